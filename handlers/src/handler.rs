@@ -525,6 +525,7 @@ impl ResourceHandler {
     ///
     /// Paged: `(num_blocks, kv_factor, heads, tokens, head_dim)` in HND order and
     /// `(num_blocks, kv_factor, tokens, heads, head_dim)` in NHD order, `(num_blocks, tokens, …)` without a layout.
+    /// Unpaged: `(slots, tokens, …)`, or `(slots, heads, tokens, head_dim)` in HND order.
     ///
     /// `units` are blocks of paged growth and slots of every other; `rows` the tokens in a block, the tokens of the
     /// longest sequence or the candidate positions of a step, whichever a unit grows with.
@@ -540,6 +541,11 @@ impl ResourceHandler {
                 };
                 let mut shape: Vec<u64> = std::iter::once(units).chain(unit).collect();
                 shape.insert(position.min(shape.len()), rows);
+                shape
+            }
+            Growth::PerSlotToken if self.layout == Some(KvLayout::Hnd) => {
+                let mut shape: Vec<u64> = std::iter::once(units).chain(unit).collect();
+                shape.insert(2.min(shape.len()), rows);
                 shape
             }
             Growth::PerSlotToken | Growth::PerDraftPosition => [units, rows].into_iter().chain(unit).collect(),

@@ -159,6 +159,16 @@ impl ResourceHandler {
         Self::new(Kind::Unpaged, Growth::PerSlotToken, numbered(token_shape), dtype, None)
     }
 
+    /// The keys, values or latents of a layer of an exported graph: per-token data outside pages, whose tokens lie head
+    /// by head as the graph has them, `[num_kv_heads, max_seq_len, head_dim]` in every slot.
+    ///
+    /// # Errors
+    /// A zero or absurd dimension.
+    pub fn static_cache(num_kv_heads: u64, head_dim: u64, dtype: DType) -> Result<Self, HandlerError> {
+        let shape = vec![Dim::whole("num_kv_heads", num_kv_heads), Dim::whole("head_dim", head_dim)];
+        Self::new(Kind::Unpaged, Growth::PerSlotToken, shape, dtype, Some(KvLayout::Hnd))
+    }
+
     /// The speculative twin of a state: the same shape at each candidate position.
     ///
     /// `None` for what is no state of a sequence, and for a ring, which needs none.

@@ -15,7 +15,7 @@ impl Default for Registry {
     }
 }
 
-fn built_in() -> [Descriptor; 13] {
+fn built_in() -> [Descriptor; 14] {
     [
         Descriptor::new(Op::ATTENTION, attention),
         Descriptor::new(Op::MLA, mla),
@@ -29,6 +29,7 @@ fn built_in() -> [Descriptor; 13] {
         Descriptor::new(Op::LINEAR_ATTENTION, linear_attention),
         Descriptor::new(Op::RG_LRU, rg_lru),
         Descriptor::new(Op::STATE, state),
+        Descriptor::new(Op::STATIC_CACHE, static_cache),
         Descriptor::new(Op::CAUSAL_CONV, causal_conv),
     ]
 }
@@ -206,6 +207,14 @@ fn rg_lru(op: &mut OpView<'_>) -> Caches {
 fn state(op: &mut OpView<'_>) -> Caches {
     let shape = (1..op.rank("state")?).map(|axis| op.dim("state", "state", axis)).collect::<Result<Vec<u64>, _>>()?;
     let handler = ResourceHandler::state(&shape, op.dtype("state")?)?;
+    Ok(vec![Cache { suffix: op.op().name.part.clone(), handler }])
+}
+
+/// What the graph reads and writes has the element type that it was exported with.
+fn static_cache(op: &mut OpView<'_>) -> Caches {
+    let heads = op.dim("num_kv_heads", "cache", 1)?;
+    let head_dim = op.dim("head_dim", "cache", 3)?;
+    let handler = ResourceHandler::static_cache(heads, head_dim, op.dtype("cache")?)?;
     Ok(vec![Cache { suffix: op.op().name.part.clone(), handler }])
 }
 

@@ -118,8 +118,8 @@ pub struct StateBinding {
     pub input: String,
     /// The graph's output.
     pub output: String,
-    /// The layer whose cache it is.
-    pub layer: u32,
+    /// The layer whose cache it is; of a tensor with a row for each layer, the layers of its rows.
+    pub layers: Vec<u32>,
     /// What of that cache.
     pub part: StatePart,
 }
@@ -138,11 +138,8 @@ pub enum StatePart {
     Convolution,
     /// A recurrent state, replaced.
     Recurrence,
-    /// Keys of all layers and of as many tokens as there may be, `[layers, 1, heads, tokens, head_dim]`; of the output
-    /// only the new tokens' columns count. They are the first half of the state.
-    FixedKeys,
-    /// Values, in the same way, which are the other half.
-    FixedValues,
-    /// Latents of all layers, from which keys and values are made, in the same way; they are the whole state.
-    FixedLatents,
+    /// Keys, values or latents of all layers and of as many tokens as there may be,
+    /// `[layers, 1, heads, tokens, head_dim]`; of the output only the new tokens' columns count. The cache of a row is
+    /// called as the input and its layer are, `past_k_5`.
+    Fixed,
 }

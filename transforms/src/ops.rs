@@ -75,6 +75,10 @@ impl Op {
     /// A state whose use is not known: `state` [B, …], every axis behind the batch known.
     pub const STATE: &str = "core.state";
 
+    /// The keys, the values or the latents of an attention over a cache of a fixed number of tokens, as exported graphs
+    /// have them: `cache` [B, heads, tokens, head_dim]. Its cache is called as the op is.
+    pub const STATIC_CACHE: &str = "core.static_cache";
+
     /// Which tokens see which, beside causality: those of an image see each other.
     pub const MASK: &str = "core.mask";
 

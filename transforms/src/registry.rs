@@ -30,7 +30,7 @@ impl Stage {
     /// The pass of an op of `kind`: what is none of the known kinds of caches comes after them all.
     pub(crate) fn of(kind: &str) -> Self {
         match kind {
-            Op::ATTENTION => Self::Attention,
+            Op::ATTENTION | Op::STATIC_CACHE => Self::Attention,
             Op::MLA | Op::INDEXER | Op::COMPRESSED_ATTENTION | Op::ENTRIES => Self::Mla,
             Op::RWKV4 | Op::SSD | Op::SELECTIVE_SCAN | Op::LINEAR_ATTENTION | Op::RG_LRU | Op::RING => Self::Ssm,
             Op::CAUSAL_CONV => Self::CausalConv,

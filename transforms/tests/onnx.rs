@@ -68,17 +68,23 @@ fn the_wider_convolution_state_of_the_export_is_reported() {
 #[rstest]
 #[case("decode", 1)]
 #[case("prefill", 128)]
-fn a_stacked_static_cache_is_one_state_of_all_layers(#[case] half: &str, #[case] tokens: u64) {
+fn a_static_cache_is_unpaged_data_of_each_layer_under_the_graphs_names(#[case] half: &str, #[case] tokens: u64) {
     let (model, collected) = collected(&format!("static_cache/{half}.onnx"));
-    let state = &collected.resources.get("static_kv_0").unwrap().handler;
-    assert_eq!(collected.resources.len(), 1);
-    assert_eq!(state.kind(), &Kind::State);
-    assert_eq!(state.shape().iter().map(|dim| dim.size).collect::<Vec<_>>(), [2, 4, 2, 128, 32]);
+    let found: Vec<_> = collected.resources.iter().map(|found| (found.name.clone(), found.layer)).collect();
+    let expected = ["past_k", "past_v"].map(|name| [0, 1, 2, 3].map(|layer| (format!("{name}_{layer}"), Some(layer))));
+    assert_eq!(found, expected.concat());
+    for resource in &collected.resources {
+        let handler = &resource.handler;
+        assert_eq!((handler.kind(), handler.growth()), (&Kind::Unpaged, Growth::PerSlotToken));
+        assert_eq!(handler.allocation_shape(2, 128), [2, 2, 128, 32]);
+    }
     assert_eq!(model.info.layers, 4);
     assert_eq!(model.info.max_position_embeddings, Some(128));
     assert_eq!(model.info.step_tokens, Some(tokens));
     let parts: Vec<_> = model.states.iter().map(|state| (state.input.as_str(), state.part)).collect();
-    assert_eq!(parts, [("past_k", StatePart::FixedKeys), ("past_v", StatePart::FixedValues)]);
+    assert_eq!(parts, [("past_k", StatePart::Fixed), ("past_v", StatePart::Fixed)]);
+    assert_eq!(model.states[0].layers, [0, 1, 2, 3]);
+    assert!(model.facts.iter().all(|fact| !fact.assumed), "{:?}", model.facts);
 }
 
 #[rstest]
@@ -86,7 +92,8 @@ fn a_stacked_static_cache_is_one_state_of_all_layers(#[case] half: &str, #[case]
 #[case("23")]
 fn every_state_of_a_hybrid_is_bound_to_its_cache(#[case] opset: &str) {
     let model = support::read(&format!("onnx/hybrid_opset{opset}.onnx"));
-    let mut bound: Vec<_> = model.states.iter().map(|state| (state.layer, state.part, state.output.as_str())).collect();
+    let mut bound: Vec<_> =
+        model.states.iter().map(|state| (state.layers[0], state.part, state.output.as_str())).collect();
     bound.sort_by_key(|(layer, _, output)| (*layer, *output));
     let expected = [
         (0, StatePart::Convolution, "conv_state_0_out"),
@@ -258,7 +265,7 @@ fn attention_plugins_are_planned_as_the_attention_they_are() {
             (&Kind::KvPaged, DType::F16, Some((256, 1)))
         );
     }
-    let bound: Vec<_> = model.states.iter().map(|state| (state.layer, state.part, state.output.as_str())).collect();
+    let bound: Vec<_> = model.states.iter().map(|state| (state.layers[0], state.part, state.output.as_str())).collect();
     assert_eq!(bound[3], (3, StatePart::KeysAndValues, "present_key_values_3"));
     assert_eq!(bound.len(), 4);
 }

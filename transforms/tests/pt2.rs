@@ -30,8 +30,9 @@ fn static_keys_and_values_are_told_by_the_attention_that_reads_them(#[case] file
     assert_eq!((model.info.layers, model.info.max_position_embeddings, model.info.step_tokens), (2, Some(32), Some(1)));
     assert_eq!(model.info.weights.as_ref().map(|weights| (weights.bytes, weights.exact)), Some((22_848, true)));
     assert!(model.facts.iter().all(|fact| !fact.assumed), "{:?}", model.facts);
-    let of_layer = |layer: u32| (format!("static_kv_{layer}"), Some(layer), vec![2, 2, 32, 8]);
-    assert_eq!(caches(&mut model), [of_layer(0), of_layer(1)]);
+    let of_layer = |part: &str, layer: u32| (format!("{part}_cache_{layer}"), Some(layer), vec![2, 8]);
+    let expected = [0, 1].map(|layer| ["key", "value"].map(|part| of_layer(part, layer)));
+    assert_eq!(caches(&mut model), expected.concat());
 }
 
 #[test]
@@ -44,8 +45,9 @@ fn what_else_a_program_renews_is_a_state_of_its_shape() {
     found.sort();
     let expected = [
         ("conv_state_0".to_owned(), Some(0), vec![24, 3]),
+        ("key_cache_1".to_owned(), Some(1), vec![1, 8]),
         ("ssm_state_0".to_owned(), Some(0), vec![2, 8, 4]),
-        ("static_kv_1".to_owned(), Some(1), vec![2, 1, 32, 8]),
+        ("value_cache_1".to_owned(), Some(1), vec![1, 8]),
     ];
     assert_eq!(found, expected);
 }
@@ -100,4 +102,14 @@ fn a_compressed_program_is_refused() {
     bytes[name - 46 + 10] = 8;
     std::fs::write(&file, bytes).unwrap();
     assert!(read(&file).unwrap_err().to_string().contains("it is compressed"));
+}
+
+/// Whatever is in it: what would do is named instead of what is wrong with its bytes.
+#[test]
+fn a_program_of_executorch_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("llama.pte");
+    std::fs::write(&file, b"\x1c\0\0\0ET12").unwrap();
+    let error = read(&file).unwrap_err().to_string();
+    assert!(error.contains("llama.pte: the program: programs of ExecuTorch") && error.contains(".pt2"), "{error}");
 }

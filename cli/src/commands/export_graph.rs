@@ -62,6 +62,7 @@ pub(crate) struct Args {
 enum Numbers {
     F32,
     F16,
+    Bf16,
 }
 
 #[derive(Clone)]
@@ -83,6 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let dtype = args.dtype.map(|dtype| match dtype {
         Numbers::F32 => GraphDType::F32,
         Numbers::F16 => GraphDType::F16,
+        Numbers::Bf16 => GraphDType::Bf16,
     });
     let export = GraphExport {
         buckets,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cacheplan_handlers::{DType, Kind};
+use cacheplan_handlers::{DType, Growth, Kind, KvLayout};
 use cacheplan_kernels::{Backend, StateLayerView};
 use cacheplan_planner::{CachePlan, Member, PlannedResource, Pool};
 use candle_core::Tensor;
@@ -418,6 +418,12 @@ fn state_member(
         _ if handler.is_state() => Some(Kind::State),
         other => Some(other.clone()),
     };
+    // The tokens of a slot are a part of its state.
+    if handler.growth() == Growth::PerSlotToken {
+        let unit = sizes.iter().product::<usize>().max(1) as u64 * elem_bytes;
+        let heads = usize::from(handler.layout() == Some(KvLayout::Hnd));
+        sizes.insert(heads.min(sizes.len()), (member.bytes / unit) as usize);
+    }
     let candidates = if handler.has_candidates() { candidates } else { 0 };
     let mut shape = match (&live_kind, sizes.as_slice()) {
         // Channels lie side by side, so that a step reads and writes whole columns.

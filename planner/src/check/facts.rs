@@ -36,7 +36,7 @@ impl<'a> Facts<'a> {
     pub(super) fn of(request: &Inputs<'_>, plan: &'a CachePlan) -> Result<Self, PlanError> {
         let budget = request.budget;
         let seq_len = budget.max_seq_len.unwrap_or_else(|| match request.model.max_position_embeddings {
-            Some(longest) if longest < 4096 => longest.max(1),
+            Some(longest) if longest < 4096 || request.model.step_tokens.is_some() => longest.max(1),
             _ => 4096,
         });
         let workload = budget.workload.as_ref();

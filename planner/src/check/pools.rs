@@ -151,8 +151,16 @@ fn owner(members: &[&PlannedResource], policy: Grouping, pool: &Pool, findings: 
         let expected = format!("{:?}", manager.unwrap_or(Owner::Local));
         findings.add(Rule::Owner, place(pool, "owner"), format!("{:?}", pool.owner), expected);
     }
-    if pool.owner == Owner::Local && (members.len() != 1 || pool.id != members[0].name) {
-        findings.add(Rule::Owner, place(pool, "members"), "a shared local pool", "one resource, by its name");
+    let shares = policy == Grouping::ByKey && growth == Growth::PerSlotToken;
+    match members {
+        [alone] if pool.owner == Owner::Local => {
+            findings.expect(Rule::Owner, place(pool, "id"), &pool.id, &alone.name);
+        }
+        // The tokens of slots lie together where they are alike.
+        [_, ..] if pool.owner == Owner::Local && !shares => {
+            findings.add(Rule::Owner, place(pool, "members"), "a shared local pool", "one resource, by its name");
+        }
+        _ => {}
     }
 }
 

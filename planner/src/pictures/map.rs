@@ -162,7 +162,8 @@ fn of_pool(pool: &Pool, place: usize, resources: &BTreeMap<&str, &PlannedResourc
     let parts = parts.collect();
     // What local tensors are for, only they say.
     if pool.owner == Owner::Local {
-        facts.extend(resources.get(pool.id.as_str()).map(|resource| ("reason", resource.reason.clone())));
+        let first = pool.members.first().and_then(|member| resources.get(member.resource.as_str()));
+        facts.extend(first.map(|resource| ("reason", resource.reason.clone())));
     }
     Cell { name: pool.id.clone(), bytes: pool.bytes.into(), fill, facts, subject: Some(pool.id.clone()), parts }
 }

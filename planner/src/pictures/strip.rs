@@ -125,7 +125,7 @@ fn said(spec: &LayerSpec, window: Option<u64>, resources: &[&PlannedResource], s
     let mut said = vec![format!("{} ({})", spec.kind, blocks.join(", "))];
     said.extend(window.map(|window| format!("window of {}", count(window))));
     said.extend(resources.iter().map(|resource| match resource.owner {
-        Owner::Local => format!("{} in a tensor of its own", resource.kind),
+        Owner::Local if resource.pool == resource.name => format!("{} in a tensor of its own", resource.kind),
         _ => format!("{} in {}", resource.kind, resource.pool),
     }));
     if shared {

@@ -10,9 +10,11 @@ use crate::device::DeviceInfo;
 const DEFAULT_SEQ_LEN: u64 = 4_096;
 
 impl Budget {
-    /// The longest sequence: as stated, else 4,096 tokens or the model's maximum if that is lower.
+    /// The longest sequence: as stated, else 4,096 tokens or the model's maximum if that is lower; of an exported graph
+    /// whose caches have fixed shapes all that they hold.
     pub fn max_seq_len_for(&self, model: &ModelInfo) -> u64 {
-        let longest = model.max_position_embeddings.unwrap_or(DEFAULT_SEQ_LEN).clamp(1, DEFAULT_SEQ_LEN);
+        let most = if model.step_tokens.is_some() { u64::MAX } else { DEFAULT_SEQ_LEN };
+        let longest = model.max_position_embeddings.unwrap_or(DEFAULT_SEQ_LEN).clamp(1, most);
         self.max_seq_len.unwrap_or(longest)
     }
 

@@ -244,11 +244,13 @@ fn refuse_unconsumed(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanEr
     if budget.parallel.pp > 1 {
         return Ok(());
     }
-    let managed = |owner: Owner| groups.iter().any(|group| group.owner == owner);
-    let unconsumed = if budget.host.is_some() && !groups.iter().any(|group| group.owner.is_managed()) {
+    // What lies in slots is kept and offloaded with them, whoever owns it.
+    let is_unpaged = |group: &Group<'_>| group.growth == Growth::PerSlotToken;
+    let any = |of: &dyn Fn(&Group<'_>) -> bool| groups.iter().any(|group| of(group) || is_unpaged(group));
+    let unconsumed = if budget.host.is_some() && !any(&|group| group.owner.is_managed()) {
         "`host.bytes` is stated, but the model has no managed cache to offload"
     } else if budget.workload.as_ref().is_some_and(|workload| workload.checkpoints_per_sequence > 0)
-        && !managed(Owner::MambaCacheManager)
+        && !any(&|group| group.owner == Owner::MambaCacheManager)
     {
         "`workload.checkpoints_per_sequence` is stated, but the model has no managed state"
     } else if budget.memory.is_some() && groups.is_empty() {
@@ -293,12 +295,13 @@ fn lay_out(groups: &[Group<'_>], load: &Load, tokens_per_block: u64) -> Result<V
     groups
         .iter()
         .map(|group| {
-            let id = if group.owner == Owner::Local {
-                group.members[0].name.clone()
-            } else {
-                let count = count_of_kind.entry(group.kind.name()).or_default();
-                *count += 1;
-                format!("{}.{}", group.kind, *count - 1)
+            let id = match group.members.as_slice() {
+                [alone] if group.owner == Owner::Local => alone.name.clone(),
+                _ => {
+                    let count = count_of_kind.entry(group.kind.name()).or_default();
+                    *count += 1;
+                    format!("{}.{}", group.kind, *count - 1)
+                }
             };
             let (unit, window, stride) = match group.growth {
                 Growth::Paged { stride, window } => (Unit::Block, window, u64::from(stride)),

@@ -1,6 +1,6 @@
 //! Every byte has a line, a source, and a consumer.
 
-use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_handlers::{DType, Dim, Growth, Kind, ResourceHandler};
 use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::plan::{Certainty, LedgerItem, LedgerLine};
 use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, PlanError, PlanRequest, StepBytes};
@@ -66,9 +66,13 @@ fn a_host_tier_takes_the_devices_memory_only_where_they_are_one(#[case] kind: De
 #[case("[host]\nbytes = '1GiB'", "no managed cache")]
 #[case("[workload]\ncheckpoints_per_sequence = 1", "no managed state")]
 fn a_budget_that_nothing_consumes_is_an_error(#[case] text: &str, #[case] expected: &str) {
-    let model = Model::new("m", 1).with("extra", 0, ResourceHandler::unpaged(&[16], DType::F32).unwrap());
-    let error = model.request(&budget(text)).plan().unwrap_err().to_string();
+    let kind = Kind::Custom("acme.scratch".into());
+    let once = ResourceHandler::new(kind, Growth::Fixed, vec![Dim::whole("width", 16)], DType::F32, None).unwrap();
+    let error = Model::new("m", 1).with("extra", 0, once).request(&budget(text)).plan().unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+    // What lies in slots is kept and offloaded with them, though nobody manages it.
+    let model = Model::new("m", 1).with("extra", 0, ResourceHandler::unpaged(&[16], DType::F32).unwrap());
+    model.request(&budget(text)).plan().unwrap();
 }
 
 /// A layer of DeepSeek-V3 with its experts, and the projection that joins the hidden state and the next token's embedding.

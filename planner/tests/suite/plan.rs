@@ -226,18 +226,23 @@ fn a_fraction_beside_weights_of_unknown_size_is_an_error(#[case] base: &str) {
     assert!(error.to_string().contains("state `memory.weights` (--weights)"), "{error}");
 }
 
-/// The fixed-size cache of a traced decoder: per layer `[batch, heads, max_cache_len, head_dim]` for keys and values.
-#[test]
-fn a_static_cache_is_one_tensor_per_layer_for_the_whole_batch() {
+/// The fixed-size cache of a traced decoder: per layer `[batch, heads, max_cache_len, head_dim]` for keys and values. By key
+/// they lie together, by AutoDeploy's rule each is a tensor of its own.
+#[rstest]
+#[case("by-key", 1)]
+#[case("first-reference", 4)]
+fn static_caches_are_tensors_for_the_whole_batch(#[case] grouping: &str, #[case] tensors: usize) {
     let (layers, batch, heads, max_cache_len, head_dim) = (2, 4, 8, 512, 64);
-    let entry = || ResourceHandler::unpaged(&[2, heads, head_dim], DType::Bf16).unwrap();
-    let model = (0..layers).fold(Model::new("static", layers), |model, layer| model.with("static", layer, entry()));
-    let budget = budget(&format!("max_seq_len = {max_cache_len}\nmax_batch_size = {batch}"));
+    let entry = || ResourceHandler::static_cache(heads, head_dim, DType::Bf16).unwrap();
+    let both = |model: Model, layer| model.with("past_k", layer, entry()).with("past_v", layer, entry());
+    let model = (0..layers).fold(Model::new("static", layers), both);
+    let budget = budget(&format!("max_seq_len = {max_cache_len}\nmax_batch_size = {batch}\ngrouping = '{grouping}'"));
     let plan = model.request(&budget).plan().unwrap();
     // One more row pads the batch.
     let per_row = 2 * heads * max_cache_len * head_dim * 2;
     assert_eq!(plan.totals.unmanaged_bytes, u64::from(layers) * (batch + 1) * per_row);
-    assert_eq!((plan.pools.len(), plan.capacity.tokens), (2, None));
+    assert_eq!((plan.pools.len(), plan.capacity.tokens), (tensors, None));
+    assert!(plan.resources.iter().all(|resource| resource.owner == Owner::Local), "{:?}", plan.resources);
 }
 
 #[test]

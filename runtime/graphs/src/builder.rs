@@ -26,6 +26,8 @@ pub(crate) struct KernelCall {
     pub(crate) outputs: Vec<usize>,
     /// The operand that is written where it lies, which is what the last output would be.
     pub(crate) target: Option<usize>,
+    /// The operand that is a state in a pool, and is renewed there; the output that takes its place is not made.
+    pub(crate) renews: Option<usize>,
 }
 
 /// What a step makes: so many numbers.
@@ -44,6 +46,8 @@ pub(crate) struct Builder {
     pub(crate) buffers: Vec<Buffer>,
     /// Which inputs are lent to be written.
     pub(crate) lent: Vec<bool>,
+    /// Which are states that are renewed in their pools.
+    pub(crate) renewed: Vec<bool>,
     /// Nodes that make what they return anew, since something still reads what they would write.
     pub(crate) apart: HashSet<usize>,
     /// How much may still be computed at once.
@@ -131,7 +135,7 @@ impl Builder {
         let first = self.buffers.len();
         self.buffers.extend(outputs.iter().zip(&sizes).map(|((element, _), &len)| Buffer { element: *element, len }));
         let places = (first..self.buffers.len()).collect();
-        self.steps.push(KernelCall { node: self.node, kernel, inputs, outputs: places, target: None });
+        self.steps.push(KernelCall { node: self.node, kernel, inputs, outputs: places, target: None, renews: None });
         let values = outputs.into_iter().enumerate().map(|(n, (element, shape))| Value {
             place: Source::Buffer(first + n),
             element,
@@ -158,6 +162,28 @@ impl Builder {
             step.target = Some(at);
         }
         made.push(written);
+        Ok(made)
+    }
+
+    /// What a kernel makes of its operands, the one at `at` being a state that the last output takes the place of: where it
+    /// lies in a pool, that is renewed.
+    pub(crate) fn compute_state(
+        &mut self,
+        kernel: Kernel,
+        inputs: Vec<Value>,
+        mut outputs: Vec<(Element, Vec<usize>)>,
+        at: usize,
+    ) -> Result<Vec<Value>> {
+        let state = inputs[at].clone();
+        if state.place.input().is_none_or(|number| self.renewed.get(number) != Some(&true)) {
+            return self.compute(kernel, inputs, outputs);
+        }
+        outputs.pop();
+        let mut made = self.compute(kernel, inputs, outputs)?;
+        if let Some(step) = self.steps.last_mut() {
+            step.renews = Some(at);
+        }
+        made.push(state);
         Ok(made)
     }
 

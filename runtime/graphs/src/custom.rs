@@ -6,7 +6,7 @@ use cacheplan_kernels::{
 use cacheplan_transforms::onnx::EdgeScan;
 use candle_core::{Device, Tensor};
 
-use crate::tensor::Operand;
+use crate::tensor::{Operand, Pooled};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -40,6 +40,51 @@ pub(crate) struct LinearAttention {
     pub(crate) scale: f32,
 }
 
+/// Where the states are that an op renews.
+pub(crate) enum States<'a> {
+    /// Among its operands; what they become is made.
+    Made(&'a mut [f32]),
+    /// In the slots of a pool.
+    Pooled(&'a Pooled<'a>),
+}
+
+impl States<'_> {
+    /// The pool that a kernel renews: matrices of this shape, one for each sequence.
+    fn matrices(
+        &self,
+        state: &Operand<'_>,
+        batch: usize,
+        shape: [usize; 3],
+    ) -> Result<(Tensor, StateLayerView, Vec<i32>)> {
+        match self {
+            Self::Made(_) => {
+                let elems = shape.iter().product();
+                let pool = tensor(state.gathered()?, (batch, elems))?;
+                Ok((pool, StateLayerView::matrix(elems, 0, shape), (0..batch as i32).collect()))
+            }
+            Self::Pooled(states) => states.checked(batch, shape),
+        }
+    }
+
+    /// What the kernel left in a pool of its own.
+    fn made(self, pool: &Tensor) -> Result<()> {
+        match self {
+            Self::Made(out) => fill(out, pool),
+            Self::Pooled(_) => Ok(()),
+        }
+    }
+}
+
+impl Pooled<'_> {
+    fn checked(&self, batch: usize, shape: [usize; 3]) -> Result<(Tensor, StateLayerView, Vec<i32>)> {
+        if (self.slots.len(), self.view.shape) != (batch, shape) {
+            let (slots, found) = (self.slots.len(), self.view.shape);
+            return Err(format!("its state {found:?} lies in {slots} slots, expected {shape:?} in {batch}"));
+        }
+        Ok((self.pool.clone(), self.view, self.slots.clone()))
+    }
+}
+
 fn shown(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -59,13 +104,13 @@ fn valid(lengths: &Operand<'_>, batch: usize, tokens: usize) -> Result<Vec<usize
     Ok((0..batch).map(|sequence| usize::try_from(at(sequence)).unwrap_or(0).min(tokens)).collect())
 }
 
-/// The rows of each sequence that count, and behind them those that do not.
-fn ragged(valid: &[usize], tokens: usize) -> (Vec<u32>, Vec<i32>) {
+/// The rows of each sequence that count, in its slot, and behind them those that do not.
+fn ragged(valid: &[usize], tokens: usize, slot_of: &[i32]) -> (Vec<u32>, Vec<i32>) {
     let (mut ends, mut slots) = (vec![0u32], Vec::new());
-    for (sequence, &valid) in valid.iter().enumerate() {
+    for (sequence, (&valid, &slot)) in valid.iter().zip(slot_of).enumerate() {
         let first = sequence * tokens;
         ends.extend([(first + valid) as u32, (first + tokens) as u32]);
-        slots.extend([sequence as i32, -1]);
+        slots.extend([slot, -1]);
     }
     (ends, slots)
 }
@@ -109,36 +154,41 @@ impl Convolution {
     }
 
     /// x, state, context lengths.
-    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], state_out: &mut [f32]) -> Result<()> {
+    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], states: States<'_>) -> Result<()> {
         let [x, state, lengths] = inputs else { return Err("it takes three inputs here".to_owned()) };
         let (&[batch, tokens, channels], &[_, _, columns]) = (x.layout.shape.as_slice(), state.layout.shape.as_slice())
         else {
             return Err("its input or its state has not three axes".to_owned());
         };
         let valid = valid(lengths, batch, tokens)?;
-        let (x, state) = (x.gathered()?, state.gathered()?);
-        // The last columns of what was and what came.
-        for (sequence, &valid) in valid.iter().enumerate() {
-            for channel in 0..channels {
-                let first = (sequence * channels + channel) * columns;
-                for column in 0..columns {
-                    let at = column + valid;
-                    state_out[first + column] = match at.checked_sub(columns) {
-                        None => state[first + at],
-                        Some(token) => x[(sequence * tokens + token) * channels + channel],
-                    };
+        let (kept, x) = (self.d_conv - 1, x.gathered()?);
+        let (pool, view, slots) = match states {
+            States::Pooled(states) => states.checked(batch, [kept, channels, 1])?,
+            States::Made(state_out) => {
+                let state = state.gathered()?;
+                // The last columns of what was and what came.
+                for (sequence, &valid) in valid.iter().enumerate() {
+                    for channel in 0..channels {
+                        let first = (sequence * channels + channel) * columns;
+                        for column in 0..columns {
+                            let at = column + valid;
+                            state_out[first + column] = match at.checked_sub(columns) {
+                                None => state[first + at],
+                                Some(token) => x[(sequence * tokens + token) * channels + channel],
+                            };
+                        }
+                    }
                 }
+                let mut pool = vec![0.0; batch * kept * channels];
+                for (at, value) in pool.iter_mut().enumerate() {
+                    let (sequence, column, channel) = (at / (kept * channels), at / channels % kept, at % channels);
+                    *value = state[(sequence * channels + channel) * columns + columns - kept + column];
+                }
+                let view = StateLayerView::conv(kept * channels, 0, self.d_conv, channels);
+                (tensor(pool, (batch, kept * channels))?, view, (0..batch as i32).collect())
             }
-        }
-        let kept = self.d_conv - 1;
-        let view = StateLayerView::conv(kept * channels, 0, self.d_conv, channels);
-        let mut pool = vec![0.0; batch * kept * channels];
-        for (at, value) in pool.iter_mut().enumerate() {
-            let (sequence, column, channel) = (at / (kept * channels), at / channels % kept, at % channels);
-            *value = state[(sequence * channels + channel) * columns + columns - kept + column];
-        }
-        let pool = tensor(pool, (batch, kept * channels))?;
-        let (ends, slots) = ragged(&valid, tokens);
+        };
+        let (ends, slots) = ragged(&valid, tokens, &slots);
         let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu: false };
         let x = tensor(x, (batch * tokens, channels))?;
         fill(out, &conv.run(&Backend::Cpu.run(), &x, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?)
@@ -155,17 +205,15 @@ impl Scan {
     }
 
     /// x, b, c, dt, state, context lengths.
-    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], state_out: &mut [f32]) -> Result<()> {
+    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], states: States<'_>) -> Result<()> {
         let [x, b, c, dt, state, lengths] = inputs else { return Err("it takes six inputs here".to_owned()) };
         let &[batch, heads, head_dim, d_state] = state.layout.shape.as_slice() else {
             return Err("its state has not four axes".to_owned());
         };
         let rows = (x.layout.len()).checked_div(heads * head_dim).unwrap_or(0);
         let tokens = rows.checked_div(batch).unwrap_or(0);
-        let (ends, slots) = ragged(&valid(lengths, batch, tokens)?, tokens);
-        let elems = heads * head_dim * d_state;
-        let view = StateLayerView::matrix(elems, 0, [heads, head_dim, d_state]);
-        let pool = tensor(state.gathered()?, (batch, elems))?;
+        let (pool, view, slots) = states.matrices(state, batch, [heads, head_dim, d_state])?;
+        let (ends, slots) = ragged(&valid(lengths, batch, tokens)?, tokens, &slots);
         let as_rows = |operand: &Operand<'_>| {
             let values = operand.gathered()?;
             let width = values.len().checked_div(rows).unwrap_or(0);
@@ -177,13 +225,13 @@ impl Scan {
         let scan = Mamba2Scan { a: &self.a, d: self.d.as_ref(), time_step };
         let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: None };
         let y = scan.run(&Backend::Cpu.run(), &input, &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;
-        fill(state_out, &pool)?;
+        states.made(&pool)?;
         fill(out, &y)
     }
 }
 
 impl LinearAttention {
-    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], state_out: &mut [f32]) -> Result<()> {
+    pub(crate) fn run(&self, inputs: &[Operand<'_>], out: &mut [f32], states: States<'_>) -> Result<()> {
         let Self { heads, per_channel, has_decay, has_beta, scale } = *self;
         let [q, k, v, state, rest @ ..] = inputs else { return Err("it takes four inputs or more".to_owned()) };
         let (&[batch, tokens, _], &[_, _, key_dim, value_dim]) =
@@ -206,14 +254,11 @@ impl LinearAttention {
             Some(decay) if per_channel => StateDecay::PerChannel(decay),
             Some(decay) => StateDecay::PerHead(decay),
         };
-        let elems = heads * key_dim * value_dim;
-        let view = StateLayerView::matrix(elems, 0, [heads, key_dim, value_dim]);
-        let pool = tensor(state.gathered()?, (batch, elems))?;
+        let (pool, view, slots) = states.matrices(state, batch, [heads, key_dim, value_dim])?;
         let ends: Vec<u32> = (0..=batch).map(|sequence| (sequence * tokens) as u32).collect();
-        let slots: Vec<i32> = (0..batch as i32).collect();
         let scan = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: beta.as_ref(), scale, l2_norm: false };
         let y = scan.run(&Backend::Cpu.run(), &pool, &view, &StateBatch::new(&ends, &slots)).map_err(shown)?;
-        fill(state_out, &pool)?;
+        states.made(&pool)?;
         fill(out, &y)
     }
 }

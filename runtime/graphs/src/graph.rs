@@ -15,7 +15,7 @@ use crate::builder::Builder;
 use crate::error::GraphError;
 use crate::layout::{MAX_RANK, count};
 use crate::node::{Node, sizes, value_of};
-use crate::nodes::{is_known, lower};
+use crate::nodes::{is_known, lower, state_of};
 use crate::tensor::{Element, Value};
 
 /// Numbers that are computed when a graph is loaded, besides as many as its weights have.
@@ -69,6 +69,30 @@ impl Graph {
         let Some(graph) = model.graph else { return Err(malformed("it has no graph".to_owned())) };
         let opsets = model.opset_import;
         Loader { file, folder, opsets, numbers: HashMap::new(), constants: Vec::new() }.load(graph)
+    }
+
+    /// Inputs that are the states of one op, and the outputs that take their place: what nobody else reads can be renewed
+    /// where it lies.
+    pub(crate) fn renewable(&self) -> Vec<(usize, usize)> {
+        // How often the numbers of each value are read, and the last node that does.
+        let mut reads = vec![(0, None); self.constants.len()];
+        for node in self.nodes.iter().filter(|node| node.op != "Shape") {
+            node.inputs.iter().flatten().for_each(|&value| reads[value] = (reads[value].0 + 1, Some(node)));
+        }
+        self.made.iter().for_each(|&value| reads[value].0 += 1);
+        let once = |value: Option<&Option<usize>>| value.copied().flatten().filter(|&value| reads[value].0 == 1);
+        let places = |values: &[usize]| values.iter().enumerate().map(|(at, &value)| (value, at)).collect();
+        let [given, made]: [HashMap<usize, usize>; 2] = [places(&self.given), places(&self.made)];
+        let pair = |node: &Node| {
+            let before = once(node.inputs.get(state_of(node)?))?;
+            let mut after = once(node.outputs.get(1))?;
+            // An output is often called otherwise than what it is.
+            while let Some(named) = reads[after].1.filter(|reader: &&Node| reader.op == "Identity") {
+                after = once(named.outputs.first())?;
+            }
+            Some((*given.get(&before)?, *made.get(&after)?))
+        };
+        self.nodes.iter().filter_map(pair).collect()
     }
 
     /// The error of a node.

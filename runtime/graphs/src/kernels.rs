@@ -4,12 +4,12 @@ use candle_core::cpu::erf::erf_f32;
 use half::{bf16, f16};
 
 use crate::cached_attention::CachedAttention;
-use crate::custom::{Convolution, LinearAttention, Scan};
+use crate::custom::{Convolution, LinearAttention, Scan, States};
 use crate::layout::Layout;
 use crate::masked_attention::MaskedAttention;
 use crate::nest::{Nest, Row};
 use crate::products::{matmul, softmax_rows};
-use crate::tensor::{Data, Operand, Slice, SliceMut, Stored};
+use crate::tensor::{Data, Operand, Pooled, Slice, SliceMut, Stored};
 
 /// The work of one step.
 #[derive(Clone, Debug)]
@@ -169,12 +169,12 @@ pub(crate) fn run(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data],
             top(*largest, inputs[0].rows()?, inputs[0].layout, values, places);
         }
         (Kernel::LinearAttention(attention), [Data::Float(out), Data::Float(state)]) => {
-            attention.run(inputs, out, state)?;
+            attention.run(inputs, out, States::Made(state))?;
         }
         (Kernel::Convolution(convolution), [Data::Float(out), Data::Float(state)]) => {
-            convolution.run(inputs, out, state)?;
+            convolution.run(inputs, out, States::Made(state))?;
         }
-        (Kernel::Scan(scan), [Data::Float(out), Data::Float(state)]) => scan.run(inputs, out, state)?,
+        (Kernel::Scan(scan), [Data::Float(out), Data::Float(state)]) => scan.run(inputs, out, States::Made(state))?,
         (Kernel::CachedAttention(attention), [Data::Float(out), Data::Float(cache)]) => {
             cache.copy_from_slice(&inputs[3].gathered()?);
             attention.run(inputs, out, cache.as_mut_slice(), &mut |_, _| {})?;
@@ -513,6 +513,16 @@ pub(crate) fn run_at(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Dat
                 .run(inputs, out, &mut data[layout.span()], &mut |at, old| before.push((layout.offset + at, old))),
         },
         _ => Err("it cannot be written where it lies".to_owned()),
+    }
+}
+
+/// Makes the outputs of a step but for the states, which it renews in their pool.
+pub(crate) fn renew(kernel: &Kernel, inputs: &[Operand<'_>], outputs: &mut [Data], states: &Pooled<'_>) -> Done {
+    match (kernel, outputs) {
+        (Kernel::LinearAttention(attention), [Data::Float(out)]) => attention.run(inputs, out, States::Pooled(states)),
+        (Kernel::Convolution(convolution), [Data::Float(out)]) => convolution.run(inputs, out, States::Pooled(states)),
+        (Kernel::Scan(scan), [Data::Float(out)]) => scan.run(inputs, out, States::Pooled(states)),
+        _ => Err("it keeps no state".to_owned()),
     }
 }
 

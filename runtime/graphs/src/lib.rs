@@ -46,4 +46,4 @@ pub use error::GraphError;
 pub use graph::Port;
 pub use program::{Input, Lent};
 pub use runner::{GraphEngine, Outputs, Runner};
-pub use tensor::{Element, Slice, SliceMut, View};
+pub use tensor::{Element, Pooled, Slice, SliceMut, View};

@@ -148,6 +148,15 @@ impl<'a> Call<'a> {
     }
 }
 
+/// The input of a node that is a state, which its second output takes the place of.
+pub(crate) fn state_of(node: &Node) -> Option<usize> {
+    match (node.edge, node.op.as_str()) {
+        (Some(EdgeOp::CausalConv1d(_)), _) | (None, "LinearAttention" | "com.microsoft.LinearAttention") => Some(3),
+        (Some(EdgeOp::UpdateSsmState(_)), _) => Some(7),
+        _ => None,
+    }
+}
+
 /// Adds a node to the program; returns what it makes.
 pub(crate) fn lower(builder: &mut Builder, node: &Node, inputs: &[Option<Value>]) -> Result<Vec<Value>> {
     if let Some(edge) = node.edge {
@@ -538,11 +547,8 @@ fn convolution(builder: &mut Builder, call: &Call<'_>, stated: EdgeConvolution) 
         }
     }
     let outputs = vec![(Element::Float, x.shape().to_vec()), (Element::Float, state.shape().to_vec())];
-    builder.compute(
-        Kernel::Convolution(Box::new(convolution)),
-        vec![x.clone(), state.clone(), lengths.clone()],
-        outputs,
-    )
+    let inputs = vec![x.clone(), state.clone(), lengths.clone()];
+    builder.compute_state(Kernel::Convolution(Box::new(convolution)), inputs, outputs, 1)
 }
 
 /// x, a, b, c, d, dt, dt_bias, state `[batch, heads, head_dim, d_state]`, context lengths.
@@ -571,7 +577,7 @@ fn scan(builder: &mut Builder, call: &Call<'_>, stated: EdgeScan) -> Result<Vec<
     let scan = Scan::new([parameter(1)?, parameter(4)?, parameter(6)?], heads, stated)?;
     let inputs = [x, b, c, dt, state, lengths].map(Value::clone).to_vec();
     let outputs = vec![(Element::Float, x.shape().to_vec()), (Element::Float, state.shape().to_vec())];
-    builder.compute(Kernel::Scan(Box::new(scan)), inputs, outputs)
+    builder.compute_state(Kernel::Scan(Box::new(scan)), inputs, outputs, 4)
 }
 
 /// query, key, value `[batch, tokens, channels]`, past state `[batch, heads, key_dim, value_dim]`, decay, beta.
@@ -622,7 +628,7 @@ fn linear_attention(builder: &mut Builder, call: &Call<'_>) -> Result<Vec<Value>
     let scale = call.node.float("scale").filter(|&scale| scale != 0.0).unwrap_or(1.0 / (key_dim as f32).sqrt());
     let kernel = LinearAttention { heads, per_channel, has_decay, has_beta, scale };
     let outputs = vec![(Element::Float, v.shape().to_vec()), (Element::Float, state_shape)];
-    builder.compute(Kernel::LinearAttention(kernel), inputs, outputs)
+    builder.compute_state(Kernel::LinearAttention(kernel), inputs, outputs, 3)
 }
 
 /// q, k, v `[batch, tokens, heads * head_dim]`, cache `[batch, 2, kv_heads, capacity, head_dim]`, lengths `[batch]`, rope

@@ -5,10 +5,10 @@ use std::collections::HashSet;
 use crate::builder::{Buffer, Builder, KernelCall};
 use crate::error::GraphError;
 use crate::graph::{Graph, Port};
-use crate::kernels::{Kernel, Target, Wrote, is_fill, run, run_at};
+use crate::kernels::{Kernel, Target, Wrote, is_fill, renew, run, run_at};
 use crate::layout::{Layout, count};
 use crate::nodes::lower;
-use crate::tensor::{Data, Element, Operand, Slice, SliceMut, Source, Stored, Value, View};
+use crate::tensor::{Data, Element, Operand, Pooled, Slice, SliceMut, Source, Stored, Value, View};
 
 /// What a run is given for one input.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub enum Lent<'a> {
     Read(Slice<'a>),
     /// To be written too where that saves a copy. They are as they were again when the outputs are dropped.
     Write(SliceMut<'a>),
+    /// States in a pool, to be renewed there. The output that takes their place is not made.
+    Renew(Pooled<'a>),
 }
 
 impl<'a> Input<'a> {
@@ -39,10 +41,16 @@ impl<'a> Input<'a> {
         Self { data: Lent::Write(data), shape }
     }
 
+    /// States that are renewed where they lie; an input that [`Runner::renewable`](crate::Runner::renewable) names.
+    pub fn renewed(state: Pooled<'a>, shape: Vec<usize>) -> Self {
+        Self { data: Lent::Renew(state), shape }
+    }
+
     pub(crate) fn slice(&self) -> Slice<'_> {
         match &self.data {
             Lent::Read(data) => *data,
             Lent::Write(data) => data.slice(),
+            Lent::Renew(_) => Slice::Float(&[]),
         }
     }
 }
@@ -53,6 +61,7 @@ pub(crate) struct Shape {
     element: Element,
     sizes: Vec<usize>,
     is_lent: bool,
+    is_renewed: bool,
 }
 
 /// The shapes that inputs have.
@@ -61,6 +70,7 @@ pub(crate) fn shapes(inputs: &[Input<'_>]) -> Vec<Shape> {
         element: input.slice().element(),
         sizes: input.shape.clone(),
         is_lent: matches!(input.data, Lent::Write(_)),
+        is_renewed: matches!(input.data, Lent::Renew(_)),
     };
     inputs.iter().map(shape).collect()
 }
@@ -128,7 +138,7 @@ impl Program {
         self.parts().filter_map(buffer_of).for_each(|&buffer| read[buffer] = true);
         for at in (0..self.steps.len()).rev() {
             let step = &self.steps[at];
-            if step.target.is_some() || step.outputs.iter().any(|&buffer| read[buffer]) {
+            if step.target.is_some() || step.renews.is_some() || step.outputs.iter().any(|&buffer| read[buffer]) {
                 step.inputs.iter().filter_map(buffer_of).for_each(|&buffer| read[buffer] = true);
             } else {
                 self.steps.remove(at);
@@ -209,6 +219,10 @@ impl Program {
                     .iter()
                     .map(|value| Operand { data: self.data(&value.place, inputs, memory), layout: &value.layout })
                     .collect();
+                let renewed = step.renews.and_then(|operand| match &inputs[step.inputs[operand].place.input()?].data {
+                    Lent::Renew(state) => Some(state),
+                    Lent::Read(_) | Lent::Write(_) => None,
+                });
                 match (taken, step.target, number) {
                     (Some(Lent::Write(mut data)), Some(operand), Some(number)) => {
                         let mut before = Vec::new();
@@ -220,7 +234,10 @@ impl Program {
                         memory.before.push((number, before));
                         done
                     }
-                    _ => run(&step.kernel, &operands, &mut made, &mut wrote),
+                    _ => match renewed {
+                        Some(state) => renew(&step.kernel, &operands, &mut made, state),
+                        None => run(&step.kernel, &operands, &mut made, &mut wrote),
+                    },
                 }
             };
             memory.wrote[at] = wrote;
@@ -259,6 +276,7 @@ fn steps(graph: &Graph, shapes: &[Shape], apart: &HashSet<usize>) -> Result<(Bui
     }
     let mut builder = Builder::new(usize::MAX);
     builder.lent = shapes.iter().map(|shape| shape.is_lent).collect();
+    builder.renewed = shapes.iter().map(|shape| shape.is_renewed).collect();
     builder.apart = apart.clone();
     for (number, node) in graph.nodes.iter().enumerate() {
         builder.node = number;
@@ -368,7 +386,7 @@ impl Memory {
                 Lent::Write(SliceMut::Float(data)) => put(data, &before),
                 Lent::Write(SliceMut::Half(data)) => put(data, &before),
                 Lent::Write(SliceMut::Brain(data)) => put(data, &before),
-                Lent::Read(_) => {}
+                Lent::Read(_) | Lent::Renew(_) => {}
             }
         }
     }
@@ -386,7 +404,8 @@ pub(crate) fn check(file: &str, ports: &[Port], inputs: &[Input<'_>]) -> Result<
         let narrow =
             matches!(port.element, Element::Half | Element::Brain) && input.slice().element() == Element::Float;
         let typed = port.element == input.slice().element() || narrow;
-        if !alike || !typed || count(&input.shape) != Some(input.slice().len()) {
+        let whole = matches!(input.data, Lent::Renew(_)) || count(&input.shape) == Some(input.slice().len());
+        if !alike || !typed || !whole {
             let reason = format!(
                 "{:?} of {} {:?} numbers was given for {:?} of {:?}",
                 input.shape,

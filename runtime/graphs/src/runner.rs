@@ -77,6 +77,16 @@ impl Runner {
         }
     }
 
+    /// Pairs the inputs that can be renewed where they lie ([`Input::renewed`]) with the outputs that take their place: the
+    /// states of recurrences and convolutions that nothing else reads. ONNX Runtime renews none.
+    pub fn renewable(&self) -> Vec<(usize, usize)> {
+        match &self.0 {
+            Kind::Interpreter(interpreter) => interpreter.graph().renewable(),
+            #[cfg(feature = "ort")]
+            Kind::OnnxRuntime(_) => Vec::new(),
+        }
+    }
+
     /// Bytes that a run in our interpreter takes from one place to another without computing with them: those of the last
     /// run. Nobody knows them of ONNX Runtime.
     pub fn moved_bytes(&self) -> Option<u64> {

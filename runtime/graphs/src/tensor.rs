@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use cacheplan_kernels::StateLayerView;
+use candle_core::Tensor;
 use half::{bf16, f16};
 
 use crate::layout::Layout;
@@ -213,6 +215,17 @@ impl Slice<'_> {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// States of the sequences of a call where they lie in a pool.
+#[derive(Clone, Debug)]
+pub struct Pooled<'a> {
+    /// The pool, `[slots, elements of a slot]`.
+    pub pool: &'a Tensor,
+    /// Where a state lies in a slot.
+    pub view: StateLayerView,
+    /// The slot of each sequence; -1 for one whose tokens do not count.
+    pub slots: Vec<i32>,
 }
 
 impl Value {

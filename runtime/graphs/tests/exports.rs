@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use cacheplan_graphs::{GraphEngine, GraphError, Input, Runner, Slice, SliceMut};
+use cacheplan_graphs::{GraphEngine, GraphError, Input, Pooled, Port, Runner, Slice, SliceMut};
+use cacheplan_kernels::StateLayerView;
 use cacheplan_transforms::onnx::{AttributeProto, ModelProto, NodeProto};
 use candle_core::{DType, Device, Tensor};
 use prost::Message;
@@ -131,6 +132,69 @@ fn a_hybrid_computes_a_prompt_in_any_pieces_and_in_either_opset() {
                 pieces.len(),
                 farthest(&logits, &whole)
             );
+        }
+    }
+}
+
+/// The middle one of three slots is the sequence's: it becomes what an output would be, the others stay as they were.
+#[rstest]
+#[case("opset18")]
+#[case("opset23")]
+fn states_are_renewed_where_they_lie_in_a_pool(#[case] name: &str) {
+    let mut made = Hybrid::new(name);
+    let mut runner = runner(&format!("onnx/hybrid_{name}.onnx"));
+    let pairs = runner.renewable();
+    let (ports, outputs) = (runner.inputs().to_vec(), runner.outputs().to_vec());
+    let named: Vec<(&str, &str)> =
+        pairs.iter().map(|&(input, output)| (ports[input].name.as_str(), outputs[output].name.as_str())).collect();
+    let expected = [0, 2].map(|layer| ["conv", "ssm"].map(|kind| format!("{kind}_state_{layer}"))).concat();
+    assert_eq!(named.iter().map(|(input, _)| *input).collect::<Vec<_>>(), expected);
+    assert!(named.iter().all(|(input, output)| *output == format!("{input}_out")), "{named:?}");
+    let pools: HashMap<&str, (Tensor, StateLayerView)> = named
+        .iter()
+        .map(|&(name, _)| {
+            let shape = match *made.states[name].1 {
+                [_, channels, columns] => [columns - 1, channels, 1],
+                [_, heads, head_dim, d_state] => [heads, head_dim, d_state],
+                _ => panic!("{name}"),
+            };
+            let elems = shape.iter().product();
+            let slots = [7f32, 0.0, 7.0].map(|value| vec![value; elems]).concat();
+            let pool = Tensor::from_vec(slots, (3, elems), &Device::Cpu).unwrap();
+            (name, (pool, StateLayerView::matrix(elems, 0, shape)))
+        })
+        .collect();
+    let prompt: Vec<i64> = (0..19).map(|n| n * 37 % 128).collect();
+    for tokens in [&prompt[..], &[3], &[5, 6, 7]] {
+        let before = made.states.clone();
+        let expected = made.step(tokens);
+        let lengths = [tokens.len() as i64];
+        let input = |port: &Port| match port.name.as_str() {
+            "input_ids" => Input::new(Slice::Int(tokens), vec![1, tokens.len()]),
+            "context_lengths" => Input::new(Slice::Int(&lengths), vec![1]),
+            name => match pools.get(name) {
+                Some((pool, view)) => {
+                    Input::renewed(Pooled { pool, view: *view, slots: vec![1] }, before[name].1.clone())
+                }
+                None => Input::new(Slice::Float(&before[name].0), before[name].1.clone()),
+            },
+        };
+        let mut inputs: Vec<Input<'_>> = ports.iter().map(input).collect();
+        let logits = outputs.iter().position(|port| port.name == "logits").unwrap();
+        assert_eq!(runner.run(&mut inputs).unwrap().get(logits).unwrap().floats().unwrap(), expected);
+        for (name, (pool, view)) in &pools {
+            let rows: Vec<Vec<f32>> = pool.to_vec2().unwrap();
+            assert!(rows[0].iter().chain(&rows[2]).all(|&x| x == 7.0), "{name}");
+            let [kept, channels, _] = view.shape;
+            let (values, shape) = &made.states[*name];
+            let state: Vec<f32> = match **shape {
+                // Its last columns, channels side by side.
+                [_, _, columns] => (0..kept * channels)
+                    .map(|at| values[at % channels * columns + columns - kept + at / channels])
+                    .collect(),
+                _ => values.clone(),
+            };
+            assert_eq!(rows[1], state, "{name}");
         }
     }
 }

@@ -28,7 +28,7 @@ use self::bucket::{Call, calls};
 pub(crate) use self::experts::{Chosen, Stack};
 pub use self::export::GraphExport;
 pub(crate) use self::linear_attention::{Decay, Recurrence};
-use self::state::Pools;
+use self::state::{Lanes, Pools, is_replaced};
 pub(crate) use self::write::{Attending, Writer, int, refuse};
 pub use self::write::{GraphDType, GraphForm};
 use crate::cache_use::CacheUse;
@@ -74,6 +74,9 @@ struct BoundGraph {
     rows: usize,
     /// The outputs that take the place of the states, in the order of the bindings.
     states: Vec<usize>,
+    /// Whether it renews the states of recurrences and convolutions where they lie, so that nobody copies them: all of
+    /// them, since a pool that is renewed cannot be read by others meanwhile.
+    renews: bool,
 }
 
 /// What an input is given.
@@ -152,8 +155,7 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
     let mut largest: Option<(u64, Model)> = None;
     for file in &files {
         let mut model = Model::read(file, &ReadOptions::default())?;
-        let replaced = |part| matches!(part, StatePart::Convolution | StatePart::Recurrence);
-        let only_replaced = !model.states.is_empty() && model.states.iter().all(|state| replaced(state.part));
+        let only_replaced = !model.states.is_empty() && model.states.iter().all(|state| is_replaced(state.part));
         let step_tokens = match model.info.step_tokens {
             Some(tokens) => tokens,
             // States of one size reach as far as the model does.
@@ -165,8 +167,7 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
                 return Err(refuse(file, reason.to_owned()));
             }
         };
-        let is_fixed = |part| matches!(part, StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents);
-        let only_keys = model.states.iter().all(|state| is_fixed(state.part));
+        let only_keys = model.states.iter().all(|state| state.part == StatePart::Fixed);
         // A config without a vocabulary says of a model what its states are, and no more.
         let contradicts = if native.vocab_size.is_none() { disagreement(native, &model) } else { None };
         contradicts.map_or(Ok(()), |reason| Err(refuse(file, reason)))?;
@@ -285,7 +286,7 @@ impl Exported {
             let (port, at) =
                 port.ok_or_else(|| refuse(&state.input, "there is no such state in this graph".to_owned()))?;
             states.push(at);
-            caches.extend(state::cache_of(state, &port.shape).map_err(|reason| refuse(&state.input, reason))?);
+            caches.extend(state::caches_of(state, &port.shape).map_err(|reason| refuse(&state.input, reason))?);
         }
         if !self.sizes.is_empty() && caches != self.caches {
             return Err(refuse("the graph", "its states are not those of the graphs beside it".to_owned()));
@@ -308,11 +309,14 @@ impl Exported {
             return Err(refuse(&port.name, format!("it has {width} channels, the model {expected}")));
         }
         self.vocab_size = model.vocab_size.and_then(|size| usize::try_from(size).ok()).unwrap_or(width);
-        let replaced =
-            self.states.iter().any(|state| matches!(state.part, StatePart::Convolution | StatePart::Recurrence));
-        self.pads &= !replaced || inputs.contains(&Role::Lengths);
+        let replaced = || self.states.iter().zip(&states).enumerate().filter(|(_, (state, _))| is_replaced(state.part));
+        self.pads &= replaced().next().is_none() || inputs.contains(&Role::Lengths);
+        let pairs = runner.renewable();
+        let renews = replaced().all(|(number, (_, output))| {
+            inputs.iter().position(|role| *role == Role::State(number)).is_some_and(|at| pairs.contains(&(at, *output)))
+        });
         self.sizes.push(size);
-        Ok(BoundGraph { runner, batch, own_positions, inputs, rope, rows, states })
+        Ok(BoundGraph { runner, batch, own_positions, inputs, rope, rows, states, renews })
     }
 
     /// The angles `[1, positions, rotary_dim]` of the model that the graph was exported of.
@@ -371,10 +375,13 @@ impl Exported {
         let positions = each(&|call| (call.past as i64..).take(size).collect());
         let most = lanes.iter().map(|call| call.past + size).max().unwrap_or(size);
         // A mask reaches as far as the caches, which grow where their shapes are open.
-        let is_fixed = |part| matches!(part, StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents);
-        let fixed = self.max_seq_len.filter(|_| self.states.iter().any(|state| is_fixed(state.part)));
+        let fixed = self.max_seq_len.filter(|_| self.states.iter().any(|state| state.part == StatePart::Fixed));
         let columns = fixed.unwrap_or(most as u64) as usize;
-        let mask = each(&|call| (0..columns).map(|at| i64::from(at < call.past + call.tokens)).collect());
+        // As long as the caches: what a token takes must not grow with it.
+        let mut mask = vec![0; lanes.len() * columns];
+        for (call, row) in lanes.iter().zip(mask.chunks_exact_mut(columns.max(1))) {
+            row[..columns.min(call.past + call.tokens)].fill(1);
+        }
         let decodes = size == 1 && graph.inputs.contains(&Role::Start);
         let lengths = each(&|call| vec![if decodes { call.past + 1 } else { call.tokens } as i64]);
         let starts = each(&|call| vec![call.past as i64]);
@@ -382,8 +389,9 @@ impl Exported {
         let place = |state: usize| graph.inputs.iter().position(|role| *role == Role::State(state));
         let places: Vec<Option<usize>> = (0..self.states.len()).map(place).collect();
         let port_of = |state: usize| places[state].map_or(&[][..], |port: usize| ports[port].shape.as_slice());
-        let BoundGraph { runner, inputs: roles, rope, rows: rows_at, states: states_at, .. } = graph;
-        let (rows, new) = pools.lend(&self.states, &port_of, &lanes, |held| {
+        let BoundGraph { runner, inputs: roles, rope, rows: rows_at, states: states_at, renews, .. } = graph;
+        let given = Lanes { calls: &lanes, count: calls.len() };
+        let (rows, new) = pools.lend(&self.states, &port_of, *renews, given, |held| {
             let mut held: Vec<Option<Input<'_>>> = held.into_iter().map(Some).collect();
             let mut inputs = Vec::with_capacity(roles.len());
             for (role, port) in roles.iter().zip(&ports) {
@@ -419,8 +427,12 @@ impl Exported {
                 rows.push(own.ok_or_else(|| self.odd("the rows of its tokens"))?);
                 let mut states = Vec::with_capacity(self.states.len());
                 for (state, &at) in self.states.iter().zip(&*states_at) {
+                    if *renews && is_replaced(state.part) {
+                        states.push(None);
+                        continue;
+                    }
                     let made = of(at).and_then(|view| state::new_part(state, &view, call.past, call.tokens));
-                    states.push(made.ok_or_else(|| self.odd(&state.output))?);
+                    states.push(Some(made.ok_or_else(|| self.odd(&state.output))?));
                 }
                 new.push(states);
             }
@@ -507,5 +519,24 @@ impl TextModel for Exported {
         }
         chosen.iter_mut().for_each(|row| row.resize(width, 0.0));
         Ok(Tensor::from_vec(chosen.concat(), (rows.len(), width), &Device::Cpu)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    /// No recurrent state is copied on its way into a graph or out of it: one buffer, the slot, is lent as both.
+    #[rstest]
+    #[case("onnx/hybrid_opset18.onnx")]
+    #[case("onnx/hybrid_opset23.onnx")]
+    #[case::sixteen_bits("onnx/hybrid_f16.onnx")]
+    fn recurrent_states_are_renewed_in_their_slots(#[case] file: &str) {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(file);
+        let model = Model::read(&file, &ReadOptions::default()).unwrap();
+        let exported = Exported::open(&[file], &GraphEngine::Interpreter, &model, &Backend::Cpu).unwrap();
+        assert!(exported.states.iter().any(|state| is_replaced(state.part)));
+        assert!(exported.graphs.into_inner().unwrap().iter().all(|graph| graph.renews));
     }
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::{Deref, Range};
 
-use cacheplan_graphs::{Input, Slice, SliceMut, View};
+use cacheplan_graphs::{Input, Pooled, Slice, SliceMut, View};
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Backend, KvWrite, StateLayerView};
 use cacheplan_managers::ManagerError;
@@ -25,12 +25,23 @@ pub(super) struct Pools<'a> {
     pub(super) metadata: &'a StepMetadata,
 }
 
+/// The sequences that a graph is given.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes<'a> {
+    /// As many as the graph takes.
+    pub(super) calls: &'a [Call],
+    /// Those behind so many are there a second time, and what they make is dropped.
+    pub(super) count: usize,
+}
+
 /// What a graph is given for a state.
 enum StateInput<'a> {
     /// Where it lies in its pool, to be read.
     Lent(Box<dyn Deref<Target = Storage> + 'a>, Range<usize>),
-    /// Where it lies in the pool of fixed caches, to be written until the call ends.
-    Fixed(Range<usize>),
+    /// Where it lies in a pool of fixed caches, to be written until the call ends.
+    Fixed(&'a Tensor, Range<usize>),
+    /// Where those of the call's sequences lie in their pool, which the call renews there.
+    Renewed(Pooled<'a>),
     /// Put together for this call.
     Gathered(Vec<f32>, Vec<usize>),
 }
@@ -56,60 +67,56 @@ fn extend(values: &mut Vec<f32>, storage: &Storage, range: Range<usize>) -> Resu
     Ok(())
 }
 
-/// Whether a state is a part of the one cache of all layers, in a shape that is fixed.
-fn is_fixed(part: StatePart) -> bool {
-    matches!(part, StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents)
-}
-
-/// The cache that a state is, as far as the graph's own shapes tell: of a convolution they do not.
-pub(super) fn cache_of(state: &StateBinding, shape: &[Option<usize>]) -> Result<Option<CacheUse>, String> {
-    let layer = state.layer;
-    Ok(match (state.part, shape) {
-        (StatePart::FixedKeys, &[Some(layers), Some(1), Some(heads), Some(tokens), Some(head_dim)]) => {
-            Some(CacheUse::new(layer, Kind::State, [2, layers, heads, tokens, head_dim]))
-        }
-        (StatePart::FixedLatents, &[Some(layers), Some(1), Some(heads), Some(tokens), Some(width)]) => {
-            Some(CacheUse::new(layer, Kind::State, [1, layers, heads, tokens, width]))
+/// The caches that a state is, as far as the graph's own shapes tell: of a convolution they do not.
+pub(super) fn caches_of(state: &StateBinding, shape: &[Option<usize>]) -> Result<Vec<CacheUse>, String> {
+    let one = |layer: &u32| match (state.part, shape) {
+        (StatePart::Fixed, &[Some(_), Some(1), Some(heads), Some(_), Some(head_dim)]) => {
+            Ok(Some(CacheUse::new(*layer, Kind::Unpaged, [heads, head_dim])))
         }
         (StatePart::Keys, &[_, Some(heads), None, Some(head_dim)]) => {
-            Some(CacheUse::new(layer, Kind::KvPaged, [2, heads, head_dim]))
+            Ok(Some(CacheUse::new(*layer, Kind::KvPaged, [2, heads, head_dim])))
         }
         (StatePart::KeysAndValues, &[_, Some(2), Some(heads), _, Some(head_dim)]) => {
-            Some(CacheUse::new(layer, Kind::KvPaged, [2, heads, head_dim]))
+            Ok(Some(CacheUse::new(*layer, Kind::KvPaged, [2, heads, head_dim])))
         }
         (StatePart::Recurrence, &[_, Some(heads), Some(head_dim), Some(d_state)]) => {
-            Some(CacheUse::new(layer, Kind::Ssm, [heads, head_dim, d_state]))
+            Ok(Some(CacheUse::new(*layer, Kind::Ssm, [heads, head_dim, d_state])))
         }
-        (StatePart::FixedValues | StatePart::Values, _) | (StatePart::Convolution, &[_, Some(_), Some(_)]) => None,
-        _ => return Err(format!("a state of shape {shape:?} is not carried")),
-    })
+        (StatePart::Values, _) | (StatePart::Convolution, &[_, Some(_), Some(_)]) => Ok(None),
+        _ => Err(format!("a state of shape {shape:?} is not carried")),
+    };
+    Ok(state.layers.iter().map(one).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
 /// Of an output that takes the place of a state: what is new.
 pub(super) fn new_part(state: &StateBinding, made: &View<'_>, past: usize, count: usize) -> Option<Vec<f32>> {
     match state.part {
         StatePart::Keys | StatePart::Values => made.narrow(2, past, count)?.floats(),
-        StatePart::FixedKeys | StatePart::FixedValues | StatePart::FixedLatents | StatePart::KeysAndValues => {
-            made.narrow(3, past, count)?.floats()
-        }
+        StatePart::Fixed | StatePart::KeysAndValues => made.narrow(3, past, count)?.floats(),
         _ => made.floats(),
     }
+}
+
+/// A layer's fixed cache `[heads, tokens, head_dim]` in a pool, and where a sequence's begins.
+struct FixedRow<'a> {
+    layer: StateLayer<'a>,
+    start: usize,
 }
 
 impl<'a> Pools<'a> {
     /// What the pools hold of a sequence's state, with room for so many tokens.
     fn held(&self, state: &StateBinding, capacity: usize, call: Call) -> Result<StateInput<'a>, RuntimeError> {
+        let layer = layer_of(state);
         match state.part {
-            StatePart::Keys => self.gathered(state.layer, &[0], call.past, call),
-            StatePart::Values => self.gathered(state.layer, &[1], call.past, call),
-            StatePart::KeysAndValues => self.gathered(state.layer, &[0, 1], capacity, call),
-            StatePart::Convolution => self.convolution(state.layer, call),
-            part => {
-                let (layer, range) = self.row(state, part, call)?;
-                Ok(match part {
-                    part if is_fixed(part) => StateInput::Fixed(range),
-                    _ => StateInput::Lent(Box::new(layer.pool.storage_and_layout().0), range),
-                })
+            StatePart::Keys => self.gathered(layer, &[0], call.past, call),
+            StatePart::Values => self.gathered(layer, &[1], call.past, call),
+            StatePart::KeysAndValues => self.gathered(layer, &[0, 1], capacity, call),
+            StatePart::Convolution => self.convolution(layer, call),
+            StatePart::Fixed => self.fixed(state, capacity, call, None),
+            _ => {
+                let (layer, start) = self.state(layer, &Kind::Ssm, call)?;
+                let range = start..start + layer.view.elems();
+                Ok(StateInput::Lent(Box::new(layer.pool.storage_and_layout().0), range))
             }
         }
     }
@@ -119,8 +126,9 @@ impl<'a> Pools<'a> {
         &self,
         state: &StateBinding,
         port: &[Option<usize>],
-        lanes: &[Call],
+        lanes: Lanes<'_>,
     ) -> Result<StateInput<'a>, RuntimeError> {
+        let lanes = lanes.calls;
         let most = lanes.iter().map(|call| call.past + call.size).max().unwrap_or(0);
         let capacity = port.get(3).copied().flatten().unwrap_or(most);
         if let [only] = lanes {
@@ -138,7 +146,7 @@ impl<'a> Pools<'a> {
                     port.iter().map(|size| size.unwrap_or(1)).collect()
                 }
                 // Fixed caches are of one sequence: those of several are refused where they are read.
-                StateInput::Fixed(_) => return Err(RuntimeError::NotFloat),
+                StateInput::Fixed(..) | StateInput::Renewed(_) => return Err(RuntimeError::NotFloat),
             };
         }
         if let Some(batch) = shape.first_mut() {
@@ -147,23 +155,94 @@ impl<'a> Pools<'a> {
         Ok(StateInput::Gathered(values, shape))
     }
 
-    /// Calls `body` with an input for each state, which all are as they were behind it.
+    /// The states of all sequences where they lie, to be renewed there.
+    fn renewed(&self, state: &StateBinding, lanes: Lanes<'_>) -> Result<StateInput<'a>, RuntimeError> {
+        let kind = if state.part == StatePart::Convolution { Kind::CausalConv } else { Kind::Ssm };
+        let StateLayer { pool, view, .. } = self.caches.state_layer(self.caches.route(layer_of(state), &kind)?)?;
+        let slot = |(lane, call): (usize, &Call)| match self.metadata.slots.get(call.sequence) {
+            Some(&slot) if lane < lanes.count => slot,
+            _ => -1,
+        };
+        let slots = lanes.calls.iter().enumerate().map(slot).collect();
+        Ok(StateInput::Renewed(Pooled { pool, view, slots }))
+    }
+
+    /// A sequence's rows of a fixed cache, in the order of the graph's.
+    fn fixed_rows(&self, state: &StateBinding, call: Call) -> Result<Vec<FixedRow<'a>>, RuntimeError> {
+        let row = |layer: &u32| {
+            let layer = self.caches.state_layer(self.caches.route_of(&format!("{}_{layer}", state.input))?)?;
+            let slot = self.slot(call).ok_or_else(|| ManagerError::UnknownResource(state.input.clone()))?;
+            Ok(FixedRow { layer, start: slot * layer.view.slot_elems + layer.view.layer_offset })
+        };
+        state.layers.iter().map(row).collect()
+    }
+
+    /// A fixed cache of so many tokens: where it lies, if its layers lie in `pool` or any one as they do in the graph, else
+    /// put together.
+    fn fixed(
+        &self,
+        state: &StateBinding,
+        capacity: usize,
+        call: Call,
+        pool: Option<&Tensor>,
+    ) -> Result<StateInput<'a>, RuntimeError> {
+        let rows = self.fixed_rows(state, call)?;
+        let Some(first) = rows.first() else { return Err(RuntimeError::NotFloat) };
+        let [heads, _, head_dim] = first.layer.view.shape;
+        let (elems, shared) = (heads * capacity * head_dim, pool.unwrap_or(first.layer.pool));
+        let lies = |(number, row): (usize, &FixedRow<'_>)| {
+            row.layer.pool.id() == shared.id()
+                && row.layer.view.shape == [heads, capacity, head_dim]
+                && row.start == first.start + number * elems
+        };
+        if rows.iter().enumerate().all(lies) {
+            return Ok(StateInput::Fixed(first.layer.pool, first.start..first.start + rows.len() * elems));
+        }
+        let mut values = Vec::with_capacity(rows.len() * elems);
+        for FixedRow { layer, start } in &rows {
+            let [_, tokens, _] = layer.view.shape;
+            let guard = layer.pool.storage_and_layout().0;
+            for head in 0..heads {
+                let at = start + head * tokens * head_dim;
+                let end = values.len() + capacity * head_dim;
+                extend(&mut values, &guard, at..at + call.past * head_dim)?;
+                values.resize(end, 0.0);
+            }
+        }
+        Ok(StateInput::Gathered(values, vec![rows.len(), 1, heads, capacity, head_dim]))
+    }
+
+    /// Calls `body` with an input for each state, which all are as they were behind it but for those that are renewed.
     pub(super) fn lend<'p, R>(
         &self,
         states: &[StateBinding],
         ports: &dyn Fn(usize) -> &'p [Option<usize>],
-        lanes: &[Call],
+        renews: bool,
+        lanes: Lanes<'_>,
         body: impl FnOnce(Vec<Input<'_>>) -> Result<R, RuntimeError>,
     ) -> Result<R, RuntimeError> {
         let mut held = Vec::with_capacity(states.len());
         for (number, state) in states.iter().enumerate() {
-            held.push(self.held_by(state, ports(number), lanes)?);
+            held.push(match renews && is_replaced(state.part) {
+                true => self.renewed(state, lanes)?,
+                false => self.held_by(state, ports(number), lanes)?,
+            });
+        }
+        // A pool is lent to be written once, with all that lies in it.
+        let fixed = held.iter().find_map(|held| match held {
+            StateInput::Fixed(pool, _) => Some(*pool),
+            _ => None,
+        });
+        for ((number, state), held) in states.iter().enumerate().zip(&mut held) {
+            let elsewhere = matches!(held, StateInput::Fixed(pool, _) if Some(pool.id()) != fixed.map(Tensor::id));
+            if let (true, Some(&call), Some(&Some(capacity))) = (elsewhere, lanes.calls.first(), ports(number).get(3)) {
+                *held = self.fixed(state, capacity, call, fixed)?;
+            }
         }
         // For an input whose batch may be open.
         let shape = |number: usize| ports(number).iter().map(|size| size.unwrap_or(1)).collect();
-        let fixed = states.iter().find(|state| is_fixed(state.part));
         let with = |mut pool: Option<SliceMut<'_>>| {
-            let mut ranges: Vec<Range<usize>> = held.iter().filter_map(StateInput::fixed).collect();
+            let mut ranges: Vec<Range<usize>> = held.iter().filter_map(StateInput::range).collect();
             ranges.sort_unstable_by_key(|range| range.start);
             let mut parts: Vec<(usize, SliceMut<'_>)> = Vec::new();
             let mut done = 0;
@@ -175,9 +254,14 @@ impl<'a> Pools<'a> {
             let mut inputs = Vec::with_capacity(held.len());
             for (number, held) in held.iter_mut().enumerate() {
                 inputs.push(match held {
+                    StateInput::Renewed(states) => {
+                        let mut shape: Vec<usize> = shape(number);
+                        shape.iter_mut().take(1).for_each(|batch| *batch = states.slots.len());
+                        Input::renewed(states.clone(), shape)
+                    }
                     StateInput::Gathered(values, shape) => Input::scratch(SliceMut::Float(values), shape.clone()),
                     StateInput::Lent(storage, range) => Input::new(numbers(storage, range.clone())?, shape(number)),
-                    StateInput::Fixed(range) => {
+                    StateInput::Fixed(_, range) => {
                         let at =
                             parts.iter().position(|(start, _)| *start == range.start).ok_or(RuntimeError::NotFloat)?;
                         Input::scratch(parts.swap_remove(at).1, shape(number))
@@ -186,40 +270,25 @@ impl<'a> Pools<'a> {
             }
             body(inputs)
         };
-        match fixed.zip(lanes.first()) {
-            Some((state, &call)) => {
-                let (layer, _) = self.row(state, state.part, call)?;
+        match fixed {
+            Some(pool) => {
                 let lent = Lent { body: RefCell::new(Some(with)), result: RefCell::new(None) };
-                layer.pool.inplace_op1(&lent)?;
+                pool.inplace_op1(&lent)?;
                 lent.result.into_inner().unwrap_or(Err(RuntimeError::NotFloat))
             }
             None => with(None),
         }
     }
 
-    /// Where a state lies that is its input as it is.
-    fn row(
-        &self,
-        state: &StateBinding,
-        part: StatePart,
-        call: Call,
-    ) -> Result<(StateLayer<'a>, Range<usize>), RuntimeError> {
-        let kind = if part == StatePart::Recurrence { Kind::Ssm } else { Kind::State };
-        let (layer, start) = self.state(state.layer, &kind, call)?;
-        let elems = layer.view.elems();
-        let range = match part {
-            StatePart::FixedKeys => start..start + elems / 2,
-            StatePart::FixedValues => start + elems / 2..start + elems,
-            _ => start..start + elems,
-        };
-        Ok((layer, range))
+    /// The slot of a call's sequence.
+    fn slot(&self, call: Call) -> Option<usize> {
+        self.metadata.slots.get(call.sequence).and_then(|&slot| usize::try_from(slot).ok())
     }
 
     /// A layer's state and the first element of the sequence's part of its pool.
     fn state(&self, layer: u32, kind: &Kind, call: Call) -> Result<(StateLayer<'a>, usize), RuntimeError> {
         let state = self.caches.state_layer(self.caches.route(layer, kind)?)?;
-        let slot = self.metadata.slots.get(call.sequence).and_then(|&slot| usize::try_from(slot).ok());
-        let slot = slot.ok_or_else(|| ManagerError::UnknownLayer { layer, kind: kind.clone() })?;
+        let slot = self.slot(call).ok_or_else(|| ManagerError::UnknownLayer { layer, kind: kind.clone() })?;
         Ok((state, slot * state.view.slot_elems + state.view.layer_offset))
     }
 
@@ -265,25 +334,26 @@ impl<'a> Pools<'a> {
         Ok(StateInput::Gathered(values, vec![1, channels, columns]))
     }
 
-    /// Writes what is new of all states.
+    /// Writes what is new of all states but those that were renewed.
     pub(super) fn write(
         &self,
         states: &[StateBinding],
-        new: Vec<Vec<f32>>,
+        new: Vec<Option<Vec<f32>>>,
         call: Call,
         count: usize,
     ) -> Result<(), RuntimeError> {
         let mut paged: BTreeMap<u32, [Option<Vec<f32>>; 2]> = BTreeMap::new();
         for (state, values) in states.iter().zip(new) {
+            let Some(values) = values else { continue };
             match state.part {
-                StatePart::Keys => paged.entry(state.layer).or_default()[0] = Some(values),
-                StatePart::Values => paged.entry(state.layer).or_default()[1] = Some(values),
+                StatePart::Keys => paged.entry(layer_of(state)).or_default()[0] = Some(values),
+                StatePart::Values => paged.entry(layer_of(state)).or_default()[1] = Some(values),
                 StatePart::KeysAndValues => {
                     let (keys, values) = values.split_at(values.len() / 2);
-                    *paged.entry(state.layer).or_default() = [Some(keys.to_vec()), Some(values.to_vec())];
+                    *paged.entry(layer_of(state)).or_default() = [Some(keys.to_vec()), Some(values.to_vec())];
                 }
                 StatePart::Convolution => {
-                    let (layer, start) = self.state(state.layer, &Kind::CausalConv, call)?;
+                    let (layer, start) = self.state(layer_of(state), &Kind::CausalConv, call)?;
                     let [kept, channels, _] = layer.view.shape;
                     let columns = values.len() / channels;
                     // The last columns, one behind the other.
@@ -294,16 +364,19 @@ impl<'a> Pools<'a> {
                     let rows: Vec<f32> = rows.collect();
                     layer.pool.inplace_op1(&Write { starts: vec![start], values: &rows })?;
                 }
-                part => {
-                    let (layer, range) = self.row(state, part, call)?;
-                    let starts = if part == StatePart::Recurrence {
-                        vec![range.start]
-                    } else {
-                        // One stretch of columns for each head of each layer.
-                        let [_, tokens, head_dim] = layer.view.shape;
-                        range.step_by(tokens * head_dim).map(|head| head + call.past * head_dim).collect()
-                    };
-                    layer.pool.inplace_op1(&Write { starts, values: &values })?;
+                StatePart::Fixed => {
+                    let rows = self.fixed_rows(state, call)?;
+                    let each = values.len().checked_div(rows.len()).unwrap_or(0).max(1);
+                    for (FixedRow { layer, start }, values) in rows.iter().zip(values.chunks_exact(each)) {
+                        // One stretch of columns for each head.
+                        let [heads, tokens, head_dim] = layer.view.shape;
+                        let starts = (0..heads).map(|head| start + (head * tokens + call.past) * head_dim).collect();
+                        layer.pool.inplace_op1(&Write { starts, values })?;
+                    }
+                }
+                _ => {
+                    let (layer, start) = self.state(layer_of(state), &Kind::Ssm, call)?;
+                    layer.pool.inplace_op1(&Write { starts: vec![start], values: &values })?;
                 }
             }
         }
@@ -325,12 +398,22 @@ impl<'a> Pools<'a> {
 }
 
 impl StateInput<'_> {
-    fn fixed(&self) -> Option<Range<usize>> {
+    fn range(&self) -> Option<Range<usize>> {
         match self {
-            Self::Fixed(range) => Some(range.clone()),
-            Self::Lent(..) | Self::Gathered(..) => None,
+            Self::Fixed(_, range) => Some(range.clone()),
+            Self::Lent(..) | Self::Renewed(_) | Self::Gathered(..) => None,
         }
     }
+}
+
+/// Whether an output takes the whole place of a state.
+pub(super) fn is_replaced(part: StatePart) -> bool {
+    matches!(part, StatePart::Convolution | StatePart::Recurrence)
+}
+
+/// The layer of a state that is of one.
+fn layer_of(state: &StateBinding) -> u32 {
+    state.layers.first().copied().unwrap_or(0)
 }
 
 /// Calls a body with a pool's numbers, which candle lends to be written within an op only.

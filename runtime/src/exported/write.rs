@@ -8,12 +8,14 @@ use cacheplan_transforms::onnx::{
     TensorShape, TensorType, TypeProto, ValueInfo,
 };
 use candle_core::{DType, Device, Tensor};
-use half::f16;
+use half::{bf16, f16};
 
 use crate::error::RuntimeError;
 
 /// The version of the standard operators, where none is newer.
 const OPSET: i64 = 18;
+/// The first in which `ConstantOfShape` gives bf16.
+const OPSET_OF_BF16: i64 = 20;
 const IR_VERSION: i64 = 10;
 
 /// What the weights, activations and caches of a graph are.
@@ -24,6 +26,8 @@ pub enum GraphDType {
     F32,
     /// 16-bit floats; norms, softmax, routers and the decay rates of Mamba-2 are 32-bit.
     F16,
+    /// 16-bit floats with the range of f32; the same are 32-bit.
+    Bf16,
 }
 
 /// The shapes of a graph's inputs, and its numbers.
@@ -45,6 +49,8 @@ pub(crate) struct Writer {
     graph: GraphProto,
     form: GraphForm,
     opset: i64,
+    /// The layer whose cache is read, by which nodes are called.
+    layer: Option<u32>,
     /// The embedded tokens.
     embedded: String,
     /// New keys and values of each attention so far, and its key heads and their size.
@@ -58,6 +64,8 @@ pub(crate) struct Writer {
 
 /// An attention to write.
 pub(crate) struct Attending<'a> {
+    /// The absolute layer.
+    pub(crate) layer: u32,
     /// `[1, tokens, heads, head_dim]`.
     pub(crate) q: String,
     pub(crate) k: String,
@@ -115,8 +123,18 @@ impl Writer {
     pub(crate) fn new(form: GraphForm) -> Self {
         let graph = GraphProto { name: "text_model".to_owned(), ..GraphProto::default() };
         let (embedded, attentions, heads, latents, latent_width, functions) = Default::default();
-        let mut writer =
-            Self { graph, form, opset: OPSET, embedded, attentions, heads, latents, latent_width, functions };
+        let mut writer = Self {
+            graph,
+            form,
+            opset: OPSET,
+            layer: None,
+            embedded,
+            attentions,
+            heads,
+            latents,
+            latent_width,
+            functions,
+        };
         writer.input("input_ids", TensorProto::INT64, &[Some(form.batch), form.tokens]);
         writer
     }
@@ -160,13 +178,14 @@ impl Writer {
         match self.form.dtype {
             GraphDType::F32 => TensorProto::FLOAT,
             GraphDType::F16 => TensorProto::FLOAT16,
+            GraphDType::Bf16 => TensorProto::BFLOAT16,
         }
     }
 
     fn cast(&mut self, x: &str, to: i32) -> String {
         match self.form.dtype {
             GraphDType::F32 => x.to_owned(),
-            GraphDType::F16 => self.node_with("Cast", &[x], vec![int("to", to.into())]),
+            GraphDType::F16 | GraphDType::Bf16 => self.node_with("Cast", &[x], vec![int("to", to.into())]),
         }
     }
 
@@ -232,6 +251,7 @@ impl Writer {
             return outputs;
         }
         let name = format!("{}_{}", op.to_ascii_lowercase(), self.graph.node.len());
+        let name = self.layer.map_or(name.clone(), |layer| format!("layers.{layer}.{name}"));
         let outputs: [String; N] = std::array::from_fn(|n| if n == 0 { name.clone() } else { format!("{name}_{n}") });
         self.graph.node.push(NodeProto {
             input: inputs.iter().map(|&input| input.to_owned()).collect(),
@@ -280,6 +300,10 @@ impl Writer {
             GraphDType::F16 => {
                 let raw = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
                 self.constant(TensorProto::FLOAT16, dims, raw)
+            }
+            GraphDType::Bf16 => {
+                let raw = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+                self.constant(TensorProto::BFLOAT16, dims, raw)
             }
         }
     }
@@ -480,17 +504,26 @@ impl Writer {
 
     /// The cache `past` of one layer with the new tokens' columns `[batch, tokens, heads, size]` in it, as
     /// `[batch, heads, cache, size]`, and these columns alone, behind an axis of layers.
-    fn with_new(&mut self, past: &str, layer: usize, new: &str, [heads, size]: [usize; 2]) -> [String; 2] {
+    fn with_new(
+        &mut self,
+        past: &str,
+        (row, layer): (usize, u32),
+        new: &str,
+        [heads, size]: [usize; 2],
+    ) -> [String; 2] {
         let (batch, len) = (self.form.batch, self.form.max_cache_len);
+        if self.form.dtype == GraphDType::Bf16 {
+            self.need_opset(OPSET_OF_BF16);
+        }
         let columns = self.columns();
         let shape = self.ints(&[batch, len, heads, size].map(|size| size as i64));
         let zero = match self.form.dtype {
             GraphDType::F32 => Vec::new(),
-            GraphDType::F16 => vec![AttributeProto {
+            GraphDType::F16 | GraphDType::Bf16 => vec![AttributeProto {
                 name: "value".to_owned(),
                 t: Some(Box::new(TensorProto {
                     dims: vec![1],
-                    data_type: TensorProto::FLOAT16,
+                    data_type: self.data_type(),
                     raw_data: vec![0; 2].into(),
                     ..TensorProto::default()
                 })),
@@ -500,8 +533,10 @@ impl Writer {
         };
         let empty = self.node_with("ConstantOfShape", &[&shape], zero);
         let past = self.data_input(past, &[None; 0]);
-        let number = self.whole(layer as i64);
-        let own = self.node_with("Gather", &[&past, &number], vec![int("axis", 0)]);
+        let row = self.whole(row as i64);
+        self.layer = Some(layer);
+        let own = self.node_with("Gather", &[&past, &row], vec![int("axis", 0)]);
+        self.layer = None;
         let rows = self.transpose(&own, &[0, 2, 1, 3]);
         let [all, side] = [rows, empty].map(|rows| {
             let written = self.node("ScatterND", &[&rows, &columns, new]);
@@ -540,7 +575,7 @@ impl Writer {
 
     /// Attention over the fixed cache; `[batch, tokens, heads * head_dim]`.
     pub(crate) fn attend(&mut self, attending: Attending<'_>) -> Result<String> {
-        let Attending { mut q, mut k, v, heads, kv_heads, head_dim, scale, window, rope, sinks } = attending;
+        let Attending { layer, mut q, mut k, v, heads, kv_heads, head_dim, scale, window, rope, sinks } = attending;
         if *self.heads.get_or_insert([kv_heads, head_dim]) != [kv_heads, head_dim] {
             return Err(refuse(
                 "attention",
@@ -551,10 +586,10 @@ impl Writer {
             (q, k) = (self.rotated(&q, rope, head_dim)?, self.rotated(&k, rope, head_dim)?);
         }
         let q = self.transpose(&q, &[0, 2, 1, 3]);
-        let layer = self.attentions.len();
+        let place = (self.attentions.len(), layer);
         let (batch, len, groups) = (self.form.batch, self.form.max_cache_len, heads / kv_heads);
         let [(keys, new_k), (values, new_v)] = [("past_k", k), ("past_v", v)].map(|(past, new)| {
-            let [all, side] = self.with_new(past, layer, &new, [kv_heads, head_dim]);
+            let [all, side] = self.with_new(past, place, &new, [kv_heads, head_dim]);
             let apart = self.unsqueeze(&all, &[2]);
             let shape = self.ints(&[batch, kv_heads, groups, len, head_dim].map(|size| size as i64));
             let each = self.node("Expand", &[&apart, &shape]);
@@ -571,6 +606,7 @@ impl Writer {
     /// first `rank` channels of which are what is summed; `[batch, heads, tokens, rank]`.
     pub(crate) fn attend_latents(
         &mut self,
+        layer: u32,
         [q, latents]: [&str; 2],
         [width, rank]: [usize; 2],
         scale: f32,
@@ -578,7 +614,7 @@ impl Writer {
         if *self.latent_width.get_or_insert(width) != width {
             return Err(refuse("latent attention", "layers with latents of different sizes have no common cache"));
         }
-        let [all, side] = self.with_new("past_latents", self.latents.len(), latents, [1, width]);
+        let [all, side] = self.with_new("past_latents", (self.latents.len(), layer), latents, [1, width]);
         self.latents.push(side);
         let q = self.transpose(q, &[0, 2, 1, 3]);
         let weights = self.shares(Scores { q: &q, keys: &all, scale, window: Window::Full, sinks: None })?;

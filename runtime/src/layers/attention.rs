@@ -171,7 +171,9 @@ impl Mixer for Attention {
             (q, k) = (q_norm.trace(writer, &q)?, k_norm.trace(writer, &k)?);
         }
         let (scale, rope, sinks) = (self.scale, self.rope.as_ref(), self.sinks.as_deref());
-        let mut y = writer.attend(Attending { q, k, v, heads, kv_heads, head_dim, scale, window, rope, sinks })?;
+        let layer = self.layer;
+        let mut y =
+            writer.attend(Attending { layer, q, k, v, heads, kv_heads, head_dim, scale, window, rope, sinks })?;
         if let Some(gate) = &self.output_gate {
             let gate = gate.trace(writer, x)?;
             let gate = writer.node("Sigmoid", &[&gate]);

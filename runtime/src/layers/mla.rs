@@ -180,7 +180,7 @@ impl Mixer for Mla {
         let [q, latents] = [[&q, &q_rope], [&latent, &k_rope]]
             .map(|parts| writer.node_with("Concat", &parts.map(String::as_str), vec![int("axis", -1)]));
         let width = kv_lora_rank + rotated;
-        let y = writer.attend_latents([&q, &latents], [width, kv_lora_rank], scale as f32)?;
+        let y = writer.attend_latents(self.layer, [&q, &latents], [width, kv_lora_rank], scale as f32)?;
         let from_latent = writer.weight(&self.from_latent)?;
         let y = writer.node("MatMul", &[&y, &from_latent]);
         let y = writer.transpose(&y, &[0, 2, 1, 3]);

@@ -1,7 +1,7 @@
 //! Feed-forward layers, gated and plain.
 
 use cacheplan_kernels::{Rows, Run};
-use candle_core::Tensor;
+use candle_core::{Module, Tensor};
 use serde::Deserialize;
 
 use super::{Linear, sigmoid};
@@ -64,15 +64,16 @@ impl Activation {
     }
 
     pub(crate) fn forward(self, x: &Tensor) -> candle_core::Result<Tensor> {
-        match self {
-            Self::Silu => x.silu(),
-            Self::Relu => x.relu(),
-            Self::Relu2 => x.relu()?.sqr(),
-            Self::Gelu => x.gelu_erf(),
-            Self::GeluPytorchTanh => x.gelu(),
-            Self::QuickGelu => x * sigmoid(&(x * 1.702)?)?,
-            Self::Tanh => x.tanh(),
-        }
+        let layer = match self {
+            Self::Silu => candle_nn::Activation::Silu,
+            Self::Relu => candle_nn::Activation::Relu,
+            Self::Relu2 => candle_nn::Activation::Relu2,
+            Self::Gelu => candle_nn::Activation::Gelu,
+            Self::GeluPytorchTanh => candle_nn::Activation::GeluPytorchTanh,
+            Self::QuickGelu => return x * sigmoid(&(x * 1.702)?)?,
+            Self::Tanh => return x.tanh(),
+        };
+        layer.forward(x)
     }
 }
 

@@ -39,8 +39,8 @@ pub(crate) use token_shift::TokenShift;
 
 use cacheplan_kernels::{Rope, Run, StateBatch, StateWrites};
 use cacheplan_managers::device::{ReplayLayer, StateLayer};
-use candle_core::cpu_backend::unary_map;
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Shape, Tensor};
+use candle_core::{DType, Tensor};
+use candle_nn::ops::sigmoid;
 
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
@@ -101,27 +101,6 @@ where
     let batch = StateBatch::new(&rows, &slots).with_writes(StateWrites::Replay);
     run(std::array::from_fn(|at| &inputs[at]), &kept.state, &batch)?;
     Ok(true)
-}
-
-/// `1 / (1 + exp(-x))`; of f32 on the CPU in one pass.
-fn sigmoid(x: &Tensor) -> candle_core::Result<Tensor> {
-    match (x.device(), x.dtype()) {
-        (Device::Cpu, DType::F32) => x.apply_op1_no_bwd(&Sigmoid),
-        _ => (x.neg()?.exp()? + 1.0)?.recip(),
-    }
-}
-
-struct Sigmoid;
-
-impl CustomOp1 for Sigmoid {
-    fn name(&self) -> &'static str {
-        "sigmoid"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        let y = unary_map(storage.as_slice()?, layout, |x: f32| ((-x).exp() + 1.0).recip());
-        Ok((CpuStorage::F32(y), layout.shape().clone()))
-    }
 }
 
 /// `log(1 + exp(x))` without overflow.
@@ -203,6 +182,8 @@ impl Mixer for Moe {
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
 
     #[rstest::rstest]

@@ -13,7 +13,7 @@ use candle_core::Device;
 use prost::Message;
 use rstest::rstest;
 
-use crate::{fixture, generated, ids, options, request};
+use crate::{admit, fixture, generated, ids, options, request, step};
 
 /// The export of these buckets, of one sequence, in the model's own numbers.
 pub(crate) fn as_said(buckets: &[Option<u64>], max_cache_len: u64) -> GraphExport {
@@ -122,21 +122,23 @@ fn shape(port: &ValueInfo) -> Vec<Option<i64>> {
     tensor.shape.iter().flat_map(|shape| &shape.dim).map(|dim| dim.dim_value).collect()
 }
 
-/// As the plugin for Mamba-2 takes it: its decay rates in f32, everything else of floats in f16.
-#[test]
-fn f16_is_what_the_file_holds() {
+/// As the plugin for Mamba-2 takes it: its decay rates in f32, everything else of floats in 16 bits.
+#[rstest]
+#[case(GraphDType::F16, TensorProto::FLOAT16)]
+#[case(GraphDType::Bf16, TensorProto::BFLOAT16)]
+fn sixteen_bits_are_what_the_file_holds(#[case] dtype: GraphDType, #[case] narrow: i32) {
     let folder = tempfile::tempdir().unwrap();
-    let form = GraphExport { dtype: Some(GraphDType::F16), ..as_said(&[Some(1)], 64) };
+    let form = GraphExport { dtype: Some(dtype), ..as_said(&[Some(1)], 64) };
     let files = form.write(&fixture("models/nemotron_h"), folder.path()).unwrap();
     let graph = read(&files[0]).graph.unwrap();
     let whole = [TensorProto::INT32, TensorProto::INT64];
     let floats = graph.input.iter().chain(&graph.output).map(kind).filter(|kind| !whole.contains(kind));
-    assert!(floats.clone().count() > 4 && floats.clone().all(|kind| kind == TensorProto::FLOAT16));
+    assert!(floats.clone().count() > 4 && floats.clone().all(|kind| kind == narrow));
     let constant = |name: &str| graph.initializer.iter().find(|tensor| tensor.name == name).unwrap().data_type;
     let scans = graph.node.iter().filter(|node| node.op_type == "update_ssm_state");
     for node in scans.clone() {
         let [a, d, dt_bias] = [1, 4, 6].map(|at| constant(&node.input[at]));
-        assert_eq!((a, d, dt_bias), (TensorProto::FLOAT, TensorProto::FLOAT16, TensorProto::FLOAT16));
+        assert_eq!((a, d, dt_bias), (TensorProto::FLOAT, narrow, narrow));
     }
     assert!(scans.count() > 0);
 }
@@ -153,6 +155,27 @@ fn a_graph_in_f16_runs_in_pools_of_f16() {
     assert!(session.plan().pools.iter().all(|pool| pool.dtype == DType::F16));
     let tokens = generated(&mut session, &[request(&prompt, 24)]);
     assert_eq!(tokens[0], ids("static_cache/golden.safetensors", "greedy"));
+}
+
+/// Its caches are bf16 too, and its logits differ from the model's by what 8 bits leave.
+#[rstest]
+#[case("static_cache/qwen3")]
+#[case::with_states("static_cache/nemotron_h")]
+fn a_graph_in_bf16_runs_in_pools_of_bf16(#[case] model: &str) {
+    let (folder, model) = (tempfile::tempdir().unwrap(), fixture(model));
+    let form = GraphExport { dtype: Some(GraphDType::Bf16), ..as_said(&[None, Some(1)], 64) };
+    form.write(&model, folder.path()).unwrap();
+    let options = |static_graphs| SessionOptions { static_graphs, ..options("max_seq_len = 64\n") };
+    let mut graphs = Session::open(&model, options(Some(folder.path().to_owned()))).unwrap();
+    assert!(graphs.plan().pools.iter().all(|pool| pool.dtype == DType::Bf16), "{:?}", graphs.plan().pools);
+    let mut native = Session::open(&model, options(None)).unwrap();
+    let sequences = [admit(&mut graphs, 13), admit(&mut native, 13)];
+    for tokens in [&[3, 14, 15, 9, 26, 5, 35, 89, 7, 9, 32, 38, 46][..], &[26]] {
+        let (found, exact) = (step(&mut graphs, sequences[0], tokens), step(&mut native, sequences[1], tokens));
+        let largest = exact.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let error = found.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(error > 0.0 && error < 0.05 * largest, "{error} of {largest}");
+    }
 }
 
 /// What is 16 bits wide stays so, unless f32 is asked for.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan_handlers::Kind;
 use cacheplan_managers::book::{SequenceId, StepMetadata, Work};
-use cacheplan_planner::{Budget, Unit};
+use cacheplan_planner::{Budget, ManagerKind, Owner, PlannedResource, Unit};
 use cacheplan_runtime::{Request, RequestError, RuntimeError, Session, SessionOptions};
 use cacheplan_transforms::onnx::{GraphProto, ModelProto, ValueInfo};
 use candle_core::{Device, Tensor};
@@ -102,6 +102,51 @@ fn a_static_cache_is_planned_in_slots() {
     assert_eq!((plan.limits.max_seq_len, plan.limits.max_batch_size, plan.limits.max_num_tokens), (128, 1, 128));
     let report = session.report(&requests, &generation).unwrap().report;
     assert!(report.pools.iter().all(|pool| pool.actual_bytes == Some(pool.planned_bytes)));
+}
+
+/// Each layer's keys and values are unpaged data of their own, which no manager owns, and lie together all the same.
+#[test]
+fn a_static_cache_is_unpaged_data_that_nobody_manages() {
+    let mut session = exported("");
+    let names = ["past_k", "past_v"].map(|name| [0, 1, 2, 3].map(|layer| format!("{name}_{layer}"))).concat();
+    assert_eq!(session.parts().1.unmanaged().collect::<Vec<_>>(), names);
+    let plan = session.plan();
+    assert_eq!(
+        plan.pools.iter().map(|pool| (pool.id.as_str(), &*pool.layers)).collect::<Vec<_>>(),
+        [("unpaged.0", &[0, 1, 2, 3][..])]
+    );
+    let unpaged = |resource: &PlannedResource| (resource.owner, resource.kind.as_str()) == (Owner::Local, "unpaged");
+    assert!(plan.resources.iter().all(unpaged), "{:?}", plan.resources);
+    assert_eq!((plan.manager, plan.totals.managed_bytes), (ManagerKind::KvCacheManager, 0));
+}
+
+/// In pools that are shorter than the graph's tensors, and in pools of their own.
+#[rstest]
+#[case::of_fewer_tokens("max_seq_len = 64\n")]
+#[case::of_fewer_tokens_at_once("max_seq_len = 100\nmax_batch_size = 3\n")]
+#[case::apart("grouping = 'first-reference'\nmax_batch_size = 2\n")]
+fn caches_that_lie_otherwise_than_in_the_graph_are_put_together(#[case] budget: &str) {
+    let requests: Vec<Request> =
+        prompts().iter().map(|request| self::request(&request.prompt[..1.max(request.prompt.len() / 3)], 20)).collect();
+    assert_eq!(generated(&mut exported(budget), &requests), generated(&mut native("max_seq_len = 128\n"), &requests));
+}
+
+/// The layer of an attention among others is that of the model, which the graph's nodes tell.
+#[test]
+fn the_static_cache_of_a_hybrid_is_of_its_attentions_layer() {
+    let layers = |session: Session, kind: &str| -> Vec<Option<u32>> {
+        session
+            .plan()
+            .resources
+            .iter()
+            .filter(|resource| resource.kind == kind)
+            .map(|resource| resource.layer)
+            .collect()
+    };
+    let model = fixture("static_cache/nemotron_h");
+    let attentions = layers(Session::open(&model, options("max_seq_len = 64\n")).unwrap(), "kv_paged");
+    assert!(!attentions.is_empty() && attentions[0] != Some(0), "{attentions:?}");
+    assert_eq!(layers(hybrid(&[None, Some(1)], ""), "unpaged"), [attentions.clone(), attentions].concat());
 }
 
 #[rstest]
@@ -253,7 +298,7 @@ fn a_step_that_no_graph_takes_leaves_all_caches_as_they_are() {
 /// The pool that all keys and values are in.
 fn state(session: &mut Session) -> Vec<f32> {
     let caches = session.parts().1.manager().unwrap();
-    let layer = caches.state_layer(caches.route(0, &Kind::State).unwrap()).unwrap();
+    let layer = caches.state_layer(caches.route(0, &Kind::Unpaged).unwrap()).unwrap();
     layer.pool.flatten_all().unwrap().to_vec1().unwrap()
 }
 

@@ -110,6 +110,13 @@ fn read_file(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Resu
         Some("gguf") => gguf::read(source, beside, options),
         Some("onnx") => onnx::read(source, options),
         Some("pt2") => pt2::read(source, options),
+        Some("pte") => Err(FrontendError::Program {
+            file: source.name().to_owned(),
+            at: "the program".to_owned(),
+            reason: "programs of ExecuTorch are compiled for its own runtime, and do not say which of their memory is \
+                     a cache; plan the .pt2 of torch.export that it was lowered from, or an ONNX export"
+                .to_owned(),
+        }),
         // Weights in several files are named by their index.
         _ if safetensors::is_index(source) => read_beside_config(&Weights::sharded(source, beside)?, beside, options),
         _ => read_config(source, beside, options),

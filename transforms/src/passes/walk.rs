@@ -53,8 +53,9 @@ impl Walk<'_> {
                 Some(run) => format!("{}_run{run}", cache.suffix.split('.').next().unwrap_or_default()).into(),
             };
             let handler = match cache.handler.layout() {
-                Some(_) => cache.handler.with_layout(self.context.layout),
-                None => cache.handler,
+                Some(_) if cache.handler.is_paged() => cache.handler.with_layout(self.context.layout),
+                // That of a static cache is the graph's own.
+                _ => cache.handler,
             };
             self.register(
                 id,

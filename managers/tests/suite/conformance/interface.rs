@@ -106,8 +106,12 @@ fn t2_19_an_unpaged_resource_holds_every_token_of_every_slot() {
     let set = allocate(&interface().local(0, handler));
     let manager = set.manager().unwrap();
     let layer = manager.state_layer(manager.route(0, &Kind::Unpaged).unwrap()).unwrap();
-    let [heads, dim, _] = layer.view.shape;
-    assert_eq!((layer.pool.dims()[0], layer.positions, heads, dim), (5, 128, 8, 64));
+    assert_eq!((layer.pool.dims()[0], layer.positions, layer.view.shape), (5, 1, [128, 8, 64]));
+    let heads_first = ResourceHandler::static_cache(8, 64, DType::F16).unwrap();
+    let set = allocate(&interface().local(0, heads_first));
+    let manager = set.manager().unwrap();
+    let layer = manager.state_layer(manager.route(0, &Kind::Unpaged).unwrap()).unwrap();
+    assert_eq!((layer.pool.dims()[0], layer.view.shape), (5, [8, 128, 64]));
 }
 
 #[rstest]

@@ -6,6 +6,7 @@ use cacheplan_handlers::{CompatKey, Growth};
 use cacheplan_transforms::Resources;
 
 use super::{Group, manager_of, unmanaged_reason};
+use crate::plan::Owner;
 
 /// Of so many pools the newest are looked at before a key is hashed: most models have no more.
 const FEW: usize = 4;
@@ -16,10 +17,12 @@ pub(super) fn group(resources: &Resources, max_seq_len: u64) -> Vec<Group<'_>> {
     let mut keys: Vec<(CompatKey<'_>, usize)> = Vec::new();
     for resource in resources {
         let key = resource.handler.compat_key(max_seq_len);
-        let Some(owner) = manager_of(key.growth) else {
+        if key.growth == Growth::Fixed {
             groups.push(Group::local(resource, key.growth, unmanaged_reason(key.growth).into()));
             continue;
-        };
+        }
+        // No manager pages the tokens of slots; those alike lie together in a slot all the same.
+        let owner = manager_of(key.growth).unwrap_or(Owner::Local);
         let newest = keys.iter().rev().take(FEW).find(|(known, _)| *known == key).map(|(_, index)| *index);
         let index = newest.unwrap_or_else(|| {
             *group_of.entry(key).or_insert_with(|| {
@@ -31,7 +34,11 @@ pub(super) fn group(resources: &Resources, max_seq_len: u64) -> Vec<Group<'_>> {
         groups[index].members.push(resource);
     }
     for (key, index) in keys {
-        groups[index].reason = reason(&key, groups[index].members.len());
+        let alike = reason(&key, groups[index].members.len());
+        groups[index].reason = match groups[index].owner {
+            Owner::Local => format!("{}; {alike}", unmanaged_reason(key.growth)),
+            _ => alike,
+        };
     }
     groups
 }

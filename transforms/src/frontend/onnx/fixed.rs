@@ -3,20 +3,20 @@
 use cacheplan_handlers::DType;
 
 use super::lookup::Lookup;
-use super::states::{State, States, key_to_value};
+use super::states::{MAX_LAYER, State, States, key_to_value, layer_in};
 use crate::frontend::FrontendError;
 use crate::graph::Extent;
 use crate::model::{StateBinding, StatePart};
-
-/// What the state of such a cache is called.
-pub(super) const STATIC_KV: &str = "static_kv";
 
 /// `[layers, 1, heads, tokens, head_dim]`, before and after a call.
 pub(super) struct FixedCache<'a> {
     pub(super) key: State<'a>,
     /// Absent where keys and values are made of one latent.
     pub(super) value: Option<State<'a>>,
-    pub(super) layers: u64,
+    /// The layer of each row.
+    pub(super) layers: Vec<u32>,
+    /// Whether the graph says so; else its rows are taken for the model's layers in their order.
+    pub(super) layers_are_told: bool,
     pub(super) heads: u64,
     pub(super) tokens: u64,
     pub(super) head_dim: u64,
@@ -27,7 +27,7 @@ impl<'a> FixedCache<'a> {
     /// The pair of states whose shapes are known to the last axis and stay the same, or one alone that is of latents.
     pub(super) fn find(file: &str, lookup: &Lookup<'a>, states: &States<'a>) -> Result<Option<Self>, FrontendError> {
         for key in states.iter() {
-            let Some(([layers, batch, heads, tokens, head_dim], dtype)) = shape(lookup, key) else { continue };
+            let Some(([rows, batch, heads, tokens, head_dim], dtype)) = shape(lookup, key) else { continue };
             let value = match key_to_value(key.input) {
                 None if heads == 1 && is_latent(key) => None,
                 name => match name.and_then(|name| states.of(&name).cloned()) {
@@ -35,37 +35,56 @@ impl<'a> FixedCache<'a> {
                     _ => continue,
                 },
             };
-            if batch != 1 {
+            let refuse = |reason: String| {
                 let node = format!("state `{}`", key.input);
-                let reason = format!(
+                FrontendError::Onnx { file: file.to_owned(), node, reason }
+            };
+            if batch != 1 {
+                return Err(refuse(format!(
                     "it holds {batch} sequences, which would share one position; export the graph with a batch of 1"
-                );
-                return Err(FrontendError::Onnx { file: file.to_owned(), node, reason });
+                )));
             }
+            let count = u32::try_from(rows).ok().filter(|&rows| rows <= MAX_LAYER);
+            let count = count.ok_or_else(|| refuse(format!("its {rows} layers are more than {MAX_LAYER}")))?;
+            let told = told(lookup, key.input, count);
+            let layers_are_told = told.is_some();
+            let layers = told.unwrap_or_else(|| (0..count).collect());
             let key = key.clone();
-            return Ok(Some(Self { key, value, layers, heads, tokens, head_dim, dtype }));
+            return Ok(Some(Self { key, value, layers, layers_are_told, heads, tokens, head_dim, dtype }));
         }
         Ok(None)
     }
 
-    pub(super) fn bindings(&self) -> impl Iterator<Item = StateBinding> {
-        let key = if self.value.is_some() { StatePart::FixedKeys } else { StatePart::FixedLatents };
-        let value = self.value.iter().map(|value| (value, StatePart::FixedValues));
-        std::iter::once((&self.key, key)).chain(value).map(|(state, part)| {
-            let (input, output) = (state.input.to_owned(), state.output.to_owned());
-            StateBinding { input, output, layer: 0, part }
-        })
+    /// Its tensors: keys and values, or latents.
+    pub(super) fn states(&self) -> impl Iterator<Item = &State<'a>> {
+        std::iter::once(&self.key).chain(&self.value)
     }
 
-    /// Tensors of a layer: keys and values, or latents.
-    pub(super) fn factor(&self) -> u64 {
-        1 + u64::from(self.value.is_some())
+    pub(super) fn bindings(&self) -> impl Iterator<Item = StateBinding> {
+        self.states().map(|state| {
+            let (input, output) = (state.input.to_owned(), state.output.to_owned());
+            StateBinding { input, output, layers: self.layers.clone(), part: StatePart::Fixed }
+        })
     }
 
     /// A graph whose number of tokens is open takes as many as the cache has room for.
     pub(super) fn step_tokens(&self, lookup: &Lookup<'_>) -> u64 {
         lookup.size("input_ids", 1).unwrap_or(self.tokens)
     }
+}
+
+/// The layer of each row, by the names of the nodes that take the rows out; `None` where they do not tell all of them
+/// apart.
+fn told(lookup: &Lookup<'_>, input: &str, rows: u32) -> Option<Vec<u32>> {
+    let mut layers = vec![None; rows as usize];
+    let takes = lookup.graph.node.iter().filter(|node| node.op_type == "Gather" && node.at(0) == Some(input));
+    for node in takes.filter(|node| node.number("axis").unwrap_or(0) == 0) {
+        let row = node.at(1).and_then(|row| usize::try_from(lookup.whole_number(row)?).ok());
+        let layer = layer_in(&node.name).filter(|&layer| layer <= MAX_LAYER);
+        *layers.get_mut(row?)? = layer;
+    }
+    let layers: Vec<u32> = layers.into_iter().collect::<Option<_>>()?;
+    layers.is_sorted_by(|a, b| a < b).then_some(layers)
 }
 
 /// Whether a state says by its name that it is of latents.

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use cacheplan_handlers::DType;
 
 use super::attention::{self, Operands, Root};
-use super::fixed::{FixedCache, STATIC_KV};
+use super::fixed::FixedCache;
 use super::lookup::Lookup;
 use super::mask::{Sight, sight};
-use super::states::{State, States, key_to_value};
+use super::states::{MAX_LAYER, State, States, key_to_value, layer_in};
 use crate::frontend::FrontendError;
 use crate::graph::{Attribute, Extent, Graph, Name, Op, OpId, TensorId};
 use crate::layers::{BlockSpec, LayerSpec};
@@ -18,9 +18,6 @@ use crate::model::{Fact, StateBinding, StatePart};
 use crate::near::near;
 use crate::onnx::{EDGE_LLM_OPS, EdgeAttention, EdgeOp, NodeProto, OperatorSetId};
 use crate::registry::Registry;
-
-/// No model has as many layers as this.
-const MAX_LAYER: u32 = 10_000;
 
 /// How an op that keeps state is read.
 #[derive(Clone, Copy)]
@@ -169,29 +166,40 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The state that keeps all layers' keys and values, if their shapes are fixed.
+    /// The caches of fixed shape: of each layer the tokens of a slot, keys of all layers first and values behind them, as
+    /// the graph has them.
     fn fixed_cache(&mut self) {
-        let Some(fixed) = &self.fixed else { return };
-        let FixedCache { layers, heads, tokens, head_dim, .. } = *fixed;
-        self.explained.extend(std::iter::once(&fixed.key).chain(&fixed.value).map(|state| state.input));
+        let Some(fixed) = self.fixed.take() else { return };
+        let FixedCache { heads, tokens, head_dim, dtype, .. } = fixed;
+        self.explained.extend(fixed.states().map(|state| state.input));
         self.bindings.extend(fixed.bindings());
-        let (key, dtype) = (fixed.key.input, fixed.dtype);
-        let mut op = Op::new(Name::new(Some(0), STATIC_KV), Op::VIEW);
-        if let Some(&tensor) = self.tensors.get(key) {
-            op = op.input("x", tensor);
+        let mut add = |layer: u32, state: &State<'a>| {
+            let name = || Name::new(Some(layer), state.input.to_owned());
+            let view = Op::new(name(), Op::VIEW);
+            let view = match self.tensors.get(state.input) {
+                Some(&tensor) => view.input("x", tensor),
+                None => view,
+            };
+            let view = self.graph.add_op(view);
+            let shape = [Extent::BATCH].into_iter().chain([heads, tokens, head_dim].map(Extent::Known)).collect();
+            let cache = self.graph.add_output(view, name(), shape, dtype);
+            let op = Op::new(name(), Op::STATIC_CACHE).input("cache", cache);
+            self.graph.add_op(op.attribute(Attribute::STATEFUL, Attribute::Flag));
+        };
+        for state in fixed.states() {
+            fixed.layers.iter().for_each(|&layer| add(layer, state));
         }
-        let view = self.graph.add_op(op);
-        let shape = [fixed.factor(), layers, heads, tokens, head_dim].map(Extent::Known);
-        let shape = std::iter::once(Extent::BATCH).chain(shape).collect();
-        let state = self.graph.add_output(view, Name::new(Some(0), STATIC_KV), shape, dtype);
-        let op = Op::new(Name::new(Some(0), STATIC_KV), Op::STATE).input("state", state);
-        self.graph.add_op(op.attribute(Attribute::STATEFUL, Attribute::Flag));
-        for layer in 0..u32::try_from(layers).unwrap_or(0) {
+        for &layer in &fixed.layers {
             self.kinds.entry(layer).or_insert("attention");
         }
+        let rows = if fixed.layers_are_told { "the nodes that read its rows" } else { "the order of its rows" };
+        let layers = fixed.layers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        let (what, among_others) = (fixed.key.input.to_owned(), self.bindings.len() > fixed.states().count());
+        self.note(what, format!("layers {layers}"), rows.to_owned(), !fixed.layers_are_told && among_others);
+        self.fixed = Some(fixed);
     }
 
-    /// Whether an attention reads a cache of fixed shape, which is one state.
+    /// Whether an attention reads a cache of fixed shape.
     fn is_fixed(&self, key: &str) -> bool {
         let state = attention::root(self.lookup, &self.states, key).and_then(|root| root.state);
         state.is_some() && state == self.fixed.as_ref().map(|fixed| fixed.key.input)
@@ -200,7 +208,7 @@ impl<'a> Lowering<'a> {
     fn bind(&mut self, input: &str, layer: u32, part: StatePart) {
         if let Some(State { input, output, .. }) = self.states.of(input).cloned() {
             let (input, output) = (input.to_owned(), output.to_owned());
-            let binding = StateBinding { input, output, layer, part };
+            let binding = StateBinding { input, output, layers: vec![layer], part };
             if !self.bindings.contains(&binding) {
                 self.bindings.push(binding);
             }
@@ -521,11 +529,4 @@ fn known_size(extent: &Extent) -> Option<u64> {
         Extent::Known(size) => Some(*size),
         Extent::Symbol(_) => None,
     }
-}
-
-/// The number after `layers`, `layer`, `blocks` or `h` in a name such as `/model/layers.5/attn/MatMul`.
-fn layer_in(name: &str) -> Option<u32> {
-    let mut words = name.split(['.', '_', '/']);
-    words.find(|word| matches!(*word, "layers" | "layer" | "blocks" | "h" | "l"))?;
-    words.next()?.parse().ok()
 }

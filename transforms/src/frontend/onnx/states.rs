@@ -4,6 +4,9 @@ use std::collections::HashMap;
 
 use super::lookup::Lookup;
 
+/// No model has as many layers as this.
+pub(super) const MAX_LAYER: u32 = 10_000;
+
 /// An input and its output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct State<'a> {
@@ -70,6 +73,13 @@ pub(super) fn key_to_value(name: &str) -> Option<String> {
         Some(format!("{before}{value}{after}"))
     });
     swap.or_else(|| name.strip_suffix("_k").map(|stem| format!("{stem}_v")))
+}
+
+/// The number after `layers`, `layer`, `blocks` or `h` in a name such as `/model/layers.5/attn/MatMul`.
+pub(super) fn layer_in(name: &str) -> Option<u32> {
+    let mut words = name.split(['.', '_', '/']);
+    words.find(|word| matches!(*word, "layers" | "layer" | "blocks" | "h" | "l"))?;
+    words.next()?.parse().ok()
 }
 
 #[cfg(test)]

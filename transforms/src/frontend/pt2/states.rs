@@ -13,9 +13,6 @@ use crate::model::Fact;
 /// No model has as many layers as this.
 const MAX_LAYER: u32 = 10_000;
 
-/// What keys and values of fixed shapes are called.
-const STATIC_KV: &str = "static_kv";
-
 /// Attention of any backend: its inputs are query, key and value.
 const ATTENTIONS: [&str; 7] = [
     "scaled_dot_product_attention",
@@ -68,7 +65,7 @@ struct Cache<'a> {
     /// The layer that its name tells, or its place among its kind.
     layer: Option<u32>,
     dtype: DType,
-    /// Sizes of one sequence's.
+    /// Sizes of one sequence's; of keys, and of values, `[heads, tokens, head_dim]`, or of all layers in one.
     sizes: Vec<u64>,
     kept: Kept<'a>,
 }
@@ -209,8 +206,10 @@ impl<'a> States<'a> {
         }
         // `[batch, heads, tokens, head_dim]`, or all layers' in one.
         let (batch, sizes) = match *keys.as_slice() {
-            [batch, heads, tokens, head_dim] => (batch, vec![2, heads, tokens, head_dim]),
-            [layers, batch, heads, tokens, head_dim] => (batch, vec![2, layers, heads, tokens, head_dim]),
+            [batch, heads, tokens, head_dim] => (batch, vec![heads, tokens, head_dim]),
+            [layers, batch, heads, tokens, head_dim] if layers <= MAX_LAYER.into() => {
+                (batch, vec![layers, heads, tokens, head_dim])
+            }
             _ => {
                 return Err(Refusal::at(
                     names[0],
@@ -282,13 +281,14 @@ impl<'a> States<'a> {
         }
         let mut layers = Vec::new();
         for cache in &self.caches {
-            cache.add(&mut graph, &tensors);
-            let layer = cache.layer.unwrap_or(0) as usize;
-            if layers.len() <= layer {
-                layers.resize_with(layer + 1, || LayerSpec { kind: "none".to_owned(), ..LayerSpec::default() });
+            for (layer, op) in cache.add(&mut graph, &tensors) {
+                let layer = layer.unwrap_or(0) as usize;
+                if layers.len() <= layer {
+                    layers.resize_with(layer + 1, || LayerSpec { kind: "none".to_owned(), ..LayerSpec::default() });
+                }
+                layers[layer].kind = cache.kind().to_owned();
+                layers[layer].blocks.push(BlockSpec::Op(op.to_owned()));
             }
-            layers[layer].kind = cache.kind().to_owned();
-            layers[layer].blocks.push(BlockSpec::Op(Op::STATE.to_owned()));
         }
         (graph, layers)
     }
@@ -339,25 +339,41 @@ impl Cache<'_> {
         }
     }
 
-    fn add(&self, graph: &mut Graph, tensors: &HashMap<&str, TensorId>) {
-        let (part, inputs) = match &self.kept {
-            Kept::KeysAndValues { inputs, .. } => (STATIC_KV, inputs.to_vec()),
-            Kept::State { name, input } => {
-                (name.trim_end_matches(|c: char| c.is_ascii_digit() || "_.".contains(c)), vec![*input])
+    /// Adds the ops that keep it; returns the layer and kind of each.
+    fn add(&self, graph: &mut Graph, tensors: &HashMap<&str, TensorId>) -> Vec<(Option<u32>, &'static str)> {
+        let (buffers, op, port) = match &self.kept {
+            Kept::KeysAndValues { names, inputs, .. } => {
+                (names.iter().zip(inputs).collect(), Op::STATIC_CACHE, "cache")
             }
+            Kept::State { name, input } => (vec![(name, input)], Op::STATE, "state"),
         };
-        let part = part.rsplit('.').next().filter(|part| !part.is_empty()).unwrap_or("state").to_owned();
-        let mut view = Op::new(Name::new(self.layer, part.clone()), Op::VIEW);
-        for (port, input) in inputs.iter().enumerate() {
-            if let Some(&tensor) = tensors.get(input) {
-                view = view.input(port.to_string(), tensor);
+        // A row for each layer, or one layer's alone.
+        let rows: Vec<(Option<u32>, &[u64])> = match self.sizes.split_first() {
+            Some((&rows, sizes)) if op == Op::STATIC_CACHE && sizes.len() == 3 => {
+                (0..rows as u32).map(|row| (Some(row), sizes)).collect()
+            }
+            _ => vec![(self.layer, self.sizes.as_slice())],
+        };
+        let mut kept = Vec::new();
+        for (name, input) in buffers {
+            let part = name.trim_end_matches(|c: char| c.is_ascii_digit() || "_.".contains(c));
+            let part = part.rsplit('.').next().filter(|part| !part.is_empty()).unwrap_or("state");
+            for &(layer, sizes) in &rows {
+                let called = || Name::new(layer, part.to_owned());
+                let view = Op::new(called(), Op::VIEW);
+                let view = match tensors.get(input) {
+                    Some(&tensor) => view.input("x", tensor),
+                    None => view,
+                };
+                let view = graph.add_op(view);
+                let shape = std::iter::once(Extent::BATCH).chain(sizes.iter().copied().map(Extent::Known)).collect();
+                let state = graph.add_output(view, called(), shape, self.dtype);
+                let stateful = Op::new(called(), op).input(port, state);
+                graph.add_op(stateful.attribute(Attribute::STATEFUL, Attribute::Flag));
+                kept.push((layer, op));
             }
         }
-        let view = graph.add_op(view);
-        let shape = std::iter::once(Extent::BATCH).chain(self.sizes.iter().copied().map(Extent::Known)).collect();
-        let state = graph.add_output(view, Name::new(self.layer, part.clone()), shape, self.dtype);
-        let op = Op::new(Name::new(self.layer, part), Op::STATE).input("state", state);
-        graph.add_op(op.attribute(Attribute::STATEFUL, Attribute::Flag));
+        kept
     }
 
     fn fact(&self) -> Fact {
