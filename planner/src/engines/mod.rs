@@ -16,6 +16,7 @@ pub(crate) mod rules;
 mod situation;
 mod version;
 
+pub use crate::export::FlagMeaning;
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
