@@ -1,8 +1,24 @@
 //! Commands and manifests that start an engine, read as questions to the planner.
+//!
+//! A [`Launch`] is a command as a shell or a manifest has it. A [`Question`] is what it asks: its words are read as the engine's own
+//! parser would, with tables made from that parser. [`answer`] says what the engine would log at its start, what caps it, and which
+//! flags would change that; [`repaired`] finds the nearest command that starts.
 #![forbid(unsafe_code)]
 #![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod answer;
+mod change;
+mod command;
+mod error;
+mod flags;
 mod launch;
+mod program;
+mod question;
 
+pub use answer::{Answer, Change, Compared, Models, Starts, answer, repaired};
+pub use change::Remedy;
+pub use command::LONGEST;
+pub use error::ServeError;
 pub use launch::Launch;
+pub use question::{Limits, Options, Question, ReadFlag};

@@ -15,7 +15,7 @@ import vllm
 from rows import COLUMNS
 
 READ = {
-    "vllm": ("vllm/config/", "engine/arg_utils.py", "cli_args.py"),
+    "vllm": ("vllm/config/", "engine/arg_utils.py", "cli_args.py", "argparse_utils.py"),
     "sglang": sglang.PATHS,
 }
 

@@ -56,6 +56,10 @@ class Fields:
             return self.kinds(alias)
         return [name]
 
+    def is_json(self, kind):
+        node = self.classes.get(kind)
+        return node is not None and not any("Enum" in name_of(base) for base in node.bases)
+
     def default(self, value):
         if isinstance(value, ast.Call):
             return self.constants.value(keywords_of(value).get("default", ast.Constant(None)))
@@ -67,7 +71,7 @@ class Fields:
         literal = next((kind for kind in kinds if isinstance(kind, list)), None)
         arguments = {"default": self.default(field.value)}
         named = [kind for kind in kinds if isinstance(kind, str)]
-        if any(kind in self.classes for kind in named):
+        if any(self.is_json(kind) for kind in named):
             arguments["type"] = "json"
         elif sorted(named) == ["None", "bool", "str"]:
             arguments["values"] = "?"
@@ -94,6 +98,8 @@ class Fields:
 class Parser(ast.NodeVisitor):
     def __init__(self, fields):
         self.fields, self.rows = fields, []
+        # Newer versions pair `--enable-x` with `--disable-x`.
+        self.pairs = "EnableDisableAction" in fields.classes
         self.classes, self.groups, self.frontend = {}, {}, None
         self.own = {}
 
@@ -175,6 +181,8 @@ class Parser(ast.NodeVisitor):
         negated = []
         if arguments.pop("negated", False):
             negated = ["--no-" + name[2:] for name in longest]
+            for one, other in (("--enable-", "--disable-"), ("--disable-", "--enable-")):
+                negated += [other + name.removeprefix(one) for name in longest if self.pairs and name.startswith(one)]
         self.rows.append(row(first, [name for name in names if name != first], negated=negated, group=group, **arguments))
 
     def of_frontend(self, config, group):
