@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::logs::{EngineLog, Fact, Logged};
-use cacheplan_planner::{ByteSize, EngineSpec, ModelCaches, PlanError, PlanRequest};
-use cacheplan_transforms::Model;
+use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 use serde::Serialize;
 
 use crate::change::{Remedy, line, shown};
@@ -15,22 +14,7 @@ use crate::flags::parse::parse;
 use crate::flags::table::flags;
 use crate::launch::Launch;
 use crate::program::Program;
-use crate::question::{Limits, Options, Question, ReadFlag, Settled};
-
-/// The models that a command names, read.
-#[derive(Clone, Debug)]
-pub struct Models {
-    /// The one that is served.
-    pub model: ModelCaches,
-    /// The one that drafts.
-    pub draft: Option<ModelCaches>,
-}
-
-impl From<Model> for Models {
-    fn from(model: Model) -> Self {
-        Self { model: model.into(), draft: None }
-    }
-}
+use crate::question::{Limits, Models, Options, Question, ReadFlag, Settled};
 
 /// Whether the engine would start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -141,6 +125,31 @@ pub fn repaired(launch: &Launch, models: &Models, options: &Options) -> Option<(
                     _ => {}
                 }
             }
+        }
+        front = next;
+    }
+    None
+}
+
+/// The question of the nearest command that the engine's parser takes; none where nothing that was tried is one.
+pub fn nearest(launch: &Launch, options: &Options) -> Option<Question> {
+    let mut front = vec![launch.clone()];
+    for _ in 0..DEEPEST {
+        let mut next: Vec<Launch> = Vec::new();
+        for launch in front {
+            let remedies = match Question::of(&launch, options) {
+                Ok(question) => return Some(question),
+                Err(error) => error.remedies().to_vec(),
+            };
+            let (Ok(Program { start, .. }), Some(engine)) = (Program::of(&launch.words), engine_of(&launch, options))
+            else {
+                continue;
+            };
+            let known = flags(engine.engine, engine.version);
+            let words = remedies.iter().flat_map(|remedy| remedy.applied(&launch.words, start, &known));
+            next.extend(
+                words.map(|words| Launch { words, ..launch.clone() }).take(MOST_TRIES.saturating_sub(next.len())),
+            );
         }
         front = next;
     }

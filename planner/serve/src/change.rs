@@ -115,8 +115,8 @@ pub(crate) fn shown(words: &[String], flags: &[&'static Flag]) -> Vec<String> {
     words.iter().map(&mut hidden).collect()
 }
 
-/// The words as a shell reads them.
-pub(crate) fn line(words: &[String]) -> String {
+/// Writes words as a shell reads them.
+pub fn line(words: &[String]) -> String {
     let plain = |word: &str| {
         !word.is_empty() && word.chars().all(|char| char.is_ascii_alphanumeric() || "-_./:=,@%+*".contains(char))
     };

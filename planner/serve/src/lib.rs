@@ -16,9 +16,9 @@ mod launch;
 mod program;
 mod question;
 
-pub use answer::{Answer, Change, Compared, Models, Starts, answer, repaired};
-pub use change::Remedy;
+pub use answer::{Answer, Change, Compared, Starts, answer, nearest, repaired};
+pub use change::{Remedy, line};
 pub use command::LONGEST;
 pub use error::ServeError;
 pub use launch::Launch;
-pub use question::{Limits, Options, Question, ReadFlag};
+pub use question::{Limits, Models, Options, Question, ReadFlag};

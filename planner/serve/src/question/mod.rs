@@ -11,6 +11,7 @@ use cacheplan_handlers::DType;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::{Config, Devices, EngineSpec, ModelCaches, Override, PlanRequest};
+use cacheplan_transforms::Model;
 use serde::Serialize;
 
 use crate::change::Remedy;
@@ -33,6 +34,21 @@ pub struct Options {
     pub cache_bytes: Option<Logged>,
     /// Keys of the budget that stand above the command's, such as `engine.cache_bytes`.
     pub overrides: Vec<Override>,
+}
+
+/// The models that a command names, read.
+#[derive(Clone, Debug)]
+pub struct Models {
+    /// The one that is served.
+    pub model: ModelCaches,
+    /// The one that drafts.
+    pub draft: Option<ModelCaches>,
+}
+
+impl From<Model> for Models {
+    fn from(model: Model) -> Self {
+        Self { model: model.into(), draft: None }
+    }
 }
 
 /// What a flag of the command was read as.
@@ -275,6 +291,21 @@ impl Question {
     /// What the engine says before it ends.
     pub(crate) fn refused(&self, said: impl Into<String>, remedies: impl IntoIterator<Item = Remedy>) -> ServeError {
         ServeError::Engine { engine: self.engine.engine, said: said.into(), remedies: remedies.into_iter().collect() }
+    }
+
+    /// The limits that the engine starts with for the model.
+    ///
+    /// # Errors
+    /// What the engine refuses of the model.
+    pub fn limits(&self, models: &Models) -> Result<Limits, ServeError> {
+        let (_, settled) = self.clone().settled(models.model.clone(), models.draft.clone())?;
+        Ok(settled.limits)
+    }
+
+    /// The most sequences at once, where the command states them.
+    pub fn stated_sequences(&self) -> Option<u64> {
+        let flags = ["--max-num-seqs", "--max-running-requests", "--max_batch_size", "--parallel"];
+        flags.into_iter().find_map(|flag| self.count(flag))
     }
 
     /// What the engine makes of it for a model.
