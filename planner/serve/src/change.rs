@@ -1,20 +1,8 @@
 //! Changes to a command that would make it start, or hold more.
 
 use crate::flags::table::{Arity, Flag};
-
-/// One change to a command.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Remedy {
-    /// Another value of a flag, stated once.
-    Set(&'static str, String),
-    /// A flag less, with its values.
-    Remove(&'static str),
-    /// Another name for what is written so.
-    Rename(String, String),
-    /// A word that no parser knows less, with what may be its value.
-    Drop(String),
-}
+use crate::remedy::Remedy;
+use crate::words::assignment;
 
 impl Remedy {
     /// The words with this change, in the ways in which it may be meant. Flags are those of the engine, which begin at `start`.
@@ -94,7 +82,7 @@ pub(crate) fn shown(words: &[String], flags: &[&'static Flag]) -> Vec<String> {
         flags.iter().any(|flag| flag.is_secret() && flag.names().any(|known| known == written))
     };
     let hides_variable = |word: &str| {
-        crate::program::assignment(word)
+        assignment(word)
             .is_some_and(|(name, _)| ["KEY", "TOKEN", "SECRET", "PASSWORD"].iter().any(|part| name.contains(part)))
     };
     let mut is_value = false;
@@ -113,13 +101,4 @@ pub(crate) fn shown(words: &[String], flags: &[&'static Flag]) -> Vec<String> {
         word.clone()
     };
     words.iter().map(&mut hidden).collect()
-}
-
-/// Writes words as a shell reads them.
-pub fn line(words: &[String]) -> String {
-    let plain = |word: &str| {
-        !word.is_empty() && word.chars().all(|char| char.is_ascii_alphanumeric() || "-_./:=,@%+*".contains(char))
-    };
-    let quoted = |word: &String| if plain(word) { word.clone() } else { format!("'{}'", word.replace('\'', r"'\''")) };
-    words.iter().map(quoted).collect::<Vec<String>>().join(" ")
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::program::{Program, assignment};
+use crate::program::Program;
+use crate::words::assignment;
 
 /// The longest text that is read as a command, in bytes.
 pub const LONGEST: usize = 1 << 20;

@@ -4,7 +4,7 @@ use cacheplan_files::Shown;
 use cacheplan_planner::{Engine, PlanError};
 use thiserror::Error;
 
-use crate::change::Remedy;
+use crate::remedy::Remedy;
 
 /// Why a command has no answer.
 #[derive(Debug, Error)]

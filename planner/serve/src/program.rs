@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use cacheplan_planner::Engine;
 
 use crate::error::ServeError;
+use crate::words::assignment;
 
 /// An engine's program among the words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,14 +104,6 @@ impl Program {
         let engine = engine.ok_or_else(|| ServeError::Program { found: name.to_owned() })?;
         Ok(Self { engine, start: image + 1, version, env })
     }
-}
-
-/// `NAME=value`.
-pub(crate) fn assignment(word: &str) -> Option<(&str, &str)> {
-    let (name, value) = word.split_once('=')?;
-    let is_name = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
-        && name.chars().all(|char| char.is_ascii_alphanumeric() || char == '_');
-    is_name.then_some((name, value))
 }
 
 #[cfg(test)]

@@ -149,3 +149,34 @@ fn variables_of_llama_cpp_are_flags() {
     let found = answer(&Launch::from_words(words, &env).unwrap(), models("Qwen__Qwen3-8B"), &on("h100")).unwrap();
     assert_eq!((found.limits.max_seq_len, found.limits.max_batch_size), (4096, Some(2)));
 }
+
+#[test]
+fn a_launch_that_has_fewer_gpus_than_ranks_is_refused() {
+    let one = Launch { gpus: Some(1), device: Some("h100".into()), ..launch("vllm serve m -tp 2") };
+    let error = answer(&one, models("Qwen__Qwen3-8B"), &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("World size (2) is larger than the number of available GPUs (1)"), "{error}");
+    let two = Launch { gpus: Some(2), ..one };
+    assert_eq!(answer(&two, models("Qwen__Qwen3-8B"), &Options::default()).unwrap().starts, Starts::Yes);
+}
+
+#[test]
+fn graphs_are_left_free_by_the_versions_that_estimate_them() {
+    let at = |command: &str, version: &str| {
+        let options = Options { version: Some(version.into()), ..on("h100") };
+        told(command, "Qwen__Qwen3-8B", &options).facts[&Fact::CacheBytes]
+    };
+    let command = "vllm serve m --gpu-memory-utilization 0.9";
+    assert!(at(command, "0.18.0").low > at(command, "0.24.0").low);
+    assert_eq!(at(&format!("{command} --enforce-eager"), "0.24.0"), at(command, "0.18.0"));
+    assert_eq!(at(&format!("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 {command}"), "0.24.0"), at(command, "0.18.0"));
+}
+
+#[test]
+fn default_shares_are_those_of_the_versions_parser() {
+    let at = |version: &str| {
+        let options = Options { version: Some(version.into()), ..on("h100") };
+        told("vllm serve m --enforce-eager", "Qwen__Qwen3-8B", &options).facts[&Fact::CacheBytes].low
+    };
+    // 0.92 of 79.65 GiB is 0.02 of it more than 0.9.
+    assert_eq!(at("0.24.0") - at("0.18.0"), ((81_559u64 << 20) * 92 / 100) - ((81_559u64 << 20) * 90 / 100));
+}

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::meaning::{Meaning, meaning};
 use super::table::{Arity, Flag, Kind, flags};
 use super::values::{human_int, refuses};
-use crate::change::Remedy;
 use crate::error::ServeError;
+use crate::remedy::Remedy;
 
 /// A flag with its value, as it stands in the words.
 #[derive(Clone, Debug, PartialEq)]

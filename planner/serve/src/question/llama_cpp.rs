@@ -4,8 +4,8 @@ use cacheplan_handlers::DType;
 use cacheplan_planner::ModelCaches;
 
 use super::{Limits, Question};
-use crate::change::Remedy;
 use crate::error::ServeError;
+use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
 const SLOTS: u64 = 4;

@@ -14,7 +14,6 @@ use cacheplan_planner::{Config, Devices, EngineSpec, ModelCaches, Override, Plan
 use cacheplan_transforms::Model;
 use serde::Serialize;
 
-use crate::change::Remedy;
 use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::{Parsed, Setting, parse, program};
@@ -22,6 +21,7 @@ use crate::flags::table::{Arity, Flag, Kind, flags, is_read};
 use crate::flags::values::human_int;
 use crate::launch::Launch;
 use crate::program::Program;
+use crate::remedy::Remedy;
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]
@@ -78,6 +78,8 @@ pub struct Question {
     pub(crate) parsed: Parsed,
     pub(crate) env: BTreeMap<String, String>,
     devices: Option<Devices>,
+    /// GPUs that there are, where a launch says it.
+    gpus: Option<u32>,
     stated: Vec<Override>,
     above: Vec<Override>,
     knows_bytes: bool,
@@ -133,6 +135,7 @@ impl Question {
             parsed,
             env,
             devices,
+            gpus: launch.gpus,
             stated: Vec::new(),
             above: options.overrides.clone(),
             knows_bytes: options.cache_bytes.is_some(),
@@ -334,16 +337,14 @@ impl Question {
 
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
     pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
-        let Some(devices) = &self.devices else { return Ok(()) };
-        let there = u64::from(devices.count());
-        if there > 1 && ranks > there {
+        let counted = self.devices.as_ref().map(Devices::count).filter(|count| *count > 1);
+        if let Some(there) = counted.or(self.gpus).map(u64::from).filter(|there| ranks > *there) {
             let said = format!("World size ({ranks}) is larger than the number of available GPUs ({there})");
             let flag = if self.engine.engine.name() == "sglang" { "--tp-size" } else { "--tensor-parallel-size" };
             return Err(self.refused(said, [Remedy::Set(flag, there.to_string())]));
         }
         // The others are idle.
-        let one: Devices = devices.device().clone().into();
-        self.devices = Some(one);
+        self.devices = self.device().cloned().map(Devices::from);
         Ok(())
     }
 }

@@ -3,8 +3,8 @@
 use cacheplan_planner::ModelCaches;
 
 use super::{Limits, Question};
-use crate::change::Remedy;
 use crate::error::ServeError;
+use crate::remedy::Remedy;
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let derived = model.info().max_position_embeddings;

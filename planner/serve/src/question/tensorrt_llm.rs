@@ -3,8 +3,8 @@
 use cacheplan_planner::ModelCaches;
 
 use super::{Limits, Question};
-use crate::change::Remedy;
 use crate::error::ServeError;
+use crate::remedy::Remedy;
 
 /// Defaults of `BuildConfig`.
 const BATCH: u64 = 2048;

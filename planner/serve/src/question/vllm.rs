@@ -1,18 +1,22 @@
 //! vLLM's own flags and defaults, as `engine/arg_utils.py` and `config/` of each version that was read have them.
 
+use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
 use super::{Limits, Question};
-use crate::change::Remedy;
 use crate::error::ServeError;
 use crate::flags::values::{human_int, is_auto};
+use crate::remedy::Remedy;
 
 /// The first read version that has defaults of its own for GPUs of 160 GiB.
 const LARGE_DEVICES: Version = Version(0, 28, 0);
 /// The first read version in which hybrids keep prefixes where nobody says.
 const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
+
+/// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
+const COUNTS_GRAPHS: Version = Version(0, 21, 0);
 
 /// The model that drafts, where the speculative config names one of its own.
 pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
@@ -34,14 +38,18 @@ fn method(config: &Value) -> &str {
 }
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
+    if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
+        let why = "the caches of vLLM's first engine were not read".to_owned();
+        return Err(ServeError::NotHandled { flag: "VLLM_USE_V1".into(), why, remedies: Vec::new() });
+    }
     let (max_seq_len, fits_length) = length(question, model)?;
-    let has_states = has_states(question, model)?;
+    let (has_states, has_pages) = kinds(question, model)?;
     parallel(question, model)?;
     let batch = batch(question, max_seq_len)?;
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", batch.max_num_tokens);
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
-    let keeps = !has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES;
+    let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
     question.default_of("engine.prefix_caching", keeps);
     dtype(question, model)?;
     memory(question)?;
@@ -50,7 +58,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
         question.default_of("engine.hybrid_kv_cache", false);
     }
-    if let Some(backend) = question.flag("--attention-backend").map(|setting| setting.value().to_owned()) {
+    let backend = question.flag("--attention-backend").map(|setting| setting.value().to_owned());
+    if let Some(backend) = backend.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned()) {
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }
     Ok((Limits { max_seq_len, ..batch }, fits_length))
@@ -86,9 +95,11 @@ fn allows_long(question: &Question) -> bool {
         .is_some_and(|value| ["1", "true"].contains(&value.to_lowercase().trim()))
 }
 
-fn has_states(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
+/// Whether the model keeps states, and whether it keeps pages.
+fn kinds(question: &Question, model: &ModelCaches) -> Result<(bool, bool), ServeError> {
     let caches = cacheplan_planner::PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
-    Ok(caches.iter().any(|resource| resource.handler.is_state()))
+    let has = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|resource| of(&resource.handler));
+    Ok((has(ResourceHandler::is_state), has(ResourceHandler::is_paged)))
 }
 
 /// Sizes that divide the model, and the devices that they take.
@@ -116,7 +127,10 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
     } else {
         question.stated.retain(|stated| stated.key != "parallel.ep");
     }
-    question.use_devices(tp.saturating_mul(pp).saturating_mul(dp))
+    // Of several nodes each has as many devices, and each may run a part of the replicas.
+    let local = question.count("--data-parallel-size-local").unwrap_or(dp);
+    let nodes = question.count("--nnodes").unwrap_or(1).max(1);
+    question.use_devices(tp.saturating_mul(pp).saturating_mul(local).div_ceil(nodes))
 }
 
 /// `max_num_seqs` and `max_num_batched_tokens`, by the GPU and for a server.
@@ -185,7 +199,7 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
     for path in ["dtypes.kv", "dtypes.conv"] {
         question.default_of(path, format!("\"{name}\""));
     }
-    if name == "f32" && has_states(question, model)? {
+    if name == "f32" && kinds(question, model)?.0 {
         question.default_of("dtypes.ssm", "\"f32\"");
     }
     if name == "f32"
@@ -222,7 +236,10 @@ fn memory(question: &mut Question) -> Result<(), ServeError> {
     }
     question.default_of("memory.fraction", (number * 1e6).round() / 1e6);
     question.default_of("memory.of", "total");
-    if question.flag("--enforce-eager").is_some_and(|setting| setting.on) {
+    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on);
+    let by_variable = question.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS").map(|value| value.trim() != "0");
+    let counts_graphs = by_variable.unwrap_or(question.engine.version >= COUNTS_GRAPHS);
+    if eager || !counts_graphs {
         question.default_of("memory.graphs", "0B");
     }
     if let Some(size) = question.flag("--kv-offloading-size").and_then(|setting| setting.value().parse::<f64>().ok()) {
