@@ -1,7 +1,6 @@
 //! Words as the engine's parser takes them.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
@@ -19,8 +18,6 @@ pub(crate) struct Setting {
     /// False where the form was written that says the opposite.
     pub(crate) on: bool,
     pub(crate) values: Vec<String>,
-    /// Its words; none of a variable.
-    pub(crate) at: Vec<Range<usize>>,
 }
 
 /// What a command says.
@@ -121,7 +118,7 @@ impl Grammar {
         {
             let flag = self.named("--optimization-level")?.0;
             let values = vec![level.trim_start_matches('=').to_owned()];
-            return self.put(parsed, Setting { flag, on: true, values, at: vec![at..at + 1] }).map(|()| at + 1);
+            return self.put(parsed, Setting { flag, on: true, values }).map(|()| at + 1);
         }
         let (name, stuck) = match word.split_once('=') {
             Some((name, value)) if self.equals => (name, Some(value.to_owned())),
@@ -138,7 +135,7 @@ impl Grammar {
                 Some(value) => value,
                 None => words.get(at + 1).cloned().ok_or_else(|| self.no_value(flag))?,
             };
-            return self.put_part(parsed, flag, path, &value, at..next).map(|()| next);
+            return self.put_part(parsed, flag, path, &value).map(|()| next);
         }
         let mut next = at + 1;
         let mut values: Vec<String> = stuck.into_iter().collect();
@@ -156,14 +153,14 @@ impl Grammar {
             }
         } else if most == 0 {
             return Err(self.parser(
-                format!("argument {name}: ignored explicit argument '{}'", values[0]),
+                &format!("argument {name}: ignored explicit argument '{}'", values[0]),
                 [Remedy::Remove(flag.name)],
             ));
         }
         if values.len() < least {
             return Err(self.no_value(flag));
         }
-        self.put(parsed, Setting { flag, on, values, at: vec![at..next] }).map(|()| next)
+        self.put(parsed, Setting { flag, on, values }).map(|()| next)
     }
 
     /// A word that argparse takes for a flag rather than for a value; others take any word behind a flag.
@@ -172,10 +169,10 @@ impl Grammar {
     }
 
     fn no_value(&self, flag: &'static Flag) -> ServeError {
-        self.parser(format!("argument {}: expected one argument", flag.name), [Remedy::Remove(flag.name)])
+        self.parser(&format!("argument {}: expected one argument", flag.name), [Remedy::Remove(flag.name)])
     }
 
-    fn parser(&self, said: String, remedies: impl IntoIterator<Item = Remedy>) -> ServeError {
+    fn parser(&self, said: &str, remedies: impl IntoIterator<Item = Remedy>) -> ServeError {
         let program = program(self.engine.engine);
         ServeError::Parser { program, said: format!("error: {said}"), remedies: remedies.into_iter().collect() }
     }
@@ -200,7 +197,7 @@ impl Grammar {
                 let names: Vec<&str> = several.iter().map(|(_, known)| *known).collect();
                 let said = format!("ambiguous option: {written} could match {}", names.join(", "));
                 let renamed = names.iter().map(|known| Remedy::Rename(written.to_owned(), (*known).to_owned()));
-                Err(self.parser(said, renamed.take(4).collect::<Vec<_>>()))
+                Err(self.parser(&said, renamed.take(4).collect::<Vec<_>>()))
             }
         }
     }
@@ -216,7 +213,7 @@ impl Grammar {
         };
         let said = near.map_or(said.clone(), |near| format!("{said} (near {near})"));
         let renamed = near.map(|near| Remedy::Rename(written.to_owned(), near.to_owned()));
-        self.parser(said, renamed.into_iter().chain([Remedy::Drop(written.to_owned())]))
+        self.parser(&said, renamed.into_iter().chain([Remedy::Drop(written.to_owned())]))
     }
 
     /// Keeps a setting whose values are of its kind; the last one wins.
@@ -239,23 +236,16 @@ impl Grammar {
             .min_by_key(|known| (!known.starts_with(value), distance(value, known)))
             .map(|known| Remedy::Set(flag.name, (*known).to_owned()));
         let number = mended(flag.kind, value).map(|value| Remedy::Set(flag.name, value));
-        self.parser(said, near.into_iter().chain(number).chain([Remedy::Remove(flag.name)]))
+        self.parser(&said, near.into_iter().chain(number).chain([Remedy::Remove(flag.name)]))
     }
 
     /// Puts a part of JSON beside those that are there.
-    fn put_part(
-        &self,
-        parsed: &mut Parsed,
-        flag: &'static Flag,
-        path: &str,
-        value: &str,
-        at: Range<usize>,
-    ) -> Result<(), ServeError> {
+    fn put_part(&self, parsed: &mut Parsed, flag: &'static Flag, path: &str, value: &str) -> Result<(), ServeError> {
         const DEEPEST: usize = 16;
         let path: Vec<&str> = path.trim_end_matches('+').split('.').collect();
         if flag.kind != Kind::Json || path.len() > DEEPEST {
             let said = format!("argument {}: takes no parts", flag.name);
-            return Err(self.parser(said, [Remedy::Remove(flag.name)]));
+            return Err(self.parser(&said, [Remedy::Remove(flag.name)]));
         }
         let said = serde_json::from_str(value).ok().or_else(|| human_int(value).map(Value::from));
         let said = path.iter().rev().fold(said.unwrap_or_else(|| value.into()), |inner, key| {
@@ -266,9 +256,7 @@ impl Grammar {
             .and_then(|known| serde_json::from_str(known.value()).ok())
             .unwrap_or_else(|| Value::Object(Default::default()));
         merge(&mut whole, said);
-        let mut places = known.map(|known| known.at.clone()).unwrap_or_default();
-        places.push(at);
-        parsed.settings.insert(flag.name, Setting { flag, on: true, values: vec![whole.to_string()], at: places });
+        parsed.settings.insert(flag.name, Setting { flag, on: true, values: vec![whole.to_string()] });
         Ok(())
     }
 
@@ -282,7 +270,7 @@ impl Grammar {
                 continue;
             }
             let values = if is_switch { Vec::new() } else { vec![value.clone()] };
-            self.put(parsed, Setting { flag, on: truthy || !is_switch, values, at: Vec::new() })?;
+            self.put(parsed, Setting { flag, on: truthy || !is_switch, values })?;
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if slots == Some(0) {
         return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
     }
-    let sequences = slots.map_or(SLOTS, |slots| slots.unsigned_abs());
+    let sequences = slots.map_or(SLOTS, i64::unsigned_abs);
     // Where it chooses the slots they share the cells.
     let shared = question.flag("--kv-unified").map_or(slots.is_none(), |setting| setting.on);
     let each = if shared { cells } else { cells / sequences };

@@ -232,7 +232,7 @@ impl Question {
     }
 
     /// States a key that no flag of the command does: the engine's default.
-    fn default_of(&mut self, path: &'static str, value: impl ToString) {
+    fn default_of(&mut self, path: &'static str, value: impl std::fmt::Display) {
         if !self.is_stated(path) {
             let by = format!("{}'s default", self.engine.engine);
             self.stated.push(Override::by_flag(path, value.to_string(), by));

@@ -261,7 +261,7 @@ fn drafts(question: &mut Question) -> Result<(), ServeError> {
     question.default_of("speculation.draft_tokens", tokens);
     match method(&config) {
         "mtp" | "deepseek_mtp" | "qwen3_next_mtp" | "glm4_moe_mtp" | "ernie_mtp" | "mimo_mtp" | "longcat_flash_mtp" => {
-            question.default_of("speculation.mtp_layers", 1)
+            question.default_of("speculation.mtp_layers", 1);
         }
         "ngram" | "suffix" => {}
         _ if config.get("model").is_some() => {}
