@@ -14,7 +14,7 @@ mod prediction;
 mod registry;
 pub(crate) mod rules;
 mod situation;
-mod version;
+pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
 pub(crate) use predict::{available_bytes, bytes_per_sequence};

@@ -1,7 +1,7 @@
 //! The wording of an engine's start log.
 
 use super::fact::Fact;
-use super::lines::{Line, SizeUnit};
+use super::line::{Line, SizeUnit};
 use super::wording::Wording;
 
 /// The wording of one engine's start log, and what it says there of itself.

@@ -3,7 +3,7 @@
 use crate::engines::version::Version;
 use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
-use crate::logs::lines::{Line, SizeUnit};
+use crate::logs::line::{Line, SizeUnit};
 use crate::logs::wording::Fold::{First, Last, Sum};
 use crate::logs::wording::Wording;
 

@@ -3,7 +3,7 @@
 use crate::engines::version::Version;
 use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
-use crate::logs::lines::Line;
+use crate::logs::line::Line;
 use crate::logs::wording::Fold::{First, Least};
 use crate::logs::wording::Wording;
 
