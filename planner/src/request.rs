@@ -303,6 +303,15 @@ impl PlanRequest {
         self.clone().for_engine(engine).settled()?.inputs().predict(engine)
     }
 
+    /// Bytes that `engine` has for its caches: at least, as they are taken to be, and at most. They are one number where they are
+    /// stated, and none where the budget states no memory.
+    ///
+    /// # Errors
+    /// As [`predict`](Self::predict).
+    pub fn cache_bytes(&self, engine: EngineSpec) -> Result<Option<[u64; 3]>, PlanError> {
+        self.clone().for_engine(engine).settled()?.inputs().bytes_between(engine)
+    }
+
     /// Compares `by-key` with `engine` at the same bytes, both with the dtypes that the engine would choose.
     ///
     /// Both keep the same features on; our blocks are at most as large as the engine's.

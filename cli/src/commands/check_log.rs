@@ -3,11 +3,13 @@
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
-use cacheplan::files::{Limit, Source};
+use cacheplan::files::{Limit, Shown, Source};
 use cacheplan::planner::{Engine, EngineLog, EngineSpec};
+use cacheplan::transforms::ReadOptions;
 
 use crate::commands::Format;
-use crate::commands::load::read_plan;
+use crate::commands::load::{OnDevice, read_plan};
+use crate::commands::start::{Beside, Print, StartArgs};
 use crate::failure::{Failure, in_file, print};
 
 /// A log, and whose it is.
@@ -24,12 +26,23 @@ pub(crate) struct Log {
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    log: Log,
+    /// The log of the start of vLLM, SGLang, TensorRT-LLM or llama.cpp; `-` for one piped in
+    #[arg(long, value_name = "FILE", required_unless_present = "words")]
+    log: Option<PathBuf>,
+
+    /// The engine, where the log has lines of several, and its version, where the log does not say it
+    #[arg(long = "as", value_name = "ENGINE[@VERSION]")]
+    engine: Option<EngineSpec>,
 
     /// The plan that the engine was started for, as `plan --as ENGINE --out FILE` writes it
-    #[arg(long, value_name = "FILE")]
-    plan: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "words", conflicts_with = "words")]
+    plan: Option<PathBuf>,
+
+    #[command(flatten)]
+    device: OnDevice,
+
+    #[command(flatten)]
+    start: StartArgs,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -40,25 +53,39 @@ pub(crate) struct Args {
 const DRIFT: u8 = 5;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    if args.log.log == Path::new("-") && args.plan == Path::new("-") {
+    let log = args.log.clone().map(|log| Log { log, engine: args.engine });
+    let (Some(log), Some(file)) = (&log, &args.plan) else { return of_command(args, log.as_ref()) };
+    args.start.refuse_alone()?;
+    if log.log == Path::new("-") && file == Path::new("-") {
         return Err(Failure::new(2, "one of the log and the plan can be piped in"));
     }
-    let plan = read_plan(&args.plan)?;
-    let log = args.log.read()?;
+    let plan = read_plan(file)?;
+    let name = Shown(log.log.display());
+    let log = log.read()?;
     // The newest is taken where nobody says a version.
-    let version = args.log.engine.map(|engine| engine.version).filter(|version| *version != log.engine.newest());
+    let version = args.engine.map(|engine| engine.version).filter(|version| *version != log.engine.newest());
     let found = log.check(&plan, version).map_err(|error| {
-        Failure::new(error.exit_code(), format!("{}: as {} sees it: {error}", args.plan.display(), log.engine))
+        Failure::new(error.exit_code(), format!("{}: as {} sees it: {error}", file.display(), log.engine))
     })?;
     match args.format {
         Format::Table => print(&found.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,
     }
-    if found.drifted { Err(Failure::new(DRIFT, drift(args, &found.drifting()))) } else { Ok(()) }
+    if !found.drifted {
+        return Ok(());
+    }
+    let names = found.drifting().join(", ");
+    Err(Failure::new(DRIFT, format!("{name} is not as {} plans it: {names}", file.display())))
 }
 
-fn drift(args: &Args, names: &[&str]) -> String {
-    format!("{} is not as {} plans it: {}", args.log.log.display(), args.plan.display(), names.join(", "))
+/// What a command would do, or did by its log.
+fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
+    let beside = Beside { device: &args.device, overrides: &[], read: ReadOptions::default(), draft: None };
+    let print_as = if args.format == Format::Json { Print::Json } else { Print::Text };
+    match log {
+        Some(log) => args.start.check(&log.read()?, &beside, print_as),
+        None => args.start.run(&beside, print_as),
+    }
 }
 
 impl Log {

@@ -4,28 +4,29 @@ use std::path::PathBuf;
 
 use cacheplan::files::Limit;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, PlanRequest, Prices};
+use cacheplan::planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, ModelCaches, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 
 use crate::commands::hub;
-use crate::commands::load::{open, refused, unread};
+use crate::commands::load::{OnDevice, open, refused, unread};
+use crate::commands::start::{Beside, StartArgs};
 use crate::failure::{Failure, in_file, note, print, read};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in;
     /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub
-    #[arg(value_parser = hub::model())]
-    model: PathBuf,
+    #[arg(value_parser = hub::model(), required_unless_present = "words", conflicts_with = "words")]
+    model: Option<PathBuf>,
 
     /// Tokens of each sequence, prompt and output, such as 32k (32,768)
-    #[arg(long, value_name = "TOKENS", value_parser = tokens)]
-    context: u64,
+    #[arg(long, value_name = "TOKENS", value_parser = tokens, required_unless_present = "words")]
+    context: Option<u64>,
 
     /// Sequences at once
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
-    sequences: u64,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32), required_unless_present = "words")]
+    sequences: Option<u64>,
 
     /// Devices to choose among
     #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = FitQuestion::DEVICES, value_parser = device)]
@@ -46,6 +47,9 @@ pub(crate) struct Args {
     /// Engines that are asked what they admit, such as vllm@0.33.0, beside the plan's own pools
     #[arg(long = "as", value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
     engines: Vec<EngineSpec>,
+
+    #[command(flatten)]
+    start: StartArgs,
 
     /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
     #[arg(long, value_name = "KEY=VALUE")]
@@ -71,24 +75,24 @@ enum Format {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
-    let model = open(&args.model, &options, |error| unread(&args.model, error))?;
+    let read_options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
+    let asked = asked(args, read_options)?;
     let prices = match &args.prices {
         None => Prices::default(),
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
     let question = FitQuestion {
-        model: Some(args.model.to_string_lossy().into_owned()),
+        model: Some(asked.name),
         assumed: args.assume.iter().map(ToString::to_string).collect(),
-        context: args.context,
-        sequences: args.sequences,
+        context: asked.context,
+        sequences: asked.sequences,
         devices: args.gpus.clone(),
         max_devices: args.max_gpus,
         weights: args.weights,
         prices,
-        engines: args.engines.clone(),
+        engines: asked.engines,
     };
-    let answer = PlanRequest::of(model).fit(&question).map_err(refused)?;
+    let answer = PlanRequest::of(asked.model).fit(&question).map_err(refused)?;
     answer.notes.iter().for_each(|said| note(said));
     match args.format {
         Format::Table => print(&answer.table())?,
@@ -99,8 +103,42 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     match answer.best() {
         Some(_) => Ok(()),
-        None => Err(Failure::new(3, format!("nothing tried holds {} sequences of {}", args.sequences, args.context))),
+        None => Err(Failure::new(
+            3,
+            format!("nothing tried holds {} sequences of {}", question.sequences, question.context),
+        )),
     }
+}
+
+/// What devices are to hold.
+struct Sought {
+    model: ModelCaches,
+    name: String,
+    context: u64,
+    sequences: u64,
+    engines: Vec<EngineSpec>,
+}
+
+/// As flags say it, or a command that starts an engine.
+fn asked(args: &Args, read: ReadOptions) -> Result<Sought, Failure> {
+    let engines = args.engines.clone();
+    let Some(path) = &args.model else {
+        let beside = Beside { device: &OnDevice::default(), overrides: &[], read, draft: None };
+        let (question, models, context, sequences) = args.start.sought(&beside)?;
+        let engines = if engines.is_empty() { vec![question.engine] } else { engines };
+        return Ok(Sought {
+            model: models.model,
+            name: question.model,
+            context: args.context.unwrap_or(context),
+            sequences: args.sequences.or(sequences).unwrap_or(1),
+            engines,
+        });
+    };
+    args.start.refuse_alone()?;
+    let model = open(path, &read, |error| unread(path, error))?;
+    let name = path.to_string_lossy().into_owned();
+    let (context, sequences) = (args.context.unwrap_or(1), args.sequences.unwrap_or(1));
+    Ok(Sought { model: model.into(), name, context, sequences, engines })
 }
 
 /// A device and the name it was asked for by, which is that of its price.

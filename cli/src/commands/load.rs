@@ -48,11 +48,11 @@ pub(crate) struct Reading {
 #[derive(clap::Args, Default)]
 pub(crate) struct Target {
     #[command(flatten)]
-    device: OnDevice,
+    pub(crate) device: OnDevice,
 
     /// Draft model, whose caches and weights the same plan holds; needs --draft-tokens or [speculation]
     #[arg(long, value_name = "MODEL", value_parser = hub::model())]
-    draft: Option<PathBuf>,
+    pub(crate) draft: Option<PathBuf>,
 
     /// What a profiled forward showed (JSON with resident_bytes, forward_bytes and free_bytes); replaces assumptions
     #[arg(long, value_name = "FILE")]
@@ -69,7 +69,7 @@ pub(crate) struct OnDevice {
     /// Memory of the device the plan is for, such as 24GiB, or its name, such as h100 (8xh100 for eight);
     /// 0.9 of it is divided where the
     /// budget states no [memory]
-    #[arg(long, value_name = "SIZE|DEVICE")]
+    #[arg(long, visible_alias = "device", value_name = "SIZE|DEVICE")]
     device_memory: Option<Devices>,
 }
 
@@ -77,6 +77,10 @@ impl OnDevice {
     /// The budget for it.
     pub(crate) fn resolve(&self, budget: &BudgetArgs) -> Result<Config, Failure> {
         resolve(budget, self.device_memory.is_some())
+    }
+
+    pub(crate) const fn devices(&self) -> Option<&Devices> {
+        self.device_memory.as_ref()
     }
 
     /// What is taken for granted of it.
@@ -136,7 +140,7 @@ impl Reading {
             || !budget.overrides().is_empty()
     }
 
-    fn options(&self) -> Result<ReadOptions, Failure> {
+    pub(crate) fn options(&self) -> Result<ReadOptions, Failure> {
         let descriptions =
             self.description.iter().map(|path| read(path, Limit::TOML)).collect::<Result<Vec<String>, Failure>>()?;
         Ok(ReadOptions { assume: self.assume.clone(), descriptions })
@@ -158,10 +162,27 @@ impl Reading {
     /// Reads everything that the plan follows from, and says what is taken for granted once nothing is wrong: before an error
     /// it would seem to have to do with that.
     pub(crate) fn request(&self, model: &Path, target: &Target) -> Result<PlanRequest, Failure> {
+        self.request_of(|reading| reading.open(model), target)
+    }
+
+    /// The same of a config that was piped in.
+    pub(crate) fn request_piped(&self, piped: &Source, target: &Target) -> Result<PlanRequest, Failure> {
+        let read = |reading: &Self| {
+            let model = Model::read_source(piped, &[], &reading.options()?);
+            model.map_err(|error| reading.unread(Path::new("-"), error))
+        };
+        self.request_of(read, target)
+    }
+
+    fn request_of(
+        &self,
+        open_model: impl FnOnce(&Self) -> Result<Model, Failure>,
+        target: &Target,
+    ) -> Result<PlanRequest, Failure> {
         let config = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let measured = target.measured.as_deref().map(read_measured).transpose()?;
-        let mut request = target.device.put(PlanRequest::of(self.open(model)?).with_config(config));
+        let mut request = target.device.put(PlanRequest::of(open_model(self)?).with_config(config));
         if self.budget.budget.is_none() {
             request = request.stated_in(Stated::Flags);
         }

@@ -24,6 +24,7 @@ pub(crate) mod profile;
 pub(crate) mod run;
 mod runner;
 pub(crate) mod simulate;
+pub(crate) mod start;
 pub(crate) mod stats;
 pub(crate) mod verify;
 pub(crate) mod web;

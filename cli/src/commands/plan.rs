@@ -1,12 +1,14 @@
 //! `cacheplan plan`: where every byte of a model's caches lives, who owns it, and why.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use cacheplan::files::{Limit, Source};
 use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanRequest, RankPlans};
 use clap::ValueEnum;
 
-use crate::commands::load::{ModelArgs, Target, refused};
-use crate::commands::{check, diff, explain};
+use crate::commands::load::{Reading, Target, refused};
+use crate::commands::start::{Beside, Print, StartArgs};
+use crate::commands::{check, diff, explain, hub, start};
 use crate::failure::{Failure, note, print, write};
 use crate::trace::TraceArgs;
 
@@ -32,10 +34,18 @@ enum Command {
 
 // The model stands in a group further in; without it here clap would not see that these arguments are given.
 #[derive(clap::Args)]
-#[group(args = ["model"])]
+#[group(args = ["model", "words"])]
 struct Make {
+    /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file; `-` for a config.json or a command piped in;
+    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub; a script (.sh, .txt) that starts an engine
+    #[arg(value_parser = hub::model(), required_unless_present = "words")]
+    model: Option<PathBuf>,
+
     #[command(flatten)]
-    source: ModelArgs,
+    reading: Reading,
+
+    #[command(flatten)]
+    start: StartArgs,
 
     #[command(flatten)]
     target: Target,
@@ -95,11 +105,35 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn make(args: &Make) -> Result<(), Failure> {
     args.trace.begin()?;
-    let reading = &args.source.reading;
+    let reading = &args.reading;
+    let Some(model) = args.model.as_deref() else {
+        return started(args, |start, beside, print| start.run(beside, print));
+    };
+    if args.start.is_stated() {
+        return Err(Failure::new(2, "a command behind `--` names its model; leave the other one out"));
+    }
+    if start::is_script(model) {
+        let launch = start::launch_in(model)?;
+        return started(args, |start, beside, print| start.answer(&launch, beside, print));
+    }
+    let piped =
+        if model == Path::new("-") { Some(Source::stdin(Limit::CONFIG).map_err(Failure::error)?) } else { None };
+    if let Some(piped) = &piped {
+        let text = piped.text(Limit::CONFIG).map_err(Failure::error)?;
+        if !text.trim_start().starts_with('{') {
+            let launch = start::launch_of(&text, "what is piped in")?;
+            return started(args, |start, beside, print| start.answer(&launch, beside, print));
+        }
+    }
+    args.start.refuse_alone()?;
     if args.engine.is_none() {
         reading.budget.refuse_engine_flags("name the engine with --as")?;
     }
-    let request = reading.request(&args.source.model, &args.target)?.of_stage(args.stage);
+    let request = match &piped {
+        Some(piped) => reading.request_piped(piped, &args.target)?,
+        None => reading.request(model, &args.target)?,
+    };
+    let request = request.of_stage(args.stage);
     let request = args.engine.into_iter().fold(request, PlanRequest::for_engine);
     if args.format == Format::Dot {
         refuse_beside(args, "the model's graph")?;
@@ -139,6 +173,27 @@ fn make(args: &Make) -> Result<(), Failure> {
         Format::Svg | Format::Html => refuse_beside(args, "our own plan"),
         Format::Table | Format::Dot => print(&(heading + &both.table())),
     }
+}
+
+/// Answers a command that starts an engine.
+fn started(args: &Make, of: impl FnOnce(&StartArgs, &Beside<'_>, Print) -> Result<(), Failure>) -> Result<(), Failure> {
+    let print_as = match args.format {
+        Format::Table => Print::Text,
+        Format::Json => Print::Json,
+        _ => return Err(Failure::new(2, "what a command would do is printed as table or json")),
+    };
+    if args.engine.is_some() || args.ranks || args.out.is_some() || args.reading.budget.budget.is_some() {
+        let other =
+            "--as, --ranks, --out and --budget are about a plan of our own; a command says engine and budget itself";
+        return Err(Failure::new(2, other));
+    }
+    let beside = Beside {
+        device: &args.target.device,
+        overrides: args.reading.budget.overrides(),
+        read: args.reading.options()?,
+        draft: args.target.draft.as_deref(),
+    };
+    of(&args.start, &beside, print_as)
 }
 
 /// The plans of all stages.

@@ -1,10 +1,32 @@
 //! Commands and manifests that start an engine, read as questions to the planner.
+//!
+//! A [`Launch`] is a command as a shell or a manifest has it. A [`Question`] is what it asks: its words are read as the engine's own
+//! parser would, with tables made from that parser. [`answer`] says what the engine would log at its start, what caps it, and which
+//! flags would change that; [`repaired`] finds the nearest command that starts.
 #![forbid(unsafe_code)]
 #![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod answer;
+mod change;
+mod command;
+mod error;
+mod flags;
+mod found;
 mod launch;
 pub mod manifest;
+mod program;
+mod question;
+mod remedy;
+mod repair;
 mod secret;
+mod words;
 
+pub use answer::{Answer, Change, Compared, Starts};
+pub use command::LONGEST;
+pub use error::ServeError;
 pub use launch::Launch;
+pub use question::{Limits, Models, Options, Question, ReadFlag};
+pub use remedy::Remedy;
+pub use repair::{answer, nearest, repaired};
+pub use words::line;

@@ -14,8 +14,9 @@ mod prediction;
 mod registry;
 pub(crate) mod rules;
 mod situation;
-mod version;
+pub(crate) mod version;
 
+pub use crate::export::FlagMeaning;
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};

@@ -145,6 +145,20 @@ pub(crate) fn available_bytes(request: &Inputs<'_>, load: &Load) -> Result<Optio
     Ok(Room::of(request)?.at(step).map(|memory| memory.paged_share.of(memory.bytes)))
 }
 
+impl Inputs<'_> {
+    /// The same at least, as it is taken to be, and at most: what nobody stated or measured is not known exactly.
+    pub(crate) fn bytes_between(&self, engine: EngineSpec) -> Result<Option<[u64; 3]>, PlanError> {
+        let assumed = Inputs { engine: Some(engine.engine.assumptions()), ..*self };
+        let load = make::load(self.budget, self.budget.max_seq_len_for(self.model))?;
+        let sequences = self.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(load.max_num_tokens);
+        let step = StepSize { tokens: load.max_num_tokens, logit_rows: sequences };
+        Ok(match self.budget.engine.cache_bytes {
+            Some(bytes) => Some([bytes.0; 3]),
+            None => Room::of(&assumed)?.between(step),
+        })
+    }
+}
+
 /// Bytes that one sequence of the workload needs at least as the engine stores it.
 pub(crate) fn bytes_per_sequence(request: &Inputs<'_>, load: &Load, engine: EngineSpec) -> Result<u128, PlanError> {
     let held = request.held_by_engine()?;

@@ -19,7 +19,8 @@ use super::rules::{EngineRules, Numbering};
 use super::version::Version;
 use crate::budget::Budget;
 use crate::error::EngineRefusal;
-use crate::export::{Dialect, TargetFile};
+use crate::export::dialect::Key;
+use crate::export::{Dialect, FlagMeaning, TargetFile};
 use crate::logs::LogDialect;
 use crate::overheads::EngineAssumptions;
 
@@ -133,6 +134,11 @@ impl Engine {
 
     pub(crate) const fn file(self) -> Option<&'static TargetFile> {
         self.0.file
+    }
+
+    /// What the key of that name, such as `max-num-seqs`, says in terms of the budget; none where no plan is told by it.
+    pub fn meaning_of(self, key: &str) -> Option<FlagMeaning> {
+        self.file()?.dialect.keys.iter().find(|known| known.name == key).map(Key::meaning)
     }
 
     /// The engine that a dialect is spoken to, where it is modelled.

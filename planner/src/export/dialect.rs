@@ -36,6 +36,27 @@ pub(crate) struct Key {
     since: usize,
 }
 
+/// What an engine's key says in terms of the budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FlagMeaning {
+    /// This key of the budget.
+    Key(&'static str),
+    /// The opposite of this one.
+    NotKey(&'static str),
+    /// The dtype of some caches.
+    DType {
+        /// The key of the budget.
+        path: &'static str,
+        /// The word for the model's own.
+        own: Option<&'static str>,
+        /// The engine's names, each with the place among the versions that were read of the first that has it.
+        names: &'static [(DType, &'static str, usize)],
+    },
+    /// What no key of the budget does.
+    Unsaid,
+}
+
 /// How a key says the plan's value.
 enum Says {
     /// As it stands in the plan.
@@ -90,6 +111,16 @@ impl Key {
     pub(crate) fn setting(&self, input: &Input<'_>) -> Option<Setting> {
         let (value, source) = self.value(input).filter(|_| self.since <= input.release)?;
         Some(Setting { key: self.name.into(), value, source })
+    }
+
+    /// What it says, read the way back.
+    pub(crate) fn meaning(&self) -> FlagMeaning {
+        match (&self.says, self.path.strip_prefix('!')) {
+            (Says::DType(of, own, names), _) => FlagMeaning::DType { path: of.path(), own: *own, names },
+            (_, Some(path)) => FlagMeaning::NotKey(path),
+            (_, None) if self.path.is_empty() => FlagMeaning::Unsaid,
+            (_, None) => FlagMeaning::Key(self.path),
+        }
     }
 
     /// What the engine's own rules are told by the setting of this key.

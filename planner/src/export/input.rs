@@ -294,6 +294,15 @@ impl Class {
         }
     }
 
+    /// The key of the budget.
+    pub(super) const fn path(self) -> &'static str {
+        match self {
+            Self::Kv => "dtypes.kv",
+            Self::Conv => "dtypes.conv",
+            Self::Ssm => "dtypes.ssm",
+        }
+    }
+
     const fn name(self) -> &'static str {
         match self {
             Self::Kv => "keys and values",

@@ -27,6 +27,7 @@ use file::File;
 use input::Input;
 
 pub(crate) use dialect::Dialect;
+pub use dialect::FlagMeaning;
 pub use serving::{ExportError, Serving, Setting};
 pub use target::Target;
 pub(crate) use target_file::TargetFile;

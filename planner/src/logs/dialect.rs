@@ -1,6 +1,7 @@
 //! The wording of an engine's start log.
 
 use super::fact::Fact;
+use super::line::{Line, SizeUnit};
 use super::wording::Wording;
 
 /// The wording of one engine's start log, and what it says there of itself.
@@ -9,6 +10,10 @@ pub(crate) struct LogDialect {
     pub(crate) starts: &'static [&'static str],
     /// The lines that have a number.
     pub(crate) lines: &'static [Wording],
+    /// Those that are written of a prediction, in the order of a start.
+    pub(crate) writes: &'static [Line],
+    /// How it prints sizes.
+    pub(crate) size_unit: SizeUnit,
     /// From such a line on what is said is of the draft model.
     pub(crate) drafts: &'static [&'static str],
     /// At such a line these are forgotten: they were tried only.
@@ -32,6 +37,8 @@ impl LogDialect {
     pub(crate) const OF_NONE: Self = Self {
         starts: &[],
         lines: &[],
+        writes: &[],
+        size_unit: SizeUnit("GiB", 30),
         drafts: &[],
         tries: &[],
         complete: &[],

@@ -8,6 +8,8 @@ mod calibration;
 mod check;
 pub(crate) mod dialect;
 pub(crate) mod fact;
+pub(crate) mod line;
+mod lines;
 mod reader;
 mod rules;
 pub mod start;

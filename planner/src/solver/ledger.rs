@@ -277,6 +277,18 @@ impl<'a> Outside<'a> {
         })
     }
 
+    /// The same at most, as they are taken to be, and at least: what nobody stated or measured may also be less.
+    pub(crate) fn between(&self, size: StepSize) -> [u64; 3] {
+        let step = self.activations.line(size);
+        let lines = || self.before.lines.iter().chain([&step]).chain(&self.after.lines);
+        let sum = |of: fn(&LedgerLine) -> u64| lines().map(of).fold(0, u64::saturating_add);
+        [
+            sum(|line| line.bytes.saturating_add(line.uncertain_bytes)),
+            sum(|line| line.bytes),
+            sum(|line| line.bytes.saturating_sub(line.uncertain_bytes)),
+        ]
+    }
+
     /// Bytes besides caches where such a step runs.
     pub(crate) fn bytes(&self, size: StepSize) -> u64 {
         let (step, more) = self.activations.bytes(size);

@@ -39,6 +39,18 @@ impl<'a> Room<'a> {
         self.outside.ledger(step)
     }
 
+    /// What paged caches may take at least, as it is taken to be, and at most; `None` if the budget states no memory.
+    pub(crate) fn between(&self, step: StepSize) -> Option<[u64; 3]> {
+        let Some(Allowed { bytes, resident, paged_share }) = self.allowed else {
+            return self.stated.map(|bytes| [bytes; 3]);
+        };
+        let left = |taken: u64| {
+            let left = bytes.saturating_sub(taken.saturating_sub(resident));
+            paged_share.of(self.stated.map_or(left, |stated| stated.min(left)))
+        };
+        Some(self.outside.between(step).map(left))
+    }
+
     /// What the pools may take together; `None` if the budget states no memory.
     pub(crate) fn at(&self, step: StepSize) -> Option<CacheBytes> {
         let given = |bytes| CacheBytes { bytes, overdrawn: 0, paged_share: Fraction::ONE };

@@ -11,6 +11,7 @@ mod cuda_toolkit;
 mod dependencies;
 mod dist;
 mod engines;
+mod flags;
 mod fuzz;
 mod gpu;
 mod gpu_all;
@@ -55,6 +56,7 @@ Commands:
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   python            Build, install and test the Python package; needs Python, and the network once
   engines           Start vLLM on this CPU under the guard, and drive SGLang's hooks; x86-64 Linux, CPython 3.11, 13 GB
+  flags             Read the flags of engines' own parsers into tables; needs Python, and the network for 2 GB once
   onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
   transformers      Write down what transformers caches, counts and reads of each config; needs Python and 6 GB
   web               Build the page into cli/web/dist; needs Node and Debian's apt, and the network once
@@ -107,6 +109,7 @@ fn main() -> ExitCode {
         "dist" => dist::run(),
         "check-dist" => dist::check(),
         "engines" => engines::run(),
+        "flags" => flags::run(),
         "onnx" => onnx::run(),
         "transformers" => transformers::run(),
         "python" => python::run(),

@@ -1,7 +1,9 @@
 //! How vLLM words its start: 0.6 (its first engine) to 0.33.
 
+use crate::engines::version::Version;
 use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
+use crate::logs::line::Line;
 use crate::logs::wording::Fold::{First, Least};
 use crate::logs::wording::Wording;
 
@@ -19,6 +21,11 @@ const RESIDENT: Option<Fact> = Some(Fact::Resident);
 const ACTIVATIONS: Option<Fact> = Some(Fact::Activations);
 const CONTEXT: Option<Fact> = Some(Fact::Context);
 const GRAPHS: Option<Fact> = Some(Fact::Graphs);
+
+/// The first version of a line that every version that was read writes.
+const ALWAYS: Version = Version(0, 0, 0);
+/// Read in 0.24.0 and 0.28.0: between them two lines became one.
+const ONE_LINE: Version = Version(0, 28, 0);
 
 pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["LLM engine (v", "vLLM API server version "],
@@ -64,6 +71,40 @@ pub(crate) static WORDS: LogDialect = LogDialect {
             text: "Maximum concurrency for {} tokens per request: {}x",
             facts: &[LENGTH, CONCURRENCY],
             fold: Least,
+        },
+    ],
+    writes: &[
+        Line { since: ALWAYS, before: None, text: "Using max model len {}", facts: &[&[Fact::MaxSeqLen]] },
+        Line {
+            since: ALWAYS,
+            before: None,
+            text: "Chunked prefill is enabled with max_num_batched_tokens={}.",
+            facts: &[&[Fact::MaxNumTokens]],
+        },
+        Line {
+            since: ALWAYS,
+            before: None,
+            text: "Setting attention block size to {} tokens to ensure that attention page size is >= mamba page size.",
+            facts: &[&[Fact::TokensPerBlock]],
+        },
+        Line { since: ALWAYS, before: None, text: "Available KV cache memory: {}", facts: &[&[Fact::CacheBytes]] },
+        Line {
+            since: ALWAYS,
+            before: Some(ONE_LINE),
+            text: "GPU KV cache size: {,} tokens",
+            facts: &[&[Fact::Tokens]],
+        },
+        Line {
+            since: ALWAYS,
+            before: Some(ONE_LINE),
+            text: "Maximum concurrency for {,} tokens per request: {}x",
+            facts: &[&[Fact::MaxSeqLen], &[Fact::Concurrency]],
+        },
+        Line {
+            since: ONE_LINE,
+            before: None,
+            text: "GPU KV cache size: {,} tokens, Maximum concurrency for {,} tokens per request: {}x",
+            facts: &[&[Fact::Tokens], &[Fact::MaxSeqLen], &[Fact::Concurrency]],
         },
     ],
     complete: &[Fact::Tokens, Fact::NumBlocks],

@@ -1,0 +1,249 @@
+//! A command that starts an engine, behind `--`: what it would log, what caps it, and which flags would change that.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cacheplan::files::{Limit, Shown};
+use cacheplan::planner::{EngineLog, Override};
+use cacheplan::transforms::ReadOptions;
+use cacheplan_serve::{
+    Answer, Change, Launch, Models, Options, Question, ServeError, Starts, answer, nearest, repaired,
+};
+use serde_json::json;
+
+use crate::commands::hub;
+use crate::commands::load::{OnDevice, open, unread};
+use crate::failure::{DRIFT, Failure, note, print, read};
+
+/// What is asked of such a command.
+#[derive(clap::Args, Default)]
+pub(crate) struct StartArgs {
+    /// The engine's version where a command is asked about; its image's, or the newest that is modelled, where absent
+    #[arg(long, value_name = "VERSION", help_heading = "Command behind --")]
+    engine_version: Option<String>,
+
+    /// Exit with 3 unless the command holds so many sequences of its longest length, whatever it finds at its start
+    #[arg(long, value_name = "N", help_heading = "Command behind --")]
+    expect_sequences: Option<u64>,
+
+    /// Exit with 3 unless its caches hold so many tokens
+    #[arg(long, value_name = "N", help_heading = "Command behind --")]
+    expect_tokens: Option<u64>,
+
+    /// A command that starts vLLM, SGLang, TensorRT-LLM or llama.cpp, with its variables before it; or a file that holds one, or `-`
+    #[arg(last = true, value_name = "COMMAND")]
+    words: Vec<String>,
+}
+
+/// How an answer is printed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Print {
+    Text,
+    Json,
+}
+
+/// What else is said about the command.
+pub(crate) struct Beside<'a> {
+    pub(crate) device: &'a OnDevice,
+    pub(crate) overrides: &'a [Override],
+    pub(crate) read: ReadOptions,
+    pub(crate) draft: Option<&'a Path>,
+}
+
+/// Files whose name says that they hold a command.
+const SCRIPTS: [&str; 4] = ["sh", "bash", "zsh", "txt"];
+
+/// Whether a path is that of a command rather than of a model.
+pub(crate) fn is_script(path: &Path) -> bool {
+    path.extension().and_then(|extension| extension.to_str()).is_some_and(|extension| SCRIPTS.contains(&extension))
+        && path.is_file()
+}
+
+impl StartArgs {
+    pub(crate) fn is_stated(&self) -> bool {
+        !self.words.is_empty()
+    }
+
+    /// Flags that are about a command are wrong where there is none.
+    pub(crate) fn refuse_alone(&self) -> Result<(), Failure> {
+        let stated = self.engine_version.is_some() || self.expect_sequences.is_some() || self.expect_tokens.is_some();
+        match stated && !self.is_stated() {
+            true => Err(Failure::new(
+                2,
+                "--engine-version and --expect-… are about a command behind `--`, and there is none",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// The command that stands behind `--`.
+    fn launch(&self) -> Result<Launch, Failure> {
+        let env = environment();
+        match self.words.as_slice() {
+            [one] if one == "-" || Path::new(one).is_file() => launch_in(Path::new(one)),
+            words => Launch::from_words(words.to_vec(), &env).map_err(failed),
+        }
+    }
+
+    /// Answers the command behind `--`.
+    pub(crate) fn run(&self, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
+        self.answer(&self.launch()?, beside, print_as)
+    }
+
+    /// Answers a command.
+    pub(crate) fn answer(&self, launch: &Launch, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
+        let options = self.options(beside);
+        let found = match self.question(launch, &options, beside) {
+            Ok((_, models)) => answer(launch, models.clone(), &options).map_err(|error| (error, Some(models))),
+            Err(Asked::Refused(error)) => {
+                // A command that its parser refuses still names its model, mostly.
+                let models = nearest(launch, &options).and_then(|question| opened(&question, beside).ok());
+                Err((error, models))
+            }
+            Err(Asked::Failed(failure)) => return Err(failure),
+        };
+        match found {
+            Ok(found) => self.judged(&found, print_as),
+            Err((error, models)) => {
+                let change =
+                    models.and_then(|models| repaired(launch, &models, &options)).map(|(_, answer)| changed(answer));
+                if print_as == Print::Json {
+                    let said = json!({ "starts": "no", "reason": error.to_string(), "changes": change.iter().collect::<Vec<_>>() });
+                    print(&(serde_json::to_string_pretty(&said).map_err(Failure::error)? + "\n"))?;
+                }
+                let try_this = change.map(|change| format!("\ntry {}", line(&change.command))).unwrap_or_default();
+                Err(Failure::new(error.exit_code(), format!("{error}{try_this}")))
+            }
+        }
+    }
+
+    /// Sets what a log says beside the command that it is of.
+    pub(crate) fn check(&self, log: &EngineLog, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
+        let launch = self.launch()?;
+        let mut options = self.options(beside);
+        options.cache_bytes = log.get(cacheplan::planner::logs::Fact::CacheBytes);
+        options.version = options.version.or_else(|| log.version.map(|version| version.to_string()));
+        let (_, models) = self.question(&launch, &options, beside).map_err(Asked::failure)?;
+        let found = answer(&launch, models, &options).map_err(failed)?;
+        let rows = found.beside(log);
+        match print_as {
+            Print::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n"))?,
+            Print::Text => {
+                let number = |low: u64, high: u64| if low == high { low.to_string() } else { format!("{low}..{high}") };
+                let row = |row: &cacheplan_serve::Compared| {
+                    let verdict = if row.equal { "equal" } else { "DRIFT" };
+                    let [said, logged] = [row.predicted, row.logged].map(|of| number(of.low, of.high));
+                    format!("{:18}  {said:>24}  {logged:>24}  {verdict}\n", row.fact.name())
+                };
+                print(&rows.iter().map(row).collect::<String>())?;
+            }
+        }
+        let drifting: Vec<&str> = rows.iter().filter(|row| !row.equal).map(|row| row.fact.name()).collect();
+        if drifting.is_empty() {
+            Ok(())
+        } else {
+            Err(Failure::new(DRIFT, format!("the log is not of this command: {}", drifting.join(", "))))
+        }
+    }
+
+    /// The question with its model, the longest sequence, and the sequences that it is told to run, for a search over devices.
+    pub(crate) fn sought(&self, beside: &Beside<'_>) -> Result<(Question, Models, u64, Option<u64>), Failure> {
+        let (launch, options) = (self.launch()?, self.options(beside));
+        let (question, models) = self.question(&launch, &options, beside).map_err(Asked::failure)?;
+        let limits = question.limits(&models).map_err(failed)?;
+        let sequences = self.expect_sequences.or(question.stated_sequences());
+        Ok((question, models, limits.max_seq_len, sequences))
+    }
+
+    fn options(&self, beside: &Beside<'_>) -> Options {
+        Options {
+            version: self.engine_version.clone(),
+            devices: beside.device.devices().cloned(),
+            cache_bytes: None,
+            overrides: beside.overrides.to_vec(),
+        }
+    }
+
+    fn question(&self, launch: &Launch, options: &Options, beside: &Beside<'_>) -> Result<(Question, Models), Asked> {
+        let question = Question::of(launch, options).map_err(Asked::Refused)?;
+        let models = opened(&question, beside).map_err(Asked::Failed)?;
+        Ok((question, models))
+    }
+
+    /// Prints an answer, and ends with 3 where it does not start or hold what is expected.
+    fn judged(&self, found: &Answer, print_as: Print) -> Result<(), Failure> {
+        match print_as {
+            Print::Json => print(&(serde_json::to_string_pretty(found).map_err(Failure::error)? + "\n"))?,
+            Print::Text => print(&found.text())?,
+        }
+        if found.starts == Starts::No {
+            return Err(Failure::new(
+                3,
+                format!("{} would not start: {}", found.engine, found.reason.clone().unwrap_or_default()),
+            ));
+        }
+        let short = found.short_of(self.expect_sequences, self.expect_tokens);
+        short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
+    }
+}
+
+/// Why there is no question.
+enum Asked {
+    Refused(ServeError),
+    Failed(Failure),
+}
+
+impl Asked {
+    fn failure(self) -> Failure {
+        match self {
+            Self::Refused(error) => failed(error),
+            Self::Failed(failure) => failure,
+        }
+    }
+}
+
+/// The command in a file; `-` is what is piped in.
+pub(crate) fn launch_in(path: &Path) -> Result<Launch, Failure> {
+    launch_of(&read(path, Limit::CONFIG)?, &Shown(path.display()).to_string())
+}
+
+/// The command in a text.
+pub(crate) fn launch_of(text: &str, place: &str) -> Result<Launch, Failure> {
+    Launch::from_text(text, place, &environment()).map_err(failed)
+}
+
+/// The variables under which the command would run.
+fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// The models that a command names, as the hub or a disk has them.
+fn opened(question: &Question, beside: &Beside<'_>) -> Result<Models, Failure> {
+    let open = |name: &str, options: &ReadOptions| {
+        let path = hub::find(&PathBuf::from(name));
+        open(&path, options, |error| unread(&path, error))
+    };
+    let draft = beside.draft.map(|draft| draft.to_string_lossy().into_owned()).or_else(|| question.draft.clone());
+    let draft = draft.map(|name| open(&name, &ReadOptions::default())).transpose()?;
+    question.notes.iter().for_each(|said| note(said));
+    Ok(Models { model: open(&question.model, &beside.read)?.into(), draft: draft.map(Into::into) })
+}
+
+fn failed(error: ServeError) -> Failure {
+    Failure::new(error.exit_code(), error)
+}
+
+fn changed(answer: Answer) -> Change {
+    Change {
+        change: "the nearest command that starts".into(),
+        command: answer.command,
+        starts: answer.starts,
+        sequences: answer.sequences,
+    }
+}
+
+fn line(words: &[String]) -> String {
+    cacheplan_serve::line(words)
+}

@@ -1,0 +1,212 @@
+//! Commands that start an engine, behind `--`, in files and piped in.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use rstest::rstest;
+
+const QWEN: &str = "Qwen__Qwen3-8B";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn config(model: &str) -> String {
+    root().join(format!("tests/fixtures/configs/{model}.json")).display().to_string()
+}
+
+fn cacheplan(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_cacheplan")).args(args).env("NO_COLOR", "1").output().unwrap()
+}
+
+fn said(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn plan_writes_the_log_that_the_engine_would() {
+    let model = config(QWEN);
+    let (code, out, err) = said(&cacheplan(&[
+        "plan",
+        "--device",
+        "h100",
+        "--",
+        "vllm",
+        "serve",
+        &model,
+        "--max-model-len",
+        "32k",
+        "--kv-cache-memory-bytes",
+        "40G",
+    ]));
+    assert_eq!(code, Some(0), "{err}");
+    // 40 GiB are 18,204 blocks of 16 tokens of 147,456 bytes.
+    for line in [
+        "Using max model len 32000",
+        "Available KV cache memory: 40.00 GiB",
+        "GPU KV cache size: 291,264 tokens",
+        "9.10x",
+        "READ",
+        "CHANGES",
+    ] {
+        assert!(out.contains(line), "{line}\n{out}");
+    }
+}
+
+#[test]
+fn the_same_as_json() {
+    let model = config(QWEN);
+    let (code, out, err) =
+        said(&cacheplan(&["plan", "--device", "h100", "--format", "json", "--", "vllm", "serve", &model]));
+    assert_eq!(code, Some(0), "{err}");
+    let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((&answer["engine"], &answer["starts"]), (&"vllm".into(), &"yes".into()));
+    let tokens = &answer["facts"]["tokens"];
+    assert!(tokens["low"].as_u64() < tokens["high"].as_u64() && tokens["low"].as_u64() > Some(0), "{tokens}");
+}
+
+#[rstest]
+#[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start: To serve at least one request")]
+#[case::misspelled(&["--device", "h100"], "--max-modle-len 4096", 2, "unrecognized arguments: --max-modle-len")]
+#[case::unread(&["--device", "h100"], "--prefill-context-parallel-size 2", 4, "nobody read what it does to caches")]
+#[case::no_device(&[], "", 2, "name it, such as --device h100")]
+#[case::expected(&["--device", "h100", "--expect-sequences", "1000"], "", 3, "1000 sequences are expected, and it holds")]
+#[case::newer(&["--device", "h100", "--engine-version", "99.0"], "", 2, "unknown version `99.0`")]
+fn what_is_wrong_has_its_exit_code(
+    #[case] flags: &[&str],
+    #[case] command: &str,
+    #[case] code: i32,
+    #[case] expected: &str,
+) {
+    let model = config(QWEN);
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let args = [&["plan"][..], flags, &["--", "vllm", "serve", &model], &words].concat();
+    let (found, _, err) = said(&cacheplan(&args));
+    assert_eq!(found, Some(code), "{err}");
+    assert!(err.contains(expected), "{err}");
+}
+
+#[test]
+fn a_wrong_command_is_followed_by_one_that_starts() {
+    let model = config(QWEN);
+    let (_, _, err) =
+        said(&cacheplan(&["plan", "--device", "h100", "--", "vllm", "serve", &model, "--max-modle-len", "4096"]));
+    assert!(err.contains("try vllm serve") && err.contains("--max-model-len 4096"), "{err}");
+}
+
+#[test]
+fn a_script_is_read_by_its_path_or_piped_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("serve.sh");
+    let text =
+        format!("#!/bin/sh\nMODEL={}\nexec vllm serve \"$MODEL\" \\\n  --max-model-len 8192 # short\n", config(QWEN));
+    fs::write(&script, &text).unwrap();
+    let by_path = cacheplan(&["plan", script.to_str().unwrap(), "--device", "h100"]);
+    let behind = cacheplan(&["plan", "--device", "h100", "--", script.to_str().unwrap()]);
+    let mut piped = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    let mut piped = piped
+        .args(["plan", "-", "--device", "h100"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    piped.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let piped = piped.wait_with_output().unwrap();
+    let outs: Vec<String> = [&by_path, &behind, &piped].map(|output| said(output).1).to_vec();
+    assert!(outs[0].contains("Using max model len 8192"), "{:?}", said(&by_path));
+    assert!(outs.iter().all(|out| *out == outs[0]), "{outs:#?}");
+}
+
+#[test]
+fn check_sets_a_log_beside_the_command_that_it_is_of() {
+    let log = root().join("tests/fixtures/logs/vllm-0.19.0-qwen3.5-9b.log").display().to_string();
+    let model = config("Qwen__Qwen3.5-9B");
+    let command = ["check", "--log", &log, "--", "vllm", "serve", &model, "--max-num-batched-tokens", "8192"];
+    let (code, out, err) = said(&cacheplan(&command));
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.lines().any(|line| line.starts_with("tokens ") && line.ends_with("equal")), "{out}");
+    let (code, out, _) = said(&cacheplan(&[&command[..], &["--kv-cache-dtype", "fp8"]].concat()));
+    assert_eq!(code, Some(5), "{out}");
+}
+
+#[test]
+fn fit_takes_the_context_from_the_command() {
+    let model = config(QWEN);
+    let (code, out, err) = said(&cacheplan(&[
+        "fit",
+        "--gpus",
+        "h100,l4",
+        "--",
+        "vllm",
+        "serve",
+        &model,
+        "--max-model-len",
+        "16K",
+        "--max-num-seqs",
+        "4",
+    ]));
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("16384") && out.to_lowercase().contains("h100"), "{out}");
+}
+
+/// The text below `key: |` in a file of an action, without its indentation.
+fn block(text: &str, key: &str) -> String {
+    let (_, rest) = text.split_once(&format!("{key}: |\n")).unwrap();
+    let indent = rest.len() - rest.trim_start().len();
+    rest.lines()
+        .take_while(|line| line.len() >= indent && line[..indent].trim().is_empty())
+        .map(|line| line[indent..].to_owned() + "\n")
+        .collect()
+}
+
+/// A repository with one command that starts and one that does not.
+fn repository() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let command = |flags: &str| format!("#!/bin/sh\nexec vllm serve {} {flags}\n", config(QWEN));
+    fs::write(folder.path().join("serve-good.sh"), command("--max-model-len 8192")).unwrap();
+    fs::write(folder.path().join("serve-bad.sh"), command("--max-model-len 8192 --tensor-parallel-size 3")).unwrap();
+    folder
+}
+
+#[rstest]
+#[case("serve-good.sh", 0)]
+#[case("serve-*.sh", 3)]
+fn the_actions_step_ends_as_the_worst_command(#[case] files: &str, #[case] code: i32) {
+    let (repository, action) = (repository(), root().join("tools/action"));
+    let step = block(&fs::read_to_string(action.join("action.yml")).unwrap(), "run");
+    let mut bash = Command::new("bash");
+    bash.args(["-eo", "pipefail", "-c", &step]).current_dir(repository.path());
+    bash.envs([
+        ("FILES", files),
+        ("DEVICE", "h100"),
+        ("FLAGS", "--expect-sequences 8"),
+        ("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan")),
+    ]);
+    let output = bash.env("GITHUB_ACTION_PATH", action).output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
+    let (repository, hooks) = (repository(), fs::read_to_string(root().join(".pre-commit-hooks.yaml")).unwrap());
+    let of = |key: &str| hooks.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap().trim().to_owned();
+    let args = of("args:");
+    let args = args.trim_matches(['[', ']']).split(", ");
+    // A hook of `language: script` is the file in its repository, with its args and the names of the files.
+    let mut hook = Command::new(root().join(of("entry:")));
+    hook.args(args)
+        .args(["serve-good.sh", "serve-bad.sh"])
+        .current_dir(repository.path())
+        .env("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan"));
+    let output = hook.output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    assert!(
+        err.contains("must be divisible by tensor parallel size (3)") && err.contains("--tensor-parallel-size 2"),
+        "{err}"
+    );
+}

@@ -1,0 +1,104 @@
+//! Changes to a command that would make it start, or hold more.
+
+use crate::flags::table::{Arity, Flag};
+use crate::remedy::Remedy;
+use crate::words::assignment;
+
+impl Remedy {
+    /// The words with this change, in the ways in which it may be meant. Flags are those of the engine, which begin at `start`.
+    pub(crate) fn applied(&self, words: &[String], start: usize, flags: &[&'static Flag]) -> Vec<Vec<String>> {
+        match self {
+            Self::Rename(from, to) => {
+                let renamed = |word: &String| match word.strip_prefix(from.as_str()) {
+                    Some("") => to.clone(),
+                    Some(rest) if rest.starts_with(['=', '.']) => format!("{to}{rest}"),
+                    _ => word.clone(),
+                };
+                vec![
+                    words
+                        .iter()
+                        .enumerate()
+                        .map(|(at, word)| if at < start { word.clone() } else { renamed(word) })
+                        .collect(),
+                ]
+            }
+            Self::Drop(written) => {
+                let is = |word: &String| word == written || word.starts_with(&format!("{written}="));
+                let Some(at) = words.iter().skip(start).position(is).map(|at| at + start) else { return Vec::new() };
+                let without = |count: usize| [&words[..at], words.get(at + count..).unwrap_or_default()].concat();
+                let has_value = words.get(at + 1).is_some_and(|next| !next.starts_with('-'));
+                if has_value { vec![without(2), without(1)] } else { vec![without(1)] }
+            }
+            Self::Remove(name) => vec![without(words, start, flags, name)],
+            Self::Set(name, value) => {
+                let mut changed = without(words, start, flags, name);
+                let is_switch = flags.iter().any(|flag| flag.name == *name && flag.values == Arity::Exactly(0));
+                changed.push((*name).to_owned());
+                changed.extend((!is_switch).then(|| value.clone()));
+                vec![changed]
+            }
+        }
+    }
+}
+
+/// The words without a flag, however it is spelled.
+fn without(words: &[String], start: usize, flags: &[&'static Flag], name: &str) -> Vec<String> {
+    let Some(flag) = flags.iter().find(|flag| flag.name == name) else { return words.to_vec() };
+    let is = |word: &str| {
+        let written = word.split(['=', '.']).next().unwrap_or(word);
+        let joined = if written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() };
+        let begins = |known: &str| joined.len() > 2 && joined.starts_with("--") && known.starts_with(&joined);
+        flag.names().any(|known| known == joined || known == written)
+            || begins(flag.name)
+                && flags.iter().flat_map(|flag| flag.names()).filter(|known| begins(known)).count() == 1
+    };
+    let mut kept = words[..start.min(words.len())].to_vec();
+    let mut rest = words.iter().skip(start).peekable();
+    while let Some(word) = rest.next() {
+        if !is(word) {
+            kept.push(word.clone());
+            continue;
+        }
+        let most = match flag.values {
+            _ if word.contains('=') => 0,
+            Arity::Exactly(count) => count,
+            Arity::Optional => 1,
+            Arity::AtLeast(_) => usize::MAX,
+        };
+        let is_value = |next: &&String| !next.starts_with('-') || next.parse::<f64>().is_ok();
+        for _ in 0..most {
+            if rest.next_if(is_value).is_none() {
+                break;
+            }
+        }
+    }
+    kept
+}
+
+/// Words as one would type them, without what is secret.
+pub(crate) fn shown(words: &[String], flags: &[&'static Flag]) -> Vec<String> {
+    let secret = |word: &str| {
+        let written = word.split('=').next().unwrap_or(word).replace('_', "-");
+        flags.iter().any(|flag| flag.is_secret() && flag.names().any(|known| known == written))
+    };
+    let hides_variable = |word: &str| {
+        assignment(word)
+            .is_some_and(|(name, _)| ["KEY", "TOKEN", "SECRET", "PASSWORD"].iter().any(|part| name.contains(part)))
+    };
+    let mut is_value = false;
+    let mut hidden = |word: &String| {
+        let was_value = std::mem::take(&mut is_value);
+        match word.split_once('=') {
+            Some((name, _)) if secret(name) || hides_variable(word) => return format!("{name}=***"),
+            _ if secret(word) => is_value = true,
+            _ if was_value && !word.starts_with('-') => {
+                // A list of keys goes on.
+                is_value = true;
+                return "***".into();
+            }
+            _ => {}
+        }
+        word.clone()
+    };
+    words.iter().map(&mut hidden).collect()
+}

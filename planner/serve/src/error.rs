@@ -1,0 +1,118 @@
+//! Why a command is no question, or why the engine would not start.
+
+use cacheplan_files::Shown;
+use cacheplan_planner::{Engine, PlanError};
+use thiserror::Error;
+
+use crate::remedy::Remedy;
+
+/// Why a command has no answer.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// No engine's program among the words.
+    #[error(
+        "`{found}` starts no engine that is known: `vllm serve`, `python -m vllm.entrypoints.openai.api_server`, `python -m sglang.launch_server`, `sglang serve`, `trtllm-serve` or `llama-server` was expected", found = Shown(.found))]
+    Program {
+        /// The word in its place.
+        found: String,
+    },
+    /// A text that holds another number of commands than one.
+    #[error("{place}: {found} commands that start an engine; one was expected", place = Shown(.place))]
+    Commands {
+        /// The file.
+        place: String,
+        /// How many.
+        found: usize,
+    },
+    /// A text that is no command.
+    #[error("{place}: {what}", place = Shown(.place))]
+    Text {
+        /// The file.
+        place: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A variable in the words that has no value.
+    #[error("`${name}` is not set; state it before the command, `{name}=… vllm serve …`", name = Shown(.name))]
+    Unset {
+        /// The variable.
+        name: String,
+    },
+    /// What the engine's parser refuses, in its words.
+    #[error("{program}: {said}", said = Shown(.said))]
+    Parser {
+        /// The engine's program.
+        program: &'static str,
+        /// Its message.
+        said: String,
+        /// What would do.
+        remedies: Vec<Remedy>,
+    },
+    /// What the engine refuses when it has read the model, in its words.
+    #[error("{engine} would not start: {said}", said = Shown(.said))]
+    Engine {
+        /// The engine.
+        engine: Engine,
+        /// Its message.
+        said: String,
+        /// What would do.
+        remedies: Vec<Remedy>,
+    },
+    /// A flag of which nobody read what it does to caches.
+    #[error("{flag}: {why}; nothing is answered rather than guessed", flag = Shown(.flag))]
+    NotHandled {
+        /// The flag.
+        flag: String,
+        /// What is missing.
+        why: String,
+        /// What would do.
+        remedies: Vec<Remedy>,
+    },
+    /// No model among the words.
+    #[error("the command names no model; {program} takes {flag}")]
+    NoModel {
+        /// The engine's program.
+        program: &'static str,
+        /// How it takes one.
+        flag: &'static str,
+    },
+    /// Neither a device nor bytes for caches.
+    #[error(
+        "an engine divides the memory of a device: name it, such as --device h100, or state the bytes of caches with --cache-bytes"
+    )]
+    NoDevice,
+    /// A version that is not modelled.
+    #[error(transparent)]
+    Version(#[from] cacheplan_planner::engines::UnknownEngine),
+    /// A question that the planner refuses.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Values that contradict each other.
+    #[error(transparent)]
+    Budget(#[from] cacheplan_planner::BudgetError),
+}
+
+impl ServeError {
+    /// The exit code of a command that ends with this error: 2 where the engine's parser refuses the words, 3 where it would not start,
+    /// 4 where nobody read what a flag does, else as the planner's.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Engine { .. } => 3,
+            Self::NotHandled { .. } => 4,
+            Self::Plan(error) => error.exit_code(),
+            Self::Budget(error) => error.exit_code(),
+            _ => 2,
+        }
+    }
+
+    /// What would do.
+    pub(crate) fn remedies(&self) -> &[Remedy] {
+        match self {
+            Self::Parser { remedies, .. } | Self::Engine { remedies, .. } | Self::NotHandled { remedies, .. } => {
+                remedies
+            }
+            _ => &[],
+        }
+    }
+}

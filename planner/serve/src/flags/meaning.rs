@@ -1,0 +1,120 @@
+//! What a flag says of caches.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use cacheplan_planner::Engine;
+use cacheplan_planner::engines::FlagMeaning;
+
+use super::table::Flag;
+
+/// What a flag says of caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// Nothing.
+    None,
+    /// It changes what is measured beside caches, whose bytes are an interval anyway.
+    Profiled,
+    /// It changes what weights take.
+    Weights,
+    /// The model.
+    Model,
+    /// Its revision.
+    Revision,
+    /// A key of the budget.
+    Key(&'static str),
+    /// What the planner's own table of the engine's keys says.
+    Planner(FlagMeaning),
+    /// The engine's file in `question` reads it.
+    Own,
+    /// Nobody read what it does to caches.
+    Unread,
+}
+
+/// The hand-written lines: engine, meaning, flags.
+static LINES: LazyLock<BTreeMap<(&str, &str), Meaning>> = LazyLock::new(|| {
+    let lines = include_str!("meaning.tsv").lines().filter(|line| !line.starts_with('#'));
+    let parts = lines.filter_map(|line| {
+        let [engine, meaning, flags] = line.split('\t').collect::<Vec<_>>().try_into().ok()?;
+        Some((engine, meaning, flags))
+    });
+    parts.flat_map(|(engine, word, flags)| flags.split(' ').map(move |flag| ((engine, flag), named(word)))).collect()
+});
+
+fn named(word: &'static str) -> Meaning {
+    match word {
+        "none" | "secret" => Meaning::None,
+        "profiled" => Meaning::Profiled,
+        "weights" => Meaning::Weights,
+        "model" => Meaning::Model,
+        "revision" => Meaning::Revision,
+        "own" => Meaning::Own,
+        word => word.strip_prefix("key:").map_or(Meaning::Unread, Meaning::Key),
+    }
+}
+
+/// Groups of llama.cpp have no names.
+const NO_GROUP: &str = "group:";
+
+/// What `flag` of `engine` says.
+pub(crate) fn meaning(engine: Engine, flag: &Flag) -> Meaning {
+    let line = |name: &str| LINES.iter().find(|((of, flag), _)| *of == engine.name() && *flag == name);
+    if let Some((_, meaning)) = line(flag.name) {
+        return *meaning;
+    }
+    let names = flag.names().map(|name| name.trim_start_matches('-'));
+    let said = names.filter_map(|name| engine.meaning_of(name)).find(|said| *said != FlagMeaning::Unsaid);
+    if let Some(said) = said {
+        return Meaning::Planner(said);
+    }
+    let group = format!("{NO_GROUP}{}", flag.group);
+    let of_group = if group == NO_GROUP { None } else { line(&group) };
+    of_group.map_or(Meaning::Unread, |(_, meaning)| *meaning)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::table::flags;
+
+    #[test]
+    fn every_line_names_flags_that_some_version_has() {
+        let specs = [
+            "vllm@0.11.0",
+            "vllm@0.18.0",
+            "vllm@0.24.0",
+            "vllm@0.28.0",
+            "vllm@0.33.0",
+            "sglang@0.5.18",
+            "sglang@0.5.23",
+        ];
+        let specs = specs.into_iter().chain(["llama.cpp", "tensorrt-llm"]);
+        let specs: Vec<cacheplan_planner::EngineSpec> = specs.map(|spec| spec.parse().unwrap()).collect();
+        let known: Vec<(&str, &Flag)> = specs
+            .iter()
+            .flat_map(|spec| flags(spec.engine, spec.version).into_iter().map(|flag| (spec.engine.name(), flag)))
+            .collect();
+        let has = |engine: &str, name: &str| {
+            known.iter().any(|(of, flag)| {
+                *of == engine
+                    && (flag.names().any(|known| known == name) || format!("{NO_GROUP}{}", flag.group) == name)
+            })
+        };
+        let stray: Vec<_> = LINES.keys().filter(|(engine, flag)| !has(engine, flag)).collect();
+        assert!(stray.is_empty(), "{stray:?}");
+    }
+
+    #[test]
+    fn the_flags_that_plans_are_exported_in_are_read_back() {
+        for (spec, name, expected) in [
+            ("vllm", "--max-num-seqs", FlagMeaning::Key("max_batch_size")),
+            ("vllm", "--enable-prefix-caching", FlagMeaning::Key("engine.prefix_caching")),
+            ("sglang", "--disable-radix-cache", FlagMeaning::NotKey("engine.prefix_caching")),
+            ("tensorrt-llm", "--max_num_tokens", FlagMeaning::Key("max_num_tokens")),
+        ] {
+            let spec: cacheplan_planner::EngineSpec = spec.parse().unwrap();
+            let flag = flags(spec.engine, spec.version).into_iter().find(|flag| flag.name == name).unwrap();
+            assert_eq!(meaning(spec.engine, flag), Meaning::Planner(expected));
+        }
+    }
+}

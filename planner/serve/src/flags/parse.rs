@@ -1,0 +1,327 @@
+//! Words as the engine's parser takes them.
+
+use std::collections::BTreeMap;
+
+use cacheplan_planner::{Engine, EngineSpec};
+use serde_json::Value;
+
+use super::meaning::{Meaning, meaning};
+use super::table::{Arity, Flag, Kind, flags};
+use super::values::{human_int, refuses};
+use crate::error::ServeError;
+use crate::remedy::Remedy;
+
+/// A flag with its value, as it stands in the words.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Setting {
+    pub(crate) flag: &'static Flag,
+    /// False where the form was written that says the opposite.
+    pub(crate) on: bool,
+    pub(crate) values: Vec<String>,
+}
+
+/// What a command says.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Parsed {
+    /// Each flag once, as it was stated last.
+    pub(crate) settings: BTreeMap<&'static str, Setting>,
+    /// Words that belong to no flag, with their places.
+    pub(crate) positional: Vec<(usize, String)>,
+}
+
+impl Setting {
+    /// The value, of a switch `true` or `false`.
+    pub(crate) fn value(&self) -> &str {
+        match self.values.first() {
+            Some(value) => value,
+            None => {
+                if self.on {
+                    "true"
+                } else {
+                    "false"
+                }
+            }
+        }
+    }
+}
+
+/// How an engine's parser reads words.
+struct Grammar {
+    engine: EngineSpec,
+    flags: Vec<&'static Flag>,
+    /// `--max_model_len` is `--max-model-len`.
+    joins: bool,
+    /// `--max-model` is, where nothing else begins so.
+    abbreviates: bool,
+    /// `--config.key value` is a part of JSON.
+    dotted: bool,
+    /// `--flag=value`.
+    equals: bool,
+}
+
+/// What starts an engine, for its messages.
+pub(crate) fn program(engine: Engine) -> &'static str {
+    match engine.name() {
+        "vllm" => "vllm serve",
+        "sglang" => "sglang.launch_server",
+        "tensorrt-llm" => "trtllm-serve",
+        _ => "llama-server",
+    }
+}
+
+/// Reads `words` from `start` on, under `env`.
+pub(crate) fn parse(
+    engine: EngineSpec,
+    words: &[String],
+    start: usize,
+    env: &BTreeMap<String, String>,
+) -> Result<Parsed, ServeError> {
+    let name = engine.engine.name();
+    let is_vllm = name == "vllm";
+    let argparse = is_vllm || name == "sglang";
+    let grammar = Grammar {
+        engine,
+        flags: flags(engine.engine, engine.version),
+        joins: is_vllm || name == "llama.cpp",
+        abbreviates: argparse,
+        dotted: is_vllm,
+        equals: name != "llama.cpp",
+    };
+    let mut parsed = Parsed::default();
+    grammar.variables(env, &mut parsed)?;
+    let mut at = start;
+    let mut only_words = false;
+    while let Some(word) = words.get(at) {
+        if only_words || !word.starts_with('-') || is_number(word) || word == "-" {
+            parsed.positional.push((at, word.clone()));
+            at += 1;
+        } else if word == "--" {
+            only_words = true;
+            at += 1;
+        } else {
+            at = grammar.flag(words, at, &mut parsed)?;
+        }
+    }
+    Ok(parsed)
+}
+
+fn is_number(word: &str) -> bool {
+    word.parse::<f64>().is_ok()
+}
+
+impl Grammar {
+    /// Reads the flag at `at`; gives the place of the next word.
+    fn flag(&self, words: &[String], at: usize, parsed: &mut Parsed) -> Result<usize, ServeError> {
+        let word = &words[at];
+        if self.engine.engine.name() == "vllm"
+            && let Some(level) = word.strip_prefix("-O").filter(|level| !level.is_empty())
+        {
+            let flag = self.named("--optimization-level")?.0;
+            let values = vec![level.trim_start_matches('=').to_owned()];
+            return self.put(parsed, Setting { flag, on: true, values }).map(|()| at + 1);
+        }
+        let (name, stuck) = match word.split_once('=') {
+            Some((name, value)) if self.equals => (name, Some(value.to_owned())),
+            _ => (word.as_str(), None),
+        };
+        let (name, path) = match name.split_once('.') {
+            Some((name, path)) if self.dotted => (name, Some(path)),
+            _ => (name, None),
+        };
+        let (flag, on) = self.named(name)?;
+        if let Some(path) = path {
+            let next = at + 1 + usize::from(stuck.is_none());
+            let value = match stuck {
+                Some(value) => value,
+                None => words.get(at + 1).cloned().ok_or_else(|| self.no_value(flag))?,
+            };
+            return self.put_part(parsed, flag, path, &value).map(|()| next);
+        }
+        let mut next = at + 1;
+        let mut values: Vec<String> = stuck.into_iter().collect();
+        let is_value = |at: usize| words.get(at).filter(|word| !self.is_flag(word)).cloned();
+        let (least, most) = match flag.values {
+            Arity::Exactly(count) => (count, count),
+            Arity::Optional => (0, 1),
+            Arity::AtLeast(least) => (least, usize::MAX),
+        };
+        if values.is_empty() {
+            while values.len() < most {
+                let Some(value) = is_value(next) else { break };
+                values.push(value);
+                next += 1;
+            }
+        } else if most == 0 {
+            return Err(self.parser(
+                &format!("argument {name}: ignored explicit argument '{}'", values[0]),
+                [Remedy::Remove(flag.name)],
+            ));
+        }
+        if values.len() < least {
+            return Err(self.no_value(flag));
+        }
+        self.put(parsed, Setting { flag, on, values }).map(|()| next)
+    }
+
+    /// A word that argparse takes for a flag rather than for a value; others take any word behind a flag.
+    fn is_flag(&self, word: &str) -> bool {
+        self.abbreviates && word.starts_with('-') && !is_number(word) && word.len() > 1 && !word.contains(' ')
+    }
+
+    fn no_value(&self, flag: &'static Flag) -> ServeError {
+        self.parser(&format!("argument {}: expected one argument", flag.name), [Remedy::Remove(flag.name)])
+    }
+
+    fn parser(&self, said: &str, remedies: impl IntoIterator<Item = Remedy>) -> ServeError {
+        let program = program(self.engine.engine);
+        ServeError::Parser { program, said: format!("error: {said}"), remedies: remedies.into_iter().collect() }
+    }
+
+    /// The flag that is written so, and whether it says that it is on.
+    fn named(&self, written: &str) -> Result<(&'static Flag, bool), ServeError> {
+        let name = if self.joins && written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() };
+        let exact = self.flags.iter().find_map(|flag| Some((*flag, on_as(flag, &name)?)));
+        if let Some(found) = exact {
+            return Ok(found);
+        }
+        let long = name.len() > 2 && name.starts_with("--");
+        let of = |flag: &&'static Flag| flag.names().find(|known| known.starts_with(&name)).map(|known| (*flag, known));
+        let begun: Vec<(&Flag, &str)> = self.flags.iter().filter_map(of).filter(|_| self.abbreviates && long).collect();
+        match begun.as_slice() {
+            [(flag, known)] => Ok((flag, on_as(flag, known).unwrap_or(true))),
+            [] => Err(self.unknown(written)),
+            several => {
+                let mut several = several.to_vec();
+                // What says nothing of caches is probably not meant by who asks here.
+                several.sort_by_key(|(flag, _)| meaning(self.engine.engine, flag) == Meaning::None);
+                let names: Vec<&str> = several.iter().map(|(_, known)| *known).collect();
+                let said = format!("ambiguous option: {written} could match {}", names.join(", "));
+                let renamed = names.iter().map(|known| Remedy::Rename(written.to_owned(), (*known).to_owned()));
+                Err(self.parser(&said, renamed.take(4).collect::<Vec<_>>()))
+            }
+        }
+    }
+
+    fn unknown(&self, written: &str) -> ServeError {
+        let known = self.flags.iter().flat_map(|flag| flag.names());
+        let near = known.map(|known| (distance(written, known), known)).filter(|(far, known)| *far * 3 <= known.len());
+        let near = near.min_by_key(|(far, _)| *far).map(|(_, known)| known);
+        let said = match self.engine.engine.name() {
+            "llama.cpp" => format!("invalid argument: {written}"),
+            "tensorrt-llm" => format!("No such option: {written}"),
+            _ => format!("unrecognized arguments: {written}"),
+        };
+        let said = near.map_or(said.clone(), |near| format!("{said} (near {near})"));
+        let renamed = near.map(|near| Remedy::Rename(written.to_owned(), near.to_owned()));
+        self.parser(&said, renamed.into_iter().chain([Remedy::Drop(written.to_owned())]))
+    }
+
+    /// Keeps a setting whose values are of its kind; the last one wins.
+    fn put(&self, parsed: &mut Parsed, setting: Setting) -> Result<(), ServeError> {
+        let flag = setting.flag;
+        for value in &setting.values {
+            if let Some(expected) = refuses(flag, value) {
+                return Err(self.wrong(flag, value, &expected));
+            }
+        }
+        parsed.settings.insert(flag.name, setting);
+        Ok(())
+    }
+
+    fn wrong(&self, flag: &'static Flag, value: &str, expected: &str) -> ServeError {
+        let shown = if flag.is_secret() { "***" } else { value };
+        let said = format!("argument {}: invalid value: '{shown}' ({expected} was expected)", flag.name);
+        let near = flag.choices.iter().filter(|known| distance(value, known) * 2 <= known.len());
+        let near = near
+            .min_by_key(|known| (!known.starts_with(value), distance(value, known)))
+            .map(|known| Remedy::Set(flag.name, (*known).to_owned()));
+        let number = mended(flag.kind, value).map(|value| Remedy::Set(flag.name, value));
+        self.parser(&said, near.into_iter().chain(number).chain([Remedy::Remove(flag.name)]))
+    }
+
+    /// Puts a part of JSON beside those that are there.
+    fn put_part(&self, parsed: &mut Parsed, flag: &'static Flag, path: &str, value: &str) -> Result<(), ServeError> {
+        const DEEPEST: usize = 16;
+        let path: Vec<&str> = path.trim_end_matches('+').split('.').collect();
+        if flag.kind != Kind::Json || path.len() > DEEPEST {
+            let said = format!("argument {}: takes no parts", flag.name);
+            return Err(self.parser(&said, [Remedy::Remove(flag.name)]));
+        }
+        let said = serde_json::from_str(value).ok().or_else(|| human_int(value).map(Value::from));
+        let said = path.iter().rev().fold(said.unwrap_or_else(|| value.into()), |inner, key| {
+            Value::Object(std::iter::once(((*key).to_owned(), inner)).collect())
+        });
+        let known = parsed.settings.get(flag.name);
+        let mut whole = known
+            .and_then(|known| serde_json::from_str(known.value()).ok())
+            .unwrap_or_else(|| Value::Object(Default::default()));
+        merge(&mut whole, said);
+        parsed.settings.insert(flag.name, Setting { flag, on: true, values: vec![whole.to_string()] });
+        Ok(())
+    }
+
+    /// What variables state, which flags stand above.
+    fn variables(&self, env: &BTreeMap<String, String>, parsed: &mut Parsed) -> Result<(), ServeError> {
+        for flag in &self.flags {
+            let Some(value) = flag.env.and_then(|name| env.get(name)) else { continue };
+            let truthy = ["1", "on", "true", "enabled"].contains(&value.as_str());
+            let is_switch = flag.values == Arity::Exactly(0);
+            if is_switch && !truthy && flag.negated.is_empty() {
+                continue;
+            }
+            let values = if is_switch { Vec::new() } else { vec![value.clone()] };
+            self.put(parsed, Setting { flag, on: truthy || !is_switch, values })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether `name` says that the flag is on; none where it is no name of it.
+fn on_as(flag: &Flag, name: &str) -> Option<bool> {
+    if flag.negated.contains(&name) { Some(false) } else { flag.names().any(|known| known == name).then_some(true) }
+}
+
+/// A value of the kind that was probably meant.
+fn mended(kind: Kind, value: &str) -> Option<String> {
+    let number =
+        value.trim().trim_end_matches(|unit: char| unit.is_ascii_alphabetic() || unit == '%').replace([',', '_'], "");
+    match kind {
+        Kind::Int | Kind::HumanInt | Kind::HumanIntOrAuto => {
+            let whole = human_int(&value.replace([',', '_'], ""))
+                .or_else(|| number.parse::<f64>().ok().filter(|number| *number >= 1.0).map(|number| number as u64))?;
+            Some(whole.to_string())
+        }
+        Kind::Float => {
+            let number: f64 = number.replace(',', ".").parse().ok()?;
+            Some(if number > 1.0 { number / 100.0 } else { number }.to_string())
+        }
+        _ => None,
+    }
+}
+
+fn merge(whole: &mut Value, part: Value) {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => {
+            part.into_iter().for_each(|(key, value)| merge(whole.entry(key).or_insert(Value::Null), value));
+        }
+        (whole, part) => *whole = part,
+    }
+}
+
+/// The letters that must be changed to make one word of the other; long words are not compared.
+pub(crate) fn distance(one: &str, other: &str) -> usize {
+    const LONGEST: usize = 80;
+    if one.len() > LONGEST || other.len() > LONGEST {
+        return usize::MAX / 8;
+    }
+    let other: Vec<char> = other.chars().collect();
+    let mut row: Vec<usize> = (0..=other.len()).collect();
+    for (at, letter) in one.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
+        for (column, beside) in other.iter().enumerate() {
+            let least = (diagonal + usize::from(letter != *beside)).min(row[column] + 1).min(row[column + 1] + 1);
+            diagonal = std::mem::replace(&mut row[column + 1], least);
+        }
+    }
+    row[other.len()]
+}

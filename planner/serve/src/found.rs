@@ -1,0 +1,223 @@
+//! What the engine makes of a command: its rules, asked for the least and for the most bytes that it may find.
+
+use std::collections::BTreeMap;
+
+use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::logs::{Fact, Logged};
+use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
+
+use crate::answer::{Answer, Starts};
+use crate::change::shown;
+use crate::error::ServeError;
+use crate::flags::table::flags;
+use crate::launch::Launch;
+use crate::question::{Limits, Models, Options, Question, Settled};
+
+/// The answer without changes.
+pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
+    let question = Question::of(launch, options)?;
+    let (question, settled) = question.settled(models.model.clone(), models.draft.clone())?;
+    Found::of(&question, &settled, options)?.answer(launch, question, &settled)
+}
+
+/// What the engine makes of the least and of the most bytes.
+struct Found {
+    engine: EngineSpec,
+    bytes: Option<Logged>,
+    low: Option<At>,
+    high: Option<At>,
+    /// Why it does not start with the least, in the engine's words.
+    reason: Option<String>,
+}
+
+/// What it makes of so many bytes.
+struct At {
+    max_seq_len: u64,
+    predicted: EnginePrediction,
+}
+
+impl Found {
+    fn of(question: &Question, settled: &Settled, options: &Options) -> Result<Self, ServeError> {
+        let (engine, request) = (question.engine, &settled.request);
+        if engine.engine.name() == "llama.cpp" {
+            let predicted = request.predict(engine)?;
+            let at = |predicted| At { max_seq_len: settled.limits.max_seq_len, predicted };
+            return Ok(Self {
+                engine,
+                bytes: None,
+                low: Some(at(predicted.clone())),
+                high: Some(at(predicted)),
+                reason: None,
+            });
+        }
+        let bytes = match options.cache_bytes {
+            Some(bytes) => bytes,
+            None => {
+                let [low, _, high] = request.cache_bytes(engine)?.ok_or(ServeError::NoDevice)?;
+                Logged { low, high }
+            }
+        };
+        let low = at(request, settled, engine, bytes.low)?;
+        let high = at(request, settled, engine, bytes.high)?;
+        let failed = if high.is_err() { high.as_ref().err() } else { low.as_ref().err() };
+        let told = if high.is_err() { bytes.high } else { bytes.low };
+        let reason = failed.map(|needed| refusal(request, settled, engine, told, *needed));
+        Ok(Self { engine, bytes: Some(bytes), low: low.ok(), high: high.ok(), reason })
+    }
+
+    fn starts(&self) -> Starts {
+        match (&self.low, &self.high) {
+            (Some(_), Some(_)) => Starts::Yes,
+            (None, Some(_)) => Starts::Maybe,
+            _ => Starts::No,
+        }
+    }
+
+    /// A number of the prediction, between both; 0 where it may not start.
+    fn span(&self, of: impl Fn(&At) -> Option<u64>) -> Option<Logged> {
+        let high = of(self.high.as_ref()?)?;
+        let low = self.low.as_ref().map_or(Some(0), of)?;
+        Some(Logged { low: low.min(high), high: low.max(high) })
+    }
+
+    fn facts(&self, question: &Question, limits: &Limits) -> BTreeMap<Fact, Logged> {
+        let mut facts = BTreeMap::new();
+        let mut say = |fact: Fact, value: Option<Logged>| {
+            if let Some(value) = value {
+                facts.insert(fact, value);
+            }
+        };
+        let exact = |value: u64| Some(Logged::exact(value));
+        say(Fact::MaxSeqLen, self.span(|at| Some(at.max_seq_len)).or(exact(limits.max_seq_len)));
+        say(Fact::MaxNumTokens, exact(limits.max_num_tokens));
+        say(Fact::CacheBytes, self.bytes);
+        let makes_block = self.engine.engine.name() == "vllm";
+        let has_states = |at: &At| at.predicted.state_page_bytes.is_some();
+        say(Fact::TokensPerBlock, self.span(|at| at.predicted.block_size.filter(|_| !makes_block || has_states(at))));
+        say(Fact::NumBlocks, self.span(|at| at.predicted.num_blocks));
+        say(Fact::Tokens, self.span(|at| at.predicted.tokens));
+        say(Fact::WindowTokens, self.span(|at| at.predicted.window_tokens));
+        say(Fact::StateSlots, self.span(|at| at.predicted.state_slots));
+        say(Fact::KvBytes, self.span(|at| at.predicted.kv_bytes));
+        say(Fact::SsmBytes, self.span(|at| at.predicted.ssm_bytes));
+        say(Fact::ConvBytes, self.span(|at| at.predicted.conv_bytes));
+        say(Fact::Concurrency, self.span(|at| hundredths(&at.predicted)));
+        let running = self.span(|at| running(question, limits, &at.predicted));
+        say(Fact::MaxBatchSize, limits.max_batch_size.map(Logged::exact).or(running));
+        if self.engine.engine.name() == "llama.cpp" {
+            say(Fact::Ubatch, exact(question.count("--ubatch-size").unwrap_or(512).min(limits.max_num_tokens)));
+        }
+        facts
+    }
+
+    fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
+        let facts = self.facts(&question, &settled.limits);
+        let known = flags(self.engine.engine, self.engine.version);
+        let starts = self.starts();
+        let sequences = self.span(|at| Some(at.predicted.sequences));
+        let mut lines = if starts == Starts::No { Vec::new() } else { self.engine.start_lines(&facts) };
+        if facts.contains_key(&Fact::WindowTokens) {
+            // Each of two pools has such a line of its own; the sum of both is the one that is known.
+            lines.retain(|line| !line.starts_with("KV Cache is allocated"));
+        }
+        let mut notes = question.notes;
+        notes.extend(settled.request.notes());
+        notes.extend(self.high.iter().flat_map(|at| at.predicted.notes.clone()));
+        let capped = match (settled.limits.max_batch_size, sequences) {
+            _ if starts == Starts::No => "the bytes for caches".to_owned(),
+            (Some(most), Some(found)) if found.low >= most => format!("the most sequences, {most}"),
+            _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
+            _ => "the bytes for caches".to_owned(),
+        };
+        Ok(Answer {
+            engine: self.engine.engine.name(),
+            version: self.engine.version_name(),
+            model: question.model,
+            command: shown(&launch.words, &known),
+            read: question.read,
+            limits: settled.limits,
+            starts,
+            reason: self.reason,
+            facts,
+            sequences,
+            lines,
+            capped_by: capped,
+            changes: Vec::new(),
+            notes,
+        })
+    }
+}
+
+/// What the engine makes of so many bytes; else the bytes that one sequence needs.
+fn at(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64) -> Result<Result<At, u64>, ServeError> {
+    let of = |length: u64| told(request, bytes, length).predict(engine);
+    let length = settled.limits.max_seq_len;
+    match of(length) {
+        Ok(predicted) => Ok(Ok(At { max_seq_len: length, predicted })),
+        Err(PlanError::DoesNotFit(shortfall)) => {
+            let longest = if settled.fits_length { longest(request, engine, bytes, length) } else { None };
+            match longest {
+                Some(fits) => Ok(Ok(At { max_seq_len: fits, predicted: of(fits)? })),
+                None => Ok(Err(shortfall.needed)),
+            }
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The same question where the engine has so many bytes for caches and sequences of such a length.
+fn told(request: &PlanRequest, bytes: u64, length: u64) -> PlanRequest {
+    request.changed(|budget| {
+        budget.engine.cache_bytes = Some(ByteSize(bytes));
+        budget.memory = None;
+        budget.max_seq_len = Some(length);
+    })
+}
+
+/// The longest sequence that so many bytes hold.
+pub(crate) fn longest(request: &PlanRequest, engine: EngineSpec, bytes: u64, most: u64) -> Option<u64> {
+    let fits = |length: u64| told(request, bytes, length).predict(engine).is_ok();
+    let (mut fitting, mut failing) = (0, most);
+    while failing - fitting > 1 {
+        let middle = fitting + (failing - fitting) / 2;
+        if fits(middle) { fitting = middle } else { failing = middle }
+    }
+    (fitting > 0).then_some(fitting)
+}
+
+/// Why it does not start, as it says it itself.
+fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64, needed: u64) -> String {
+    let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
+    let length = settled.limits.max_seq_len;
+    match engine.engine.name() {
+        "vllm" if bytes == 0 => "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.".into(),
+        "vllm" => {
+            let longest = longest(request, engine, bytes, length);
+            let estimate = longest.map(|length| format!("Based on the available memory, the estimated maximum model length is {length}. "));
+            format!(
+                "To serve at least one request with the model's max seq len ({length}), ({} GiB KV cache is needed, which is larger than the available KV cache memory ({} GiB). {}Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.",
+                gib(needed),
+                gib(bytes),
+                estimate.unwrap_or_default()
+            )
+        }
+        "sglang" => "Not enough memory. Please try to increase --mem-fraction-static.".into(),
+        _ => format!("{} GiB hold no sequence of {length} tokens, which needs {} GiB", gib(bytes), gib(needed)),
+    }
+}
+
+fn hundredths(predicted: &EnginePrediction) -> Option<u64> {
+    let (blocks, each) = (predicted.num_blocks?, predicted.blocks_per_request?.max(1));
+    u64::try_from((u128::from(blocks) * 200 + u128::from(each)) / (2 * u128::from(each))).ok()
+}
+
+/// SGLang's `max_running_requests` where nobody states it: by its tokens, and by its slots for states.
+fn running(question: &Question, limits: &Limits, predicted: &EnginePrediction) -> Option<u64> {
+    if question.engine.engine.name() != "sglang" {
+        return None;
+    }
+    let by_tokens = u128::from(predicted.tokens?) * 512 / u128::from(limits.max_seq_len.max(1));
+    let by_tokens = u64::try_from(by_tokens).unwrap_or(u64::MAX).clamp(2048, 4096);
+    // How many slots a request takes is not said here.
+    predicted.state_slots.is_none().then_some(by_tokens.min(predicted.tokens? / 2))
+}

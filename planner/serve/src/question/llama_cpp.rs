@@ -1,0 +1,84 @@
+//! llama.cpp's own flags and defaults, as `common/arg.cpp` and the server of b11549 have them.
+
+use cacheplan_handlers::DType;
+use cacheplan_planner::ModelCaches;
+
+use super::{Limits, Question};
+use crate::error::ServeError;
+use crate::remedy::Remedy;
+
+/// Slots of a server that chooses their number itself, which share their cells.
+const SLOTS: u64 = 4;
+const BATCH: u64 = 2048;
+
+/// `--model FILE`, or a file of a repository on the hub.
+pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
+    let named = |name: &str| question.flag(name).map(|setting| setting.value().to_owned());
+    match (named("--model"), named("--hf-repo"), named("--hf-file")) {
+        (Some(file), _, _) => Ok(Some(file)),
+        (None, Some(repo), Some(file)) => Ok(Some(format!("{}/{file}", repo.split(':').next().unwrap_or(&repo)))),
+        (None, Some(repo), None) => {
+            let why = format!("which file of {repo} it takes is not known; name it with --hf-file");
+            Err(ServeError::NotHandled { flag: "--hf-repo".into(), why, remedies: Vec::new() })
+        }
+        (None, None, _) => Ok(None),
+    }
+}
+
+pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
+    let trained = model.info().max_position_embeddings;
+    let stated = question.count("--ctx-size").filter(|cells| *cells > 0);
+    let missing = || {
+        question.refused(
+            "the model states no longest sequence; state --ctx-size",
+            [Remedy::Set("--ctx-size", "4096".into())],
+        )
+    };
+    let cells = stated.or(trained).ok_or_else(missing)?;
+    let slots =
+        question.flag("--parallel").and_then(|setting| setting.value().parse::<i64>().ok()).filter(|slots| *slots >= 0);
+    if slots == Some(0) {
+        return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
+    }
+    let sequences = slots.map_or(SLOTS, i64::unsigned_abs);
+    // Where it chooses the slots they share the cells.
+    let shared = question.flag("--kv-unified").map_or(slots.is_none(), |setting| setting.on);
+    let each = if shared { cells } else { cells / sequences };
+    if each == 0 {
+        let said = format!("{cells} cells are fewer than {sequences} slots");
+        return Err(question.refused(said, [Remedy::Set("--ctx-size", (sequences * 4096).to_string())]));
+    }
+    question.default_of("max_seq_len", each);
+    question.default_of("max_batch_size", sequences);
+    if shared {
+        question.default_of("engine.context", cells);
+    }
+    for (flag, key) in [("--cache-type-k", "engine.cache_type_k"), ("--cache-type-v", "engine.cache_type_v")] {
+        let Some(word) = question.flag(flag).map(|setting| setting.value().to_owned()) else { continue };
+        let Ok(dtype) = word.parse::<DType>() else {
+            let why = format!("caches in `{word}` were not read");
+            let remedies = vec![Remedy::Set(
+                if flag == "--cache-type-k" { "--cache-type-k" } else { "--cache-type-v" },
+                "q8_0".into(),
+            )];
+            return Err(ServeError::NotHandled { flag: flag.into(), why, remedies });
+        };
+        question.default_of(key, format!("\"{dtype}\""));
+    }
+    let batch = question.count("--batch-size").unwrap_or(BATCH);
+    if batch == 0 {
+        return Err(question.refused("error: n_batch must be at least 1", [Remedy::Remove("--batch-size")]));
+    }
+    // A pass is no longer than a step.
+    let ubatch = question.count("--ubatch-size").unwrap_or(512).min(batch);
+    question.stated.retain(|stated| stated.key != "engine.ubatch");
+    question.default_of("engine.ubatch", ubatch.max(1));
+    if let Some(layers) =
+        question.flag("--n-gpu-layers").or(question.flag("--gpu-layers")).map(|setting| setting.value().to_owned())
+    {
+        question
+            .notes
+            .push(format!("the sizes are those of all layers together, on the GPU and, beyond {layers}, on the host"));
+    }
+    Ok((Limits { max_seq_len: each, max_batch_size: Some(sequences), max_num_tokens: batch }, false))
+}

@@ -1,0 +1,374 @@
+//! What a command asks: the engine, the model, and the budget that its flags state.
+
+mod llama_cpp;
+mod sglang;
+mod tensorrt_llm;
+mod vllm;
+
+use std::collections::BTreeMap;
+
+use cacheplan_handlers::DType;
+use cacheplan_planner::engines::FlagMeaning;
+use cacheplan_planner::logs::Logged;
+use cacheplan_planner::{Config, Devices, EngineSpec, ModelCaches, Override, PlanRequest};
+use cacheplan_transforms::Model;
+use serde::Serialize;
+
+use crate::error::ServeError;
+use crate::flags::meaning::{Meaning, meaning};
+use crate::flags::parse::{Parsed, Setting, parse, program};
+use crate::flags::table::{Arity, Flag, Kind, flags, is_read};
+use crate::flags::values::human_int;
+use crate::launch::Launch;
+use crate::program::Program;
+use crate::remedy::Remedy;
+
+/// What a command leaves to whoever asks about it.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The engine's version, such as `0.33.0`; its image's, or the newest that is modelled, where absent.
+    pub version: Option<String>,
+    /// The devices that it runs on; those of the launch where absent.
+    pub devices: Option<Devices>,
+    /// Bytes that the engine has for its caches, where they are known, such as from its log.
+    pub cache_bytes: Option<Logged>,
+    /// Keys of the budget that stand above the command's, such as `engine.cache_bytes`.
+    pub overrides: Vec<Override>,
+}
+
+/// The models that a command names, read.
+#[derive(Clone, Debug)]
+pub struct Models {
+    /// The one that is served.
+    pub model: ModelCaches,
+    /// The one that drafts.
+    pub draft: Option<ModelCaches>,
+}
+
+impl From<Model> for Models {
+    fn from(model: Model) -> Self {
+        Self { model: model.into(), draft: None }
+    }
+}
+
+/// What a flag of the command was read as.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ReadFlag {
+    /// The flag's long name.
+    pub flag: String,
+    /// Its value; `***` of a secret.
+    pub value: String,
+    /// What it says: a key of the budget, or in words.
+    pub says: String,
+}
+
+/// What a command asks, before its model is read.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The engine that it starts.
+    pub engine: EngineSpec,
+    /// The model, as the hub or a disk knows it, `org/name@revision`.
+    pub model: String,
+    /// The model that drafts, where one is named.
+    pub draft: Option<String>,
+    /// What its flags were read as.
+    pub read: Vec<ReadFlag>,
+    /// What to know of the answer.
+    pub notes: Vec<String>,
+    pub(crate) parsed: Parsed,
+    pub(crate) env: BTreeMap<String, String>,
+    devices: Option<Devices>,
+    /// GPUs that there are, where a launch says it.
+    gpus: Option<u32>,
+    stated: Vec<Override>,
+    above: Vec<Override>,
+    knows_bytes: bool,
+}
+
+/// What the engine makes of the question once the model is known.
+pub(crate) struct Settled {
+    pub(crate) request: PlanRequest,
+    /// As the engine's log says them.
+    pub(crate) limits: Limits,
+    /// vLLM finds the longest sequence that fits.
+    pub(crate) fits_length: bool,
+}
+
+/// The limits that an engine starts with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// The longest sequence, in tokens.
+    pub max_seq_len: u64,
+    /// The most sequences in a step, where it has such a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_batch_size: Option<u64>,
+    /// The most tokens in a step.
+    pub max_num_tokens: u64,
+}
+
+impl Question {
+    /// Reads the words of a command.
+    ///
+    /// # Errors
+    /// Words that start no engine, that its parser refuses, or that say what nobody read.
+    pub fn of(launch: &Launch, options: &Options) -> Result<Self, ServeError> {
+        let Program { engine, start, version, env } = Program::of(&launch.words)?;
+        let version = options.version.as_ref().or(version.as_ref());
+        let engine: EngineSpec = match version {
+            Some(version) => format!("{engine}@{version}").parse()?,
+            None => engine.into(),
+        };
+        let env: BTreeMap<String, String> = launch.env.clone().into_iter().chain(env).collect();
+        let parsed = parse(engine, &launch.words, start, &env)?;
+        let devices = match (&options.devices, launch.device.as_deref()) {
+            (Some(devices), _) => Some(devices.clone()),
+            // A name that a manifest has need not be one that is known; then nobody has said it.
+            (None, Some(named)) => named.parse().ok(),
+            (None, None) => None,
+        };
+        let mut question = Self {
+            engine,
+            model: String::new(),
+            draft: None,
+            read: Vec::new(),
+            notes: Vec::new(),
+            parsed,
+            env,
+            devices,
+            gpus: launch.gpus,
+            stated: Vec::new(),
+            above: options.overrides.clone(),
+            knows_bytes: options.cache_bytes.is_some(),
+        };
+        question.read_flags()?;
+        question.read_model()?;
+        if !is_read(engine.engine, engine.version) && engine.engine.name() != "llama.cpp" {
+            let said = engine.version_name();
+            question.notes.push(format!("the parser of {said} was not read itself: flags are those of its neighbours"));
+        }
+        Ok(question)
+    }
+
+    /// What the flags say, one by one.
+    fn read_flags(&mut self) -> Result<(), ServeError> {
+        let settings: Vec<Setting> = self.parsed.settings.values().cloned().collect();
+        let mut profiled = Vec::new();
+        for setting in settings {
+            let flag = setting.flag;
+            let value = if flag.is_secret() { "***".to_owned() } else { setting.values.join(" ") };
+            let says = match meaning(self.engine.engine, flag) {
+                _ if states_default(&setting) => "its default".to_owned(),
+                Meaning::None => "no cache depends on it".to_owned(),
+                Meaning::Profiled => {
+                    profiled.push(flag.name);
+                    "what is measured beside caches".to_owned()
+                }
+                Meaning::Weights => {
+                    self.needs_weights(flag)?;
+                    "what weights take, which is stated".to_owned()
+                }
+                Meaning::Model | Meaning::Revision => "the model".to_owned(),
+                Meaning::Own => "read by the engine's own rule".to_owned(),
+                Meaning::Key(path) => self.state(path, number(&setting), flag),
+                Meaning::Planner(FlagMeaning::Key(path)) => self.state(path, number(&setting), flag),
+                Meaning::Planner(FlagMeaning::NotKey(path)) => self.state(path, (!setting.on).to_string(), flag),
+                Meaning::Planner(FlagMeaning::DType { path, own, names }) => {
+                    let word = setting.value();
+                    let known = names.iter().find(|(_, name, _)| *name == word).map(|(dtype, ..)| *dtype);
+                    let known = known
+                        .or_else(|| word.parse().ok().filter(|dtype: &DType| names.iter().any(|(of, ..)| of == dtype)));
+                    match known {
+                        Some(dtype) => self.state(path, format!("\"{dtype}\""), flag),
+                        None if own == Some(word) => "the model's own".to_owned(),
+                        None => return Err(unread_value(flag, word, own)),
+                    }
+                }
+                _ => {
+                    let why = "nobody read what it does to caches".to_owned();
+                    return Err(ServeError::NotHandled {
+                        flag: flag.name.into(),
+                        why,
+                        remedies: vec![Remedy::Remove(flag.name)],
+                    });
+                }
+            };
+            self.read.push(ReadFlag { flag: flag.name.into(), value, says });
+        }
+        if !profiled.is_empty() {
+            self.notes.push(format!(
+                "{} change what is measured beside caches, of which the bytes are not known exactly",
+                profiled.join(", ")
+            ));
+        }
+        Ok(())
+    }
+
+    /// What changes weights is answered only beside bytes that are stated.
+    fn needs_weights(&self, flag: &'static Flag) -> Result<(), ServeError> {
+        if self.is_stated("memory.weights") || self.is_stated("engine.cache_bytes") {
+            return Ok(());
+        }
+        // vLLM and SGLang refuse another quantisation than the files have, so that naming theirs changes nothing; that is looked at with the
+        // model.
+        if flag.name == "--quantization" {
+            return Ok(());
+        }
+        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes"
+            .to_owned();
+        Err(ServeError::NotHandled { flag: flag.name.into(), why, remedies: vec![Remedy::Remove(flag.name)] })
+    }
+
+    /// Whether somebody states this key.
+    pub(crate) fn is_stated(&self, key: &str) -> bool {
+        let knows = key == "engine.cache_bytes" && self.knows_bytes;
+        knows || self.stated.iter().chain(&self.above).any(|stated| stated.key == key)
+    }
+
+    /// States a key of the budget by a flag.
+    pub(crate) fn state(&mut self, path: &'static str, value: String, flag: &Flag) -> String {
+        let says = format!("{path} = {value}");
+        self.stated.push(Override::by_flag(path, value, flag.name));
+        says
+    }
+
+    /// States a key that no flag of the command does: the engine's default.
+    fn default_of(&mut self, path: &'static str, value: impl std::fmt::Display) {
+        if !self.is_stated(path) {
+            let by = format!("{}'s default", self.engine.engine);
+            self.stated.push(Override::by_flag(path, value.to_string(), by));
+        }
+    }
+
+    fn read_model(&mut self) -> Result<(), ServeError> {
+        let engine = self.engine.engine.name();
+        let by_word = matches!(engine, "vllm" | "tensorrt-llm");
+        let program = program(self.engine.engine);
+        let mut words = self.parsed.positional.iter().map(|(_, word)| word.clone());
+        let mut model = if by_word { words.next() } else { None };
+        if let Some(stray) = words.next() {
+            let said = format!("error: unrecognized arguments: {stray}");
+            return Err(ServeError::Parser { program, said, remedies: vec![Remedy::Drop(stray)] });
+        }
+        let named = |name: &str| self.parsed.settings.get(name).map(|setting| setting.value().to_owned());
+        let by_flag = match engine {
+            "vllm" => named("--model"),
+            "sglang" => named("--model-path"),
+            "llama.cpp" => llama_cpp::model(self)?,
+            _ => None,
+        };
+        model = by_flag.or(model);
+        let flag = match engine {
+            "vllm" | "tensorrt-llm" => "it behind `serve`, or with --model",
+            "sglang" => "--model-path",
+            _ => "--model FILE, or --hf-repo with --hf-file",
+        };
+        let model = model.filter(|model| !model.is_empty()).ok_or(ServeError::NoModel { program, flag })?;
+        self.model = match named("--revision") {
+            Some(revision) if !model.contains('@') => format!("{model}@{revision}"),
+            _ => model,
+        };
+        self.draft = match engine {
+            "vllm" => vllm::draft(self)?,
+            "sglang" => named("--speculative-draft-model-path"),
+            "llama.cpp" => named("--model-draft"),
+            _ => None,
+        };
+        Ok(())
+    }
+
+    /// The flag as it was stated.
+    pub(crate) fn flag(&self, name: &str) -> Option<&Setting> {
+        self.parsed.settings.get(name)
+    }
+
+    /// A whole number that a flag states.
+    pub(crate) fn count(&self, name: &str) -> Option<u64> {
+        self.flag(name).and_then(|setting| human_int(setting.value()))
+    }
+
+    /// The default of a flag in this version, where its parser has one.
+    pub(crate) fn default(&self, name: &str) -> Option<&'static str> {
+        flags(self.engine.engine, self.engine.version).into_iter().find(|flag| flag.name == name)?.default
+    }
+
+    /// What the engine says before it ends.
+    pub(crate) fn refused(&self, said: impl Into<String>, remedies: impl IntoIterator<Item = Remedy>) -> ServeError {
+        ServeError::Engine { engine: self.engine.engine, said: said.into(), remedies: remedies.into_iter().collect() }
+    }
+
+    /// The limits that the engine starts with for the model.
+    ///
+    /// # Errors
+    /// What the engine refuses of the model.
+    pub fn limits(&self, models: &Models) -> Result<Limits, ServeError> {
+        let (_, settled) = self.clone().settled(models.model.clone(), models.draft.clone())?;
+        Ok(settled.limits)
+    }
+
+    /// The most sequences at once, where the command states them.
+    pub fn stated_sequences(&self) -> Option<u64> {
+        let flags = ["--max-num-seqs", "--max-running-requests", "--max_batch_size", "--parallel"];
+        flags.into_iter().find_map(|flag| self.count(flag))
+    }
+
+    /// What the engine makes of it for a model.
+    pub(crate) fn settled(
+        mut self,
+        model: ModelCaches,
+        draft: Option<ModelCaches>,
+    ) -> Result<(Self, Settled), ServeError> {
+        let settle = match self.engine.engine.name() {
+            "vllm" => vllm::settle,
+            "sglang" => sglang::settle,
+            "tensorrt-llm" => tensorrt_llm::settle,
+            _ => llama_cpp::settle,
+        };
+        let (limits, fits_length) = settle(&mut self, &model)?;
+        let config = Config::resolve(None, &self.stated, &self.above)?;
+        let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
+        request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
+        request = draft.into_iter().fold(request, PlanRequest::with_draft);
+        Ok((self, Settled { request, limits, fits_length }))
+    }
+
+    pub(crate) fn device(&self) -> Option<&cacheplan_planner::DeviceInfo> {
+        self.devices.as_ref().map(Devices::device)
+    }
+
+    /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
+    pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
+        let counted = self.devices.as_ref().map(Devices::count).filter(|count| *count > 1);
+        if let Some(there) = counted.or(self.gpus).map(u64::from).filter(|there| ranks > *there) {
+            let said = format!("World size ({ranks}) is larger than the number of available GPUs ({there})");
+            let flag = if self.engine.engine.name() == "sglang" { "--tp-size" } else { "--tensor-parallel-size" };
+            return Err(self.refused(said, [Remedy::Set(flag, there.to_string())]));
+        }
+        // The others are idle.
+        self.devices = self.device().cloned().map(Devices::from);
+        Ok(())
+    }
+}
+
+/// Whether a flag says what holds without it.
+fn states_default(setting: &Setting) -> bool {
+    let flag = setting.flag;
+    let is_off =
+        flag.values == Arity::Exactly(0) && !setting.on && flag.default.is_none_or(|default| default == "false");
+    let is_default = !setting.values.is_empty() && flag.default == Some(setting.value());
+    (is_off && flag.name != "--enable-prefix-caching" && flag.name != "--async-scheduling") || is_default
+}
+
+/// A value as the budget writes it.
+fn number(setting: &Setting) -> String {
+    let value = setting.value();
+    match setting.flag.kind {
+        Kind::HumanInt | Kind::HumanIntOrAuto => human_int(value).map_or(value.to_owned(), |count| count.to_string()),
+        _ => value.to_owned(),
+    }
+}
+
+fn unread_value(flag: &'static Flag, word: &str, own: Option<&'static str>) -> ServeError {
+    let why = format!("caches in `{word}` were not read");
+    let remedies = own.map(|own| Remedy::Set(flag.name, own.to_owned())).into_iter().chain([Remedy::Remove(flag.name)]);
+    ServeError::NotHandled { flag: flag.name.into(), why, remedies: remedies.collect() }
+}

@@ -1,0 +1,294 @@
+//! vLLM's own flags and defaults, as `engine/arg_utils.py` and `config/` of each version that was read have them.
+
+use cacheplan_handlers::ResourceHandler;
+use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
+use serde_json::Value;
+
+use super::{Limits, Question};
+use crate::error::ServeError;
+use crate::flags::values::{human_int, is_auto};
+use crate::remedy::Remedy;
+
+/// The first read version that has defaults of its own for GPUs of 160 GiB.
+const LARGE_DEVICES: Version = Version(0, 28, 0);
+/// The first read version in which hybrids keep prefixes where nobody says.
+const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
+
+/// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
+const COUNTS_GRAPHS: Version = Version(0, 21, 0);
+
+/// The model that drafts, where the speculative config names one of its own.
+pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
+    let Some(config) = speculative(question)? else { return Ok(None) };
+    let model = config.get("model").and_then(Value::as_str).map(str::to_owned);
+    Ok(model.filter(|_| !matches!(method(&config), "ngram" | "suffix" | "mtp" | "deepseek_mtp")))
+}
+
+fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
+    let Some(setting) = question.flag("--speculative-config") else { return Ok(None) };
+    let config: Option<Value> = serde_json::from_str(setting.value()).ok();
+    let config = config.filter(Value::is_object);
+    let said = "argument --speculative-config: a JSON object was expected";
+    config.map(Some).ok_or_else(|| question.refused(said, [Remedy::Remove("--speculative-config")]))
+}
+
+fn method(config: &Value) -> &str {
+    config.get("method").and_then(Value::as_str).unwrap_or("")
+}
+
+pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
+    if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
+        let why = "the caches of vLLM's first engine were not read".to_owned();
+        return Err(ServeError::NotHandled { flag: "VLLM_USE_V1".into(), why, remedies: Vec::new() });
+    }
+    let (max_seq_len, fits_length) = length(question, model)?;
+    let (has_states, has_pages) = kinds(question, model)?;
+    parallel(question, model)?;
+    let batch = batch(question, max_seq_len)?;
+    question.default_of("max_seq_len", max_seq_len);
+    question.default_of("max_num_tokens", batch.max_num_tokens);
+    question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
+    let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
+    question.default_of("engine.prefix_caching", keeps);
+    dtype(question, model)?;
+    memory(question)?;
+    drafts(question)?;
+    quantization(question, model)?;
+    if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
+        question.default_of("engine.hybrid_kv_cache", false);
+    }
+    let backend = question.flag("--attention-backend").map(|setting| setting.value().to_owned());
+    if let Some(backend) = backend.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned()) {
+        question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
+    }
+    Ok((Limits { max_seq_len, ..batch }, fits_length))
+}
+
+/// The longest sequence, and whether vLLM is to find it.
+fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), ServeError> {
+    const FLAG: &str = "--max-model-len";
+    let derived = model.info().max_position_embeddings;
+    let stated = question.flag(FLAG).map(|setting| setting.value().to_owned());
+    let auto = stated.as_deref().is_some_and(is_auto);
+    match (stated.as_deref().filter(|_| !auto).and_then(human_int), derived) {
+        (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
+        (Some(stated), Some(derived)) if stated > derived && !allows_long(question) => {
+            let said = format!(
+                "User-specified max_model_len ({stated}) is greater than the derived max_model_len (max_position_embeddings={derived} or model_max_length=None in model's config.json). To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
+            );
+            Err(question.refused(said, [Remedy::Set(FLAG, derived.to_string())]))
+        }
+        (Some(stated), _) => Ok((stated, false)),
+        (None, Some(derived)) => Ok((derived, auto)),
+        (None, None) => Err(question.refused(
+            "the model states no longest sequence; state --max-model-len",
+            [Remedy::Set(FLAG, "4096".into())],
+        )),
+    }
+}
+
+fn allows_long(question: &Question) -> bool {
+    question
+        .env
+        .get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+        .is_some_and(|value| ["1", "true"].contains(&value.to_lowercase().trim()))
+}
+
+/// Whether the model keeps states, and whether it keeps pages.
+fn kinds(question: &Question, model: &ModelCaches) -> Result<(bool, bool), ServeError> {
+    let caches = cacheplan_planner::PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let has = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|resource| of(&resource.handler));
+    Ok((has(ResourceHandler::is_state), has(ResourceHandler::is_paged)))
+}
+
+/// Sizes that divide the model, and the devices that they take.
+fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let size = |name: &str| question.count(name).unwrap_or(1);
+    let (tp, pp, dp) = (size("--tensor-parallel-size"), size("--pipeline-parallel-size"), size("--data-parallel-size"));
+    let zero = [("--tensor-parallel-size", tp), ("--pipeline-parallel-size", pp), ("--data-parallel-size", dp)];
+    if let Some((flag, _)) = zero.into_iter().find(|(_, size)| *size == 0) {
+        let said = format!("{} must be at least 1", flag.trim_start_matches('-'));
+        return Err(question.refused(said, [Remedy::Set(flag, "1".into())]));
+    }
+    let heads = model.model().and_then(|model| model.config.get("num_attention_heads")).and_then(Value::as_u64);
+    if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(tp)) {
+        let said =
+            format!("Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp}).");
+        let fewer = (1..tp).rev().filter(|fewer| heads.is_multiple_of(*fewer));
+        let remedies: Vec<Remedy> =
+            fewer.take(3).map(|fewer| Remedy::Set("--tensor-parallel-size", fewer.to_string())).collect();
+        return Err(question.refused(said, remedies));
+    }
+    // Ranks with experts of their own hold the attention of their replica's sequences.
+    if question.flag("--enable-expert-parallel").is_some_and(|setting| setting.on) && tp.saturating_mul(dp) > 1 {
+        question.stated.retain(|stated| stated.key != "parallel.ep");
+        question.default_of("parallel.ep", tp.saturating_mul(dp));
+    } else {
+        question.stated.retain(|stated| stated.key != "parallel.ep");
+    }
+    // Of several nodes each has as many devices, and each may run a part of the replicas.
+    let local = question.count("--data-parallel-size-local").unwrap_or(dp);
+    let nodes = question.count("--nnodes").unwrap_or(1).max(1);
+    question.use_devices(tp.saturating_mul(pp).saturating_mul(local).div_ceil(nodes))
+}
+
+/// `max_num_seqs` and `max_num_batched_tokens`, by the GPU and for a server.
+fn batch(question: &Question, max_seq_len: u64) -> Result<Limits, ServeError> {
+    const GIB: u64 = 1 << 30;
+    let device = question.device();
+    let bytes = device.map_or(0, |device| device.total_bytes);
+    let is_a100 = device.is_some_and(|device| device.name.to_lowercase().contains("a100"));
+    let (mut tokens, mut sequences) = match bytes {
+        _ if bytes >= 160 * GIB && question.engine.version >= LARGE_DEVICES => (16_384, 1024),
+        _ if bytes >= 70 * GIB && !is_a100 => (8192, 1024),
+        _ => (2048, 256),
+    };
+    if question.flag("--performance-mode").is_some_and(|setting| setting.value() == "throughput") {
+        (tokens, sequences) = (2 * tokens, 2 * sequences);
+    }
+    let stated_tokens = question.count("--max-num-batched-tokens");
+    let stated_sequences = question.count("--max-num-seqs");
+    sequences = stated_sequences.unwrap_or(sequences);
+    let chunked = question.flag("--enable-chunked-prefill").is_none_or(|setting| setting.on);
+    tokens = match stated_tokens {
+        Some(tokens) => tokens,
+        None => {
+            let tokens = if chunked { tokens } else { tokens.max(max_seq_len) };
+            tokens.min(sequences.saturating_mul(max_seq_len))
+        }
+    };
+    if stated_sequences.is_none() {
+        sequences = sequences.min(tokens);
+    }
+    if sequences == 0 || tokens == 0 {
+        let flag = if sequences == 0 { "--max-num-seqs" } else { "--max-num-batched-tokens" };
+        return Err(question.refused("Input should be greater than or equal to 1", [Remedy::Remove(flag)]));
+    }
+    if !chunked && tokens < max_seq_len {
+        let said = format!(
+            "max_num_batched_tokens ({tokens}) is smaller than max_model_len ({max_seq_len}). This effectively limits the maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase max_num_batched_tokens or decrease max_model_len."
+        );
+        let remedies = [
+            Remedy::Set("--max-num-batched-tokens", max_seq_len.to_string()),
+            Remedy::Remove("--enable-chunked-prefill"),
+        ];
+        return Err(question.refused(said, remedies));
+    }
+    if tokens < sequences {
+        let said =
+            format!("max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({sequences}).");
+        let remedies = [
+            Remedy::Set("--max-num-seqs", tokens.to_string()),
+            Remedy::Set("--max-num-batched-tokens", sequences.to_string()),
+        ];
+        return Err(question.refused(said, remedies));
+    }
+    Ok(Limits { max_seq_len, max_batch_size: Some(sequences), max_num_tokens: tokens })
+}
+
+/// The dtype that the model is run in, which caches follow where nothing else says.
+fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let Some(word) = question.flag("--dtype").map(|setting| setting.value().to_owned()) else { return Ok(()) };
+    let name = match word.as_str() {
+        "auto" => return Ok(()),
+        "half" | "float16" => "f16",
+        "bfloat16" => "bf16",
+        _ => "f32",
+    };
+    for path in ["dtypes.kv", "dtypes.conv"] {
+        question.default_of(path, format!("\"{name}\""));
+    }
+    if name == "f32" && kinds(question, model)?.0 {
+        question.default_of("dtypes.ssm", "\"f32\"");
+    }
+    if name == "f32"
+        && model.info().dtype.name() != "f32"
+        && !question.is_stated("engine.cache_bytes")
+        && !question.is_stated("memory.weights")
+    {
+        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes"
+            .to_owned();
+        return Err(ServeError::NotHandled {
+            flag: "--dtype".into(),
+            why,
+            remedies: vec![Remedy::Set("--dtype", "auto".into())],
+        });
+    }
+    Ok(())
+}
+
+/// The share of the device, or the bytes that are stated.
+fn memory(question: &mut Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--gpu-memory-utilization";
+    let share = question.flag(FLAG).map(|setting| setting.value().to_owned());
+    let usual = question.default(FLAG).unwrap_or("0.9").to_owned();
+    let number: f64 = share.as_deref().unwrap_or(&usual).parse().unwrap_or(0.9);
+    if !(number > 0.0 && number <= 1.0) {
+        let said = format!(
+            "gpu_memory_utilization: Input should be greater than 0 and less than or equal to 1 (it is {number})"
+        );
+        let percent = (number > 1.0 && number <= 100.0).then(|| Remedy::Set(FLAG, (number / 100.0).to_string()));
+        return Err(question.refused(said, percent.into_iter().chain([Remedy::Set(FLAG, usual)])));
+    }
+    if question.is_stated("engine.cache_bytes") || question.device().is_none() {
+        return Ok(());
+    }
+    question.default_of("memory.fraction", (number * 1e6).round() / 1e6);
+    question.default_of("memory.of", "total");
+    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on);
+    let by_variable = question.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS").map(|value| value.trim() != "0");
+    let counts_graphs = by_variable.unwrap_or(question.engine.version >= COUNTS_GRAPHS);
+    if eager || !counts_graphs {
+        question.default_of("memory.graphs", "0B");
+    }
+    if let Some(size) = question.flag("--kv-offloading-size").and_then(|setting| setting.value().parse::<f64>().ok()) {
+        question
+            .notes
+            .push(format!("{size} GiB of host memory are beside these caches and hold none of the sequences that run"));
+    }
+    Ok(())
+}
+
+/// What drafts, and how many tokens.
+fn drafts(question: &mut Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--speculative-config";
+    let Some(config) = speculative(question)? else { return Ok(()) };
+    let Some(tokens) = config.get("num_speculative_tokens").and_then(Value::as_u64).filter(|tokens| *tokens > 0) else {
+        let said = "num_speculative_tokens must be provided with speculative config unless the draft model config contains an n_predict parameter.";
+        return Err(question.refused(said, [Remedy::Remove(FLAG)]));
+    };
+    question.default_of("speculation.draft_tokens", tokens);
+    match method(&config) {
+        "mtp" | "deepseek_mtp" | "qwen3_next_mtp" | "glm4_moe_mtp" | "ernie_mtp" | "mimo_mtp" | "longcat_flash_mtp" => {
+            question.default_of("speculation.mtp_layers", 1);
+        }
+        "ngram" | "suffix" => {}
+        _ if config.get("model").is_some() => {}
+        other => {
+            let why = format!("what `{other}` drafts with was not read");
+            return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+        }
+    }
+    Ok(())
+}
+
+/// Another quantisation than the files have is one of weights that are not known.
+fn quantization(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
+    const FLAG: &str = "--quantization";
+    if question.is_stated("engine.cache_bytes") || question.is_stated("memory.weights") || question.device().is_none() {
+        return Ok(());
+    }
+    let Some(stated) = question.flag(FLAG).map(|setting| setting.value().to_lowercase()) else { return Ok(()) };
+    let section = model.model().and_then(|model| model.config.get("quantization_config"));
+    let method = section.and_then(|section| section.get("quant_method")).and_then(Value::as_str).unwrap_or("");
+    let same = !method.is_empty() && (stated.contains(method) || method.contains(&*stated));
+    if same {
+        return Ok(());
+    }
+    let why = format!(
+        "it quantises weights that the files have {}; state what they take with --weights",
+        if method.is_empty() { "in full" } else { method }
+    );
+    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
+}

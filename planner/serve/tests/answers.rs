@@ -1,0 +1,182 @@
+//! What commands would do, held to what engines logged and to their rules.
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use cacheplan_planner::logs::{EngineLog, Fact, Logged};
+use cacheplan_serve::{Answer, Launch, Options, Starts, answer};
+use rstest::rstest;
+
+use common::{launch, models, on};
+
+fn told(command: &str, model: &str, options: &Options) -> Answer {
+    answer(&launch(command), models(model), options).unwrap()
+}
+
+fn with_bytes(version: &str, low: f64, high: f64) -> Options {
+    let bytes = |gib: f64| (gib * f64::from(1 << 30)) as u64;
+    let cache_bytes = Some(Logged { low: bytes(low), high: bytes(high) });
+    Options { version: Some(version.into()), cache_bytes, ..Options::default() }
+}
+
+/// `rows.csv` of the logged sizes: V3 of Qwen3.5-9B, U5 of Qwen3-0.6B, V4's kind of hybrid in a later version.
+#[rstest]
+#[case::hybrid("vllm serve m", "Qwen__Qwen3.5-9B", "0.19.0", 20.27, 165_792, Some(252))]
+#[case::dense("vllm serve m --max-model-len 40960", "Qwen__Qwen3-0.6B", "0.11.0", 37.42, 350_304, None)]
+fn logged_tokens_follow_from_logged_bytes(
+    #[case] command: &str,
+    #[case] model: &str,
+    #[case] version: &str,
+    #[case] gib: f64,
+    #[case] tokens: u64,
+    #[case] concurrency: Option<u64>,
+) {
+    let found = told(command, model, &with_bytes(version, gib - 0.005, gib + 0.005));
+    assert!(found.facts[&Fact::Tokens].meets(Logged::exact(tokens)), "{:?}", found.facts[&Fact::Tokens]);
+    if let Some(hundredths) = concurrency {
+        assert!(
+            found.facts[&Fact::Concurrency].meets(Logged::exact(hundredths)),
+            "{:?}",
+            found.facts[&Fact::Concurrency]
+        );
+    }
+}
+
+#[rstest]
+#[case("h100", "0.33.0", 8192, 1024)]
+#[case("a100-80gb", "0.33.0", 2048, 256)]
+#[case("l40s", "0.33.0", 2048, 256)]
+#[case("b200", "0.33.0", 16_384, 1024)]
+#[case("b200", "0.24.0", 8192, 1024)]
+fn vllm_takes_its_defaults_by_the_gpu(
+    #[case] device: &str,
+    #[case] version: &str,
+    #[case] tokens: u64,
+    #[case] sequences: u64,
+) {
+    let options = Options { version: Some(version.into()), ..on(device) };
+    let found = told("vllm serve m", "Qwen__Qwen3-8B", &options);
+    assert_eq!((found.limits.max_num_tokens, found.limits.max_batch_size), (tokens, Some(sequences)));
+}
+
+#[rstest]
+#[case("vllm serve m --max-model-len 32k", 32_000)]
+#[case("vllm serve m --max-model-len=32K", 32_768)]
+#[case("vllm serve m --max_model_len 4096", 4096)]
+#[case("vllm serve m --max-model 4096", 4096)]
+#[case("vllm serve --max-model-len 8 --model m --max-model-len 4096", 4096)]
+#[case("python -m vllm.entrypoints.openai.api_server --model m --max-model-len 4096", 4096)]
+fn numbers_are_read_as_vllm_reads_them(#[case] command: &str, #[case] length: u64) {
+    assert_eq!(told(command, "Qwen__Qwen3-8B", &on("h100")).limits.max_seq_len, length);
+}
+
+#[test]
+fn without_stated_bytes_the_numbers_are_an_interval() {
+    let found = told("vllm serve m", "Qwen__Qwen3-8B", &on("h100"));
+    let (bytes, tokens) = (found.facts[&Fact::CacheBytes], found.facts[&Fact::Tokens]);
+    assert!(bytes.low < bytes.high && tokens.low < tokens.high, "{bytes:?} {tokens:?}");
+    let stated = told("vllm serve m --kv-cache-memory-bytes 40G", "Qwen__Qwen3-8B", &on("h100"));
+    assert_eq!(stated.facts[&Fact::CacheBytes], Logged::exact(40 << 30));
+    assert_eq!(stated.facts[&Fact::Tokens].low, stated.facts[&Fact::Tokens].high);
+}
+
+#[test]
+fn the_lines_are_those_that_a_log_is_read_by() {
+    for (command, model) in [
+        ("vllm serve m --kv-cache-memory-bytes 40G", "Qwen__Qwen3.5-9B"),
+        ("python -m sglang.launch_server --model-path m", "Qwen__Qwen3-8B"),
+        ("llama-server -m m -c 32768 -np 4", "Qwen__Qwen3.5-9B"),
+        ("trtllm-serve m", "Qwen__Qwen3-8B"),
+    ] {
+        let options = Options { cache_bytes: Some(Logged::exact(40 << 30)), ..on("h100") };
+        let found = told(command, model, &options);
+        let log = EngineLog::read(found.lines.join("\n").as_bytes(), None)
+            .unwrap_or_else(|error| panic!("{error}: {:#?}", found.lines));
+        assert_eq!(log.engine.name(), found.engine);
+        let compared = found.beside(&log);
+        assert!(compared.len() >= 3 && compared.iter().all(|row| row.equal), "{compared:#?}");
+    }
+}
+
+#[test]
+fn a_longest_sequence_is_found_where_vllm_is_to_find_it() {
+    let options = Options { cache_bytes: Some(Logged::exact(2 << 30)), ..Options::default() };
+    let found = told("vllm serve m --max-model-len auto", "Qwen__Qwen3-8B", &options);
+    // 2 GiB of 147,456 bytes a token, in blocks of 16, the null block aside.
+    let fits = ((2u64 << 30) / (147_456 * 16) - 1) * 16;
+    assert_eq!(found.facts[&Fact::MaxSeqLen], Logged::exact(fits));
+}
+
+#[test]
+fn what_does_not_start_says_so_in_the_engines_words_and_what_would() {
+    let found = told("vllm serve m", "Qwen__Qwen3-8B", &on("20GiB"));
+    assert_eq!(found.starts, Starts::No);
+    assert!(
+        found.reason.as_ref().is_some_and(|reason| reason.starts_with("To serve at least one request")),
+        "{:?}",
+        found.reason
+    );
+    assert!(found.changes.iter().any(|change| change.change.starts_with("--max-model-len")), "{:#?}", found.changes);
+    assert!(found.changes.iter().all(|change| change.starts != Starts::No));
+}
+
+#[test]
+fn secrets_are_shown_nowhere() {
+    let command = "HF_TOKEN=hf_abc vllm serve m --api-key sk-abc sk-def --hf-token hf_abc --max-num-seqs 8";
+    let found = told(command, "Qwen__Qwen3-8B", &on("h100"));
+    let shown = serde_json::to_string(&found).unwrap() + &found.text();
+    assert!(!shown.contains("sk-") && !shown.contains("hf_abc"), "{shown}");
+    assert!(found.command.join(" ").contains("--api-key *** *** --hf-token *** --max-num-seqs 8"));
+}
+
+#[test]
+fn expectations_count_the_least_that_is_held() {
+    let found = told("vllm serve m --max-model-len 4096 --max-num-seqs 16", "Qwen__Qwen3-8B", &on("h100"));
+    assert_eq!(found.short_of(Some(16), Some(100_000)), None);
+    assert!(
+        found.short_of(Some(17), None).is_some_and(|why| why.contains("17 sequences are expected, and it holds 16"))
+    );
+}
+
+#[test]
+fn variables_of_llama_cpp_are_flags() {
+    let env = BTreeMap::from([
+        ("LLAMA_ARG_CTX_SIZE".to_owned(), "8192".to_owned()),
+        ("LLAMA_ARG_N_PARALLEL".to_owned(), "2".to_owned()),
+    ]);
+    let words = ["llama-server", "-m", "m"].map(str::to_owned).to_vec();
+    let found = answer(&Launch::from_words(words, &env).unwrap(), models("Qwen__Qwen3-8B"), &on("h100")).unwrap();
+    assert_eq!((found.limits.max_seq_len, found.limits.max_batch_size), (4096, Some(2)));
+}
+
+#[test]
+fn a_launch_that_has_fewer_gpus_than_ranks_is_refused() {
+    let one = Launch { gpus: Some(1), device: Some("h100".into()), ..launch("vllm serve m -tp 2") };
+    let error = answer(&one, models("Qwen__Qwen3-8B"), &Options::default()).unwrap_err();
+    assert!(error.to_string().contains("World size (2) is larger than the number of available GPUs (1)"), "{error}");
+    let two = Launch { gpus: Some(2), ..one };
+    assert_eq!(answer(&two, models("Qwen__Qwen3-8B"), &Options::default()).unwrap().starts, Starts::Yes);
+}
+
+#[test]
+fn graphs_are_left_free_by_the_versions_that_estimate_them() {
+    let at = |command: &str, version: &str| {
+        let options = Options { version: Some(version.into()), ..on("h100") };
+        told(command, "Qwen__Qwen3-8B", &options).facts[&Fact::CacheBytes]
+    };
+    let command = "vllm serve m --gpu-memory-utilization 0.9";
+    assert!(at(command, "0.18.0").low > at(command, "0.24.0").low);
+    assert_eq!(at(&format!("{command} --enforce-eager"), "0.24.0"), at(command, "0.18.0"));
+    assert_eq!(at(&format!("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=0 {command}"), "0.24.0"), at(command, "0.18.0"));
+}
+
+#[test]
+fn default_shares_are_those_of_the_versions_parser() {
+    let at = |version: &str| {
+        let options = Options { version: Some(version.into()), ..on("h100") };
+        told("vllm serve m --enforce-eager", "Qwen__Qwen3-8B", &options).facts[&Fact::CacheBytes].low
+    };
+    // 0.92 of 79.65 GiB is 0.02 of it more than 0.9.
+    assert_eq!(at("0.24.0") - at("0.18.0"), ((81_559u64 << 20) * 92 / 100) - ((81_559u64 << 20) * 90 / 100));
+}

@@ -1,0 +1,239 @@
+//! A command that is wrong gets one that starts, whatever is wrong with it.
+
+mod common;
+
+use cacheplan_serve::{Answer, repaired};
+use rstest::rstest;
+
+use common::{launch, models, on};
+
+const MODEL: &str = "Qwen__Qwen3-8B";
+
+/// Of a model, its command behind `vllm serve`, on a device; what the engine or we say, and what the command becomes.
+#[rstest]
+#[case::a_flag_misspelled(
+    "vllm serve m --max-modle-len 8192",
+    "h100",
+    "unrecognized arguments: --max-modle-len",
+    "vllm serve m --max-model-len 8192"
+)]
+#[case::a_flag_of_another_engine("vllm serve m --n-gpu-layers 99", "h100", "unrecognized arguments", "vllm serve m")]
+#[case::an_unknown_flag_before_the_model(
+    "vllm serve --fast m",
+    "h100",
+    "unrecognized arguments: --fast",
+    "vllm serve m"
+)]
+#[case::an_ambiguous_prefix(
+    "vllm serve m --max-num 8",
+    "h100",
+    "ambiguous option",
+    "vllm serve m --max-num-batched-tokens 8"
+)]
+#[case::a_removed_flag("vllm serve m --swap-space 4", "h100", "unrecognized arguments: --swap-space", "vllm serve m")]
+#[case::a_missing_value("vllm serve m --max-model-len", "h100", "expected one argument", "vllm serve m")]
+#[case::a_missing_value_before_a_flag(
+    "vllm serve m --dtype --enforce-eager",
+    "h100",
+    "expected one argument",
+    "vllm serve m --enforce-eager"
+)]
+#[case::a_switch_with_a_value("vllm serve m --enforce-eager=true", "h100", "ignored explicit argument", "vllm serve m")]
+#[case::a_word_for_a_number("vllm serve m --max-num-seqs many", "h100", "invalid value: 'many'", "vllm serve m")]
+#[case::a_number_with_commas(
+    "vllm serve m --max-num-seqs 1,000",
+    "h100",
+    "invalid value: '1,000'",
+    "vllm serve m --max-num-seqs 1000"
+)]
+#[case::a_part_of_a_token(
+    "vllm serve m --max-model-len 8.5K",
+    "h100",
+    "invalid value: '8.5K'",
+    "vllm serve m --max-model-len 8"
+)]
+#[case::an_unknown_choice(
+    "vllm serve m --dtype bfloat",
+    "h100",
+    "invalid value: 'bfloat'",
+    "vllm serve m --dtype bfloat16"
+)]
+#[case::a_dtype_of_nobody(
+    "vllm serve m --kv-cache-dtype int3",
+    "h100",
+    "`int3` were not read",
+    "vllm serve m --kv-cache-dtype auto"
+)]
+#[case::a_dtype_that_was_not_read(
+    "vllm serve m --kv-cache-dtype turboquant_k8v4",
+    "h100",
+    "were not read",
+    "vllm serve m --kv-cache-dtype auto"
+)]
+#[case::broken_json("vllm serve m --speculative-config {method:", "h100", "JSON was expected", "vllm serve m")]
+#[case::drafts_without_a_number(
+    "vllm serve m --speculative-config {\"method\":\"ngram\"}",
+    "h100",
+    "num_speculative_tokens must be provided",
+    "vllm serve m"
+)]
+#[case::drafts_of_nobody(
+    "vllm serve m --speculative-config.method oracle --speculative-config.num_speculative_tokens 2",
+    "h100",
+    "was not read",
+    "vllm serve m"
+)]
+#[case::a_share_in_percent(
+    "vllm serve m --gpu-memory-utilization 90",
+    "h100",
+    "less than or equal to 1",
+    "vllm serve m --gpu-memory-utilization 0.9"
+)]
+#[case::a_share_of_nothing(
+    "vllm serve m --gpu-memory-utilization 0",
+    "h100",
+    "greater than 0",
+    "vllm serve m --gpu-memory-utilization 0.92"
+)]
+#[case::a_length_above_the_models(
+    "vllm serve m --max-model-len 131072",
+    "h100",
+    "greater than the derived max_model_len",
+    "vllm serve m --max-model-len 40960"
+)]
+#[case::a_length_of_nothing(
+    "vllm serve m --max-model-len 0",
+    "h100",
+    "max_model_len must be at least 1",
+    "vllm serve m"
+)]
+#[case::a_length_beyond_memory("vllm serve m --max-model-len 40960", "20GiB", "the estimated maximum model length", "")]
+#[case::heads_that_do_not_divide(
+    "vllm serve m --tensor-parallel-size 3",
+    "h100",
+    "must be divisible by tensor parallel size (3)",
+    "vllm serve m --tensor-parallel-size 2"
+)]
+#[case::ranks_of_nothing("vllm serve m -tp 0", "h100", "must be at least 1", "vllm serve m --tensor-parallel-size 1")]
+#[case::more_ranks_than_gpus(
+    "vllm serve m -tp 8",
+    "2xh100",
+    "larger than the number of available GPUs (2)",
+    "vllm serve m --tensor-parallel-size 2"
+)]
+#[case::fewer_tokens_than_sequences(
+    "vllm serve m --max-num-batched-tokens 64 --max-num-seqs 128",
+    "h100",
+    "must be greater than or equal to max_num_seqs (128)",
+    "vllm serve m --max-num-batched-tokens 64 --max-num-seqs 64"
+)]
+#[case::a_step_below_the_length(
+    "vllm serve m --no-enable-chunked-prefill --max-num-batched-tokens 4096",
+    "h100",
+    "is smaller than max_model_len",
+    "vllm serve m --no-enable-chunked-prefill --max-num-batched-tokens 40960"
+)]
+#[case::no_sequences("vllm serve m --max-num-seqs 0", "h100", "greater than or equal to 1", "vllm serve m")]
+#[case::weights_beyond_memory("vllm serve m", "16GiB", "No available memory", "")]
+#[case::weights_that_are_not_known(
+    "vllm serve m --cpu-offload-gb 4",
+    "h100",
+    "it changes what weights take",
+    "vllm serve m"
+)]
+#[case::weights_quantised_on_the_way("vllm serve m --quantization fp8", "h100", "it quantises weights", "vllm serve m")]
+#[case::a_dtype_of_other_weights(
+    "vllm serve m --dtype float32",
+    "h100",
+    "it changes what weights take",
+    "vllm serve m --dtype auto"
+)]
+#[case::what_nobody_read(
+    "vllm serve m --prefill-context-parallel-size 2",
+    "h100",
+    "nobody read what it does to caches",
+    "vllm serve m"
+)]
+#[case::bytes_too_few("vllm serve m --kv-cache-memory-bytes 64M", "h100", "KV cache is needed", "")]
+#[case::a_second_model("vllm serve m n", "h100", "unrecognized arguments: n", "vllm serve m")]
+#[case::two_faults(
+    "vllm serve m --max-modle-len 8192 -tp 3",
+    "h100",
+    "unrecognized arguments",
+    "vllm serve m --max-model-len 8192 --tensor-parallel-size 2"
+)]
+#[case::sglang_misspelled(
+    "python -m sglang.launch_server --model-path m --mem-fraction-statc 0.8",
+    "h100",
+    "unrecognized arguments",
+    "python -m sglang.launch_server --model-path m --mem-fraction-static 0.8"
+)]
+#[case::sglang_in_percent(
+    "python -m sglang.launch_server --model-path m --mem-fraction-static 80",
+    "h100",
+    "between 0 and 1",
+    "python -m sglang.launch_server --model-path m --mem-fraction-static 0.8"
+)]
+#[case::sglang_too_long(
+    "python -m sglang.launch_server --model-path m --context-length 131072",
+    "h100",
+    "greater than the derived context_length",
+    "python -m sglang.launch_server --model-path m --context-length 40960"
+)]
+#[case::sglang_heads(
+    "sglang serve --model-path m --tp 3",
+    "h100",
+    "not divisible by tp_size 3",
+    "sglang serve --model-path m --tp-size 2"
+)]
+#[case::llama_misspelled(
+    "llama-server -m m --ctx-sise 8192",
+    "h100",
+    "invalid argument: --ctx-sise",
+    "llama-server -m m --ctx-size 8192"
+)]
+#[case::llama_dtype(
+    "llama-server -m m -c 8192 -ctk q9_9",
+    "h100",
+    "`q9_9` were not read",
+    "llama-server -m m -c 8192 --cache-type-k q8_0"
+)]
+#[case::llama_slots(
+    "llama-server -m m -c 8192 -np 0",
+    "h100",
+    "n_parallel must be at least 1",
+    "llama-server -m m -c 8192 --parallel 1"
+)]
+#[case::trtllm_misspelled(
+    "trtllm-serve m --max_seq_length 8192",
+    "h100",
+    "No such option",
+    "trtllm-serve m --max_seq_len 8192"
+)]
+#[case::trtllm_heads(
+    "trtllm-serve m --tp_size 3",
+    "h100",
+    "not divisible by tp_size 3",
+    "trtllm-serve m --tensor_parallel_size 2"
+)]
+#[case::trtllm_backend("trtllm-serve m --backend tensorrt", "h100", "backend tensorrt were not read", "trtllm-serve m")]
+fn what_is_wrong_is_said_and_a_command_that_starts_is_found(
+    #[case] command: &str,
+    #[case] device: &str,
+    #[case] said: &str,
+    #[case] expected: &str,
+) {
+    let (wrong, models, options) = (launch(command), models(MODEL), on(device));
+    let found = cacheplan_serve::answer(&wrong, models.clone(), &options);
+    let message = found.as_ref().map_or_else(ToString::to_string, |answer| answer.reason.clone().unwrap_or_default());
+    assert!(!found.as_ref().is_ok_and(Answer::admits) || !message.is_empty(), "{command} starts");
+    assert!(message.contains(said), "{message}");
+    let (changed, answer) = repaired(&wrong, &models, &options).unwrap_or_else(|| panic!("{command}: nothing starts"));
+    assert!(answer.admits() && !answer.lines.is_empty(), "{answer:#?}");
+    if !expected.is_empty() {
+        assert_eq!(changed.words.join(" "), expected);
+    }
+    // It is what its words say, asked from the start.
+    let again = cacheplan_serve::answer(&changed, models, &options).unwrap();
+    assert_eq!((again.starts, again.facts), (answer.starts, answer.facts));
+}

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Whether the command in each file would start: check.sh [FLAGS OF `cacheplan plan`] -- FILE...
+# The exit code is the largest of them; CACHEPLAN names another program than the one in PATH.
+set -euo pipefail
+
+flags=()
+while (($#)) && [[ $1 != -- ]]; do
+  flags+=("$1")
+  shift
+done
+shift || true
+
+worst=0
+for file in "$@"; do
+  printf '%s\n' "$file"
+  code=0
+  "${CACHEPLAN:-cacheplan}" plan ${flags[@]+"${flags[@]}"} -- "$file" || code=$?
+  ((code <= worst)) || worst=$code
+done
+exit "$worst"

@@ -1,0 +1,102 @@
+"""The flags of SGLang's server, read from the sources in its wheel without importing them.
+
+Newer versions make them of annotated fields (`arg_groups/arg_utils.py`), older ones of calls of `add_argument`.
+"""
+
+import ast
+
+from rows import Constants, keywords_of, name_of, parts_of, row
+
+PATHS = ("srt/server_args.py", "srt/arg_groups/")
+
+
+def rows(modules):
+    constants = Constants(modules.values())
+    found = []
+    for path, module in modules.items():
+        for node in ast.walk(module):
+            if isinstance(node, ast.ClassDef) and (path.endswith("server_args.py") or "/fields/" in path):
+                fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+                found += filter(None, (of_field(part, constants, node.name) for part in fields))
+            if isinstance(node, ast.FunctionDef) and node.name == "add_cli_args" and path.endswith("server_args.py"):
+                calls = [part for part in ast.walk(node) if isinstance(part, ast.Call) and name_of(part) == "add_argument"]
+                found += [of_call(call, constants) for call in calls if call.args]
+    unique = {}
+    for one in found:
+        unique.setdefault(one["flag"], one)
+    return list(unique.values())
+
+
+def of_field(field, constants, group):
+    annotation = field.annotation
+    if not (isinstance(annotation, ast.Subscript) and name_of(annotation.value) in ("A", "Annotated")):
+        return None
+    kind, *said = parts_of(annotation.slice)
+    arg = next((part for part in said if isinstance(part, ast.Call) and name_of(part) == "Arg"), None)
+    if arg is None and not any(isinstance(part, (ast.Constant, ast.JoinedStr, ast.BinOp)) for part in said):
+        return None
+    keywords = keywords_of(arg) if arg is not None else {}
+    value = {name: constants.value(node) for name, node in keywords.items()}
+    if value.get("no_cli"):
+        return None
+    name = value.get("cli_name") or "--" + field.target.id.replace("_", "-")
+    kind, literal, values = inner(kind, constants), None, "1"
+    if isinstance(kind, list):
+        kind, literal = "int" if isinstance(kind[0], int) else "str", kind
+    if kind == "list" and "type_parser" not in keywords:
+        kind, values = "str", value.get("nargs") or "+"
+    elif kind == "bool":
+        values = "0"
+    elif value.get("nargs"):
+        values = value["nargs"]
+    if "action" in keywords:
+        kind, values = "str", "0" if "True" in name_of(keywords["action"]) else value.get("nargs") or "1"
+        said = constants.value(keywords["action"])
+        values = "0" if said in ("store_true", "store_false") else values
+    json = name_of(keywords.get("type_parser", ast.Constant(None))) == "loads"
+    return row(
+        name,
+        value.get("aliases") or [],
+        values=values,
+        type="json" if json else kind if kind in ("int", "float", "bool") and "type_parser" not in keywords else "str",
+        default=constants.value(field.value) if field.value is not None else None,
+        choices=value.get("choices") or literal or [],
+        group=group,
+    )
+
+
+def inner(node, constants):
+    """The one type that an annotation is optional of."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        node = ast.parse(node.value, mode="eval").body
+    if isinstance(node, ast.BinOp):
+        kinds = [inner(part, constants) for part in (node.left, node.right)]
+        return next((kind for kind in kinds if kind != "None"), "str")
+    if isinstance(node, ast.Subscript):
+        name = name_of(node.value)
+        if name in ("Optional", "Union"):
+            kinds = [inner(part, constants) for part in parts_of(node.slice)]
+            rest = [kind for kind in kinds if kind != "None"]
+            return rest[0] if len(rest) == 1 else "str"
+        if name == "Literal":
+            return constants.value(node)
+        return "list" if name in ("List", "list") else "str"
+    return "None" if isinstance(node, ast.Constant) else name_of(node)
+
+
+def of_call(call, constants):
+    names = [name.value for name in call.args if isinstance(name, ast.Constant)]
+    first = next(name for name in names if name.startswith("--"))
+    keywords = keywords_of(call)
+    value = {name: constants.value(node) for name, node in keywords.items()}
+    action = keywords.get("action")
+    flag = value.get("action") in ("store_true", "store_false") or "StoreTrue" in name_of(action)
+    kind = name_of(keywords.get("type", ast.Constant(None)))
+    return row(
+        first,
+        [name for name in names if name != first],
+        values="0" if flag else value.get("nargs") or "1",
+        type="bool" if flag else kind if kind in ("int", "float") else "json" if kind == "loads" else "str",
+        choices=value["choices"] if isinstance(value.get("choices"), list) else [],
+        group="ServerArgs",
+    )
