@@ -107,7 +107,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     args.trace.begin()?;
     let reading = &args.reading;
     let Some(model) = args.model.as_deref() else {
-        return started(args, |start, beside, print| start.run(beside, print));
+        return started(args, StartArgs::run);
     };
     if args.start.is_stated() {
         return Err(Failure::new(2, "a command behind `--` names its model; leave the other one out"));
