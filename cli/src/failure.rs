@@ -39,6 +39,11 @@ impl Failure {
         Self::new(1, chain(&error))
     }
 
+    /// What is wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The exit code and the message, for who shows them elsewhere.
     pub(crate) fn said(self) -> (u8, String) {
         (self.code, self.message)

@@ -113,16 +113,16 @@ fn make(args: &Make) -> Result<(), Failure> {
         return Err(Failure::new(2, "a command behind `--` names its model; leave the other one out"));
     }
     if start::is_script(model) {
-        let launch = start::launch_in(model)?;
-        return started(args, |start, beside, print| start.answer(&launch, beside, print));
+        let launches = start::launches_in(model)?;
+        return started(args, |start, beside, print| start.answer_all(&launches, beside, print));
     }
     let piped =
         if model == Path::new("-") { Some(Source::stdin(Limit::CONFIG).map_err(Failure::error)?) } else { None };
     if let Some(piped) = &piped {
         let text = piped.text(Limit::CONFIG).map_err(Failure::error)?;
         if !text.trim_start().starts_with('{') {
-            let launch = start::launch_of(&text, "what is piped in")?;
-            return started(args, |start, beside, print| start.answer(&launch, beside, print));
+            let launches = start::launches_of(&text, "-", Path::new(""))?;
+            return started(args, |start, beside, print| start.answer_all(&launches, beside, print));
         }
     }
     args.start.refuse_alone()?;

@@ -7,7 +7,7 @@ use cacheplan::files::{Limit, Shown};
 use cacheplan::planner::{EngineLog, Override};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::{
-    Answer, Change, Launch, Models, Options, Question, ServeError, Starts, answer, nearest, repaired,
+    Answer, Change, Launch, Models, Options, Question, ServeError, Starts, answer, manifest, nearest, repaired,
 };
 use serde_json::json;
 
@@ -51,7 +51,7 @@ pub(crate) struct Beside<'a> {
 }
 
 /// Files whose name says that they hold a command.
-const SCRIPTS: [&str; 4] = ["sh", "bash", "zsh", "txt"];
+const SCRIPTS: [&str; 6] = ["sh", "bash", "zsh", "txt", "yaml", "yml"];
 
 /// Whether a path is that of a command rather than of a model.
 pub(crate) fn is_script(path: &Path) -> bool {
@@ -76,22 +76,57 @@ impl StartArgs {
         }
     }
 
-    /// The command that stands behind `--`.
-    fn launch(&self) -> Result<Launch, Failure> {
-        let env = environment();
+    /// The commands that stand behind `--`, or in the file there.
+    fn launches(&self) -> Result<Vec<Launch>, Failure> {
         match self.words.as_slice() {
-            [one] if one == "-" || Path::new(one).is_file() => launch_in(Path::new(one)),
-            words => Launch::from_words(words.to_vec(), &env).map_err(failed),
+            [one] if one == "-" || Path::new(one).is_file() => launches_in(Path::new(one)),
+            words => {
+                let launch = Launch::from_words(words.to_vec(), &environment()).map_err(failed)?;
+                Ok(vec![with_options(launch, Path::new(""))?])
+            }
         }
     }
 
-    /// Answers the command behind `--`.
+    /// The only command that stands there.
+    fn launch(&self) -> Result<Launch, Failure> {
+        let mut launches = self.launches()?;
+        match (launches.pop(), launches.len()) {
+            (Some(launch), 0) => Ok(launch),
+            (_, more) => Err(Failure::new(2, format!("{} commands start an engine there; one was expected", more + 1))),
+        }
+    }
+
+    /// Answers the commands behind `--`.
     pub(crate) fn run(&self, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
-        self.answer(&self.launch()?, beside, print_as)
+        self.answer_all(&self.launches()?, beside, print_as)
+    }
+
+    /// Answers commands one after another, each below its place where there are several; the first failure is that of all.
+    pub(crate) fn answer_all(&self, launches: &[Launch], beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
+        let [first, more @ ..] = launches else { return Ok(()) };
+        if more.is_empty() {
+            return self.answer(first, beside, print_as);
+        }
+        if print_as == Print::Json {
+            let places: Vec<&str> = launches.iter().map(|launch| launch.place.as_str()).collect();
+            let said = format!("JSON is of one command, and there are {}: {}", places.len(), places.join("; "));
+            return Err(Failure::new(2, said));
+        }
+        let mut failed = Ok(());
+        for launch in launches {
+            print(&format!("{}\n", Shown(&launch.place)))?;
+            let answered = self.answer(launch, beside, print_as);
+            if let (Err(failure), Ok(())) = (&answered, &failed) {
+                note(failure.message());
+            }
+            failed = failed.and(answered);
+            print("\n")?;
+        }
+        failed
     }
 
     /// Answers a command.
-    pub(crate) fn answer(&self, launch: &Launch, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
+    fn answer(&self, launch: &Launch, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
         let options = self.options(beside);
         let found = match self.question(launch, &options, beside) {
             Ok((_, models)) => answer(launch, models.clone(), &options).map_err(|error| (error, Some(models))),
@@ -202,14 +237,24 @@ impl Asked {
     }
 }
 
-/// The command in a file; `-` is what is piped in.
-pub(crate) fn launch_in(path: &Path) -> Result<Launch, Failure> {
-    launch_of(&read(path, Limit::CONFIG)?, &Shown(path.display()).to_string())
+/// The commands in a file; `-` is what is piped in.
+pub(crate) fn launches_in(path: &Path) -> Result<Vec<Launch>, Failure> {
+    let text = read(path, Limit::MANIFEST)?;
+    let beside = path.parent().unwrap_or(Path::new(""));
+    launches_of(&text, &path.to_string_lossy(), beside)
 }
 
-/// The command in a text.
-pub(crate) fn launch_of(text: &str, place: &str) -> Result<Launch, Failure> {
-    Launch::from_text(text, place, &environment()).map_err(failed)
+/// The commands in a text; files that they name lie in `folder`.
+pub(crate) fn launches_of(text: &str, name: &str, folder: &Path) -> Result<Vec<Launch>, Failure> {
+    let launches = manifest::read(name, text.as_bytes()).map_err(|error| Failure::new(2, error))?;
+    launches.into_iter().map(|launch| with_options(launch, folder)).collect()
+}
+
+/// The command with what the file of options says that it names.
+fn with_options(launch: Launch, folder: &Path) -> Result<Launch, Failure> {
+    let Some(file) = launch.config_file().map(str::to_owned) else { return Ok(launch) };
+    let text = read(&folder.join(&file), Limit::MANIFEST)?;
+    launch.with_config(&file, &text).map_err(|error| Failure::new(2, error))
 }
 
 /// The variables under which the command would run.

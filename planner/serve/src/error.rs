@@ -17,22 +17,6 @@ pub enum ServeError {
         /// The word in its place.
         found: String,
     },
-    /// A text that holds another number of commands than one.
-    #[error("{place}: {found} commands that start an engine; one was expected", place = Shown(.place))]
-    Commands {
-        /// The file.
-        place: String,
-        /// How many.
-        found: usize,
-    },
-    /// A text that is no command.
-    #[error("{place}: {what}", place = Shown(.place))]
-    Text {
-        /// The file.
-        place: String,
-        /// What is wrong with it.
-        what: String,
-    },
     /// A variable in the words that has no value.
     #[error("`${name}` is not set; state it before the command, `{name}=… vllm serve …`", name = Shown(.name))]
     Unset {

@@ -23,7 +23,6 @@ mod secret;
 mod words;
 
 pub use answer::{Answer, Change, Compared, Starts};
-pub use command::LONGEST;
 pub use error::ServeError;
 pub use launch::Launch;
 pub use question::{Limits, Models, Options, Question, ReadFlag};

@@ -109,7 +109,6 @@ impl Program {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::command::words;
     use rstest::rstest;
 
     #[rstest]
@@ -127,7 +126,7 @@ mod tests {
         #[case] start: usize,
         #[case] version: Option<&str>,
     ) {
-        let found = Program::of(&words(text).unwrap()).unwrap();
+        let found = Program::of(&shlex::split(text).unwrap()).unwrap();
         assert_eq!((found.engine.name(), found.start, found.version.as_deref()), (engine, start, version));
     }
 
@@ -136,6 +135,6 @@ mod tests {
     #[case("python server.py")]
     #[case("")]
     fn another_program_is_refused(#[case] text: &str) {
-        assert!(Program::of(&words(text).unwrap()).is_err());
+        assert!(Program::of(&shlex::split(text).unwrap()).is_err());
     }
 }

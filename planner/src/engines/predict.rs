@@ -75,7 +75,9 @@ impl Inputs<'_> {
             return Err(EngineRefusal::Architecture { engine: name, version, model }.into());
         }
         let told = engine.kv_dtypes();
-        let is_kept = |dtype: DType| dtype == self.model.dtype || told.contains(&dtype);
+        // An engine can be told to run a model in either float of 16 bits, which its keys and values follow.
+        let own = [self.model.dtype, DType::Bf16, DType::F16];
+        let is_kept = |dtype: DType| own.contains(&dtype) || told.contains(&dtype);
         let kept = resources().filter(|resource| resource.handler.kind().is_kv());
         let planned = kept.map(|resource| resource.handler.dtype());
         let stated = [options.cache_type_k, options.cache_type_v];

@@ -155,8 +155,8 @@ impl Dialect {
 
     /// The dtypes that keys and values can be told to have in the last release up to `version`.
     pub(crate) fn kv_dtypes(&self, version: Version) -> Vec<DType> {
-        let is_older = |name: &&str| name.parse::<Version>().is_ok_and(|release| release <= version);
-        let release = self.versions.iter().rposition(|name| is_older(&name)).unwrap_or(0);
+        let is_older = |name: &str| name.parse::<Version>().is_ok_and(|release| release <= version);
+        let release = self.versions.iter().rposition(|name| is_older(name)).unwrap_or(0);
         let names = self.keys.iter().filter_map(|key| match key.says {
             Says::DType(Class::Kv, _, names) if key.since <= release => Some(names),
             _ => None,

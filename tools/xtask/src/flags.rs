@@ -7,12 +7,13 @@ use crate::cuda_toolkit::target;
 use crate::sh;
 
 /// What is read: several versions of the two that change the most.
-const WHEELS: [&str; 8] = [
+const WHEELS: [&str; 9] = [
     "vllm==0.11.0",
     "vllm==0.18.0",
     "vllm==0.24.0",
     "vllm==0.28.0",
     "vllm==0.33.0",
+    "sglang==0.5.9",
     "sglang==0.5.18",
     "sglang==0.5.23",
     "xllamacpp==2026.10.11549",

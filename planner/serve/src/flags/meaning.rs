@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use cacheplan_planner::Engine;
 use cacheplan_planner::engines::FlagMeaning;
 
-use super::table::Flag;
+use super::table::{Flag, flags};
 
 /// What a flag says of caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,15 +67,17 @@ pub(crate) fn meaning(engine: Engine, flag: &Flag) -> Meaning {
     if let Some(said) = said {
         return Meaning::Planner(said);
     }
-    let group = format!("{NO_GROUP}{}", flag.group);
-    let of_group = if group == NO_GROUP { None } else { line(&group) };
+    // Older parsers group less; a flag that is there still is what it is now.
+    let newest = flags(engine, engine.newest()).into_iter().find(|newest| newest.name == flag.name);
+    let groups = [Some(flag.group), newest.map(|newest| newest.group)];
+    let of_group = groups.into_iter().flatten().filter(|group| !group.is_empty());
+    let of_group = of_group.filter_map(|group| line(&format!("{NO_GROUP}{group}"))).next();
     of_group.map_or(Meaning::Unread, |(_, meaning)| *meaning)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::table::flags;
 
     #[test]
     fn every_line_names_flags_that_some_version_has() {
@@ -85,6 +87,7 @@ mod tests {
             "vllm@0.24.0",
             "vllm@0.28.0",
             "vllm@0.33.0",
+            "sglang@0.5.9",
             "sglang@0.5.18",
             "sglang@0.5.23",
         ];

@@ -73,6 +73,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let ubatch = question.count("--ubatch-size").unwrap_or(512).min(batch);
     question.stated.retain(|stated| stated.key != "engine.ubatch");
     question.default_of("engine.ubatch", ubatch.max(1));
+    drafts(question)?;
     if let Some(layers) =
         question.flag("--n-gpu-layers").or(question.flag("--gpu-layers")).map(|setting| setting.value().to_owned())
     {
@@ -81,4 +82,28 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             .push(format!("the sizes are those of all layers together, on the GPU and, beyond {layers}, on the host"));
     }
     Ok((Limits { max_seq_len: each, max_batch_size: Some(sequences), max_num_tokens: batch }, false))
+}
+
+/// What drafts, and how many tokens: states are kept once more for each that a model drafts, and never for those from the text.
+fn drafts(question: &mut Question) -> Result<(), ServeError> {
+    const TYPE: &str = "--spec-type";
+    let Some(kinds) = question.flag(TYPE).map(|setting| setting.value().to_owned()) else { return Ok(()) };
+    let from_text = |kind: &&str| *kind == "none" || kind.starts_with("ngram");
+    let Some(kind) = kinds.split(',').map(str::trim).find(|kind| !from_text(kind)) else { return Ok(()) };
+    let refused = |why: String| ServeError::NotHandled {
+        flag: TYPE.into(),
+        why,
+        remedies: vec![Remedy::Remove(TYPE), Remedy::Set("--spec-draft-n-max", "3".into())],
+    };
+    if kind != "draft-mtp" {
+        return Err(refused(format!("what `{kind}` drafts with was not read")));
+    }
+    let tokens = question.count("--spec-draft-n-max").or(question.count("--draft-max"));
+    let tokens =
+        tokens.ok_or_else(|| refused("how many tokens it drafts is not stated; state --spec-draft-n-max".into()))?;
+    if tokens > 0 {
+        question.default_of("speculation.draft_tokens", tokens);
+        question.default_of("speculation.mtp_layers", 1);
+    }
+    Ok(())
 }

@@ -119,7 +119,10 @@ impl Question {
             None => engine.into(),
         };
         let env: BTreeMap<String, String> = launch.env.clone().into_iter().chain(env).collect();
-        let parsed = parse(engine, &launch.words, start, &env)?;
+        let mut words = launch.words.clone();
+        // In front, so that what the command says itself wins.
+        words.splice(start..start, tensorrt_llm::flags(&launch.config)?);
+        let parsed = parse(engine, &words, start, &env)?;
         let devices = match (&options.devices, launch.device.as_deref()) {
             (Some(devices), _) => Some(devices.clone()),
             // A name that a manifest has need not be one that is known; then nobody has said it.

@@ -10,6 +10,42 @@ use crate::remedy::Remedy;
 const BATCH: u64 = 2048;
 const STEP: u64 = 8192;
 
+/// Keys of its file of options, and the flags that say the same.
+const KEYS: [(&str, &str); 8] = [
+    ("tensor_parallel_size", "--tensor_parallel_size"),
+    ("pipeline_parallel_size", "--pipeline_parallel_size"),
+    ("moe_expert_parallel_size", "--moe_expert_parallel_size"),
+    ("max_batch_size", "--max_batch_size"),
+    ("max_num_tokens", "--max_num_tokens"),
+    ("max_seq_len", "--max_seq_len"),
+    ("backend", "--backend"),
+    ("kv_cache_config.free_gpu_memory_fraction", "--free_gpu_memory_fraction"),
+];
+
+/// Sections and keys of that file on which no cache depends.
+const NONE: [&str; 6] = [
+    "print_iter_log",
+    "enable_chunked_prefill",
+    "disable_overlap_scheduler",
+    "scheduler_config",
+    "log_level",
+    "postprocess",
+];
+
+/// The settings of a file of options as flags.
+pub(super) fn flags(config: &[(String, String)]) -> Result<Vec<String>, ServeError> {
+    let mut words = Vec::new();
+    for (key, value) in config {
+        if let Some((_, flag)) = KEYS.iter().find(|(of, _)| of == key) {
+            words.extend([(*flag).to_owned(), value.clone()]);
+        } else if !NONE.contains(&key.split('.').next().unwrap_or(key)) {
+            let why = "nobody read what this key of the file of options does to caches".to_owned();
+            return Err(ServeError::NotHandled { flag: key.clone(), why, remedies: Vec::new() });
+        }
+    }
+    Ok(words)
+}
+
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     if let Some(backend) =
         question.flag("--backend").map(|setting| setting.value().to_owned()).filter(|backend| backend != "pytorch")
@@ -56,4 +92,19 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.default_of("memory.of", "free");
     }
     Ok((Limits { max_seq_len, max_batch_size: Some(batch), max_num_tokens }, false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_options_says_what_flags_do_or_is_refused_by_its_key() {
+        let of = |key: &str, value: &str| flags(&[(key.to_owned(), value.to_owned())]);
+        let fraction = of("kv_cache_config.free_gpu_memory_fraction", "0.8").unwrap();
+        assert_eq!(fraction, ["--free_gpu_memory_fraction", "0.8"]);
+        assert!(of("scheduler_config.capacity_scheduler_policy", "MAX").unwrap().is_empty());
+        let error = of("kv_cache_config.max_attention_window", "[1024]").unwrap_err().to_string();
+        assert!(error.contains("kv_cache_config.max_attention_window"), "{error}");
+    }
 }

@@ -14,6 +14,10 @@ use crate::remedy::Remedy;
 const LARGE_DEVICES: Version = Version(0, 28, 0);
 /// The first read version in which hybrids keep prefixes where nobody says.
 const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
+/// The first version after the last that was logged to turn reuse off for layers of the delta rule.
+const KEEPS_DELTA_STATES: Version = Version(0, 14, 0);
+/// Model types with such layers before that version.
+const DELTA_RULES: [&str; 2] = ["qwen3_next", "kimi_linear"];
 
 /// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
 const COUNTS_GRAPHS: Version = Version(0, 21, 0);
@@ -50,6 +54,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_num_tokens", batch.max_num_tokens);
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
     let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
+    // Logged by 0.13: "Hybrid or mamba-based model detected without support for prefix caching: disabling."
+    let model_type = model.info().model_type.as_str();
+    if has_states && DELTA_RULES.contains(&model_type) && question.engine.version < KEEPS_DELTA_STATES {
+        question.stated.retain(|stated| stated.key != "engine.prefix_caching");
+    }
     question.default_of("engine.prefix_caching", keeps);
     dtype(question, model)?;
     memory(question)?;
@@ -260,9 +269,8 @@ fn drafts(question: &mut Question) -> Result<(), ServeError> {
     };
     question.default_of("speculation.draft_tokens", tokens);
     match method(&config) {
-        "mtp" | "deepseek_mtp" | "qwen3_next_mtp" | "glm4_moe_mtp" | "ernie_mtp" | "mimo_mtp" | "longcat_flash_mtp" => {
-            question.default_of("speculation.mtp_layers", 1);
-        }
+        // `deepseek_mtp`, `qwen3_5_mtp` and their like are names of one method.
+        name if name == "mtp" || name.ends_with("_mtp") => question.default_of("speculation.mtp_layers", 1),
         "ngram" | "suffix" => {}
         _ if config.get("model").is_some() => {}
         other => {

@@ -72,8 +72,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
     arguments: None,
 };
 
-/// The reported number of tokens changed its meaning here.
-const REPORTS_CONCURRENCY: Version = Version(0, 21, 0);
+/// The reported number of tokens changed its meaning here: 0.20.0 logged the old one, a build towards 0.20.1 and 0.20.2 the new.
+const REPORTS_CONCURRENCY: Version = Version(0, 20, 1);
 /// From here on the alignment of a latent's block is that of the kernel that is chosen (change 37467, April 2026), and a
 /// stated block is an alignment of a hybrid's block instead of its least size.
 const ASKS_THE_KERNEL: Version = Version(0, 21, 0);

@@ -1,0 +1,184 @@
+//! Commands that people published, with what their engines then logged: `tests/fixtures/starts`.
+//!
+//! A command is answered for the bytes that its engine logged, and what it says beside its log: tokens within 1 %, all else
+//! to the printed digit.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use cacheplan_planner::EngineSpec;
+use cacheplan_planner::logs::{EngineLog, Fact, Logged};
+use cacheplan_serve::{Launch, Options, Starts, answer, manifest};
+use cacheplan_transforms::{Model, ReadOptions};
+use serde_json::Value;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
+}
+
+/// The release before what a build adds to it: `0.18.1` of `v0.18.1rc1.dev27`, `b9849` of llama.cpp's `9849 (799fcc04a)`.
+fn version(engine: &str, logged: &str) -> Option<String> {
+    let logged = logged.trim_start_matches('v');
+    let end = logged.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(logged.len());
+    let release = logged[..end].trim_end_matches('.');
+    match engine {
+        "llama.cpp" => Some(format!("b{release}")),
+        // Builds between releases have no number.
+        _ if release.starts_with("0.0.0") || release.is_empty() => None,
+        _ => Some(release.to_owned()),
+    }
+}
+
+/// What a printed number of so many digits behind the point stands for, in units.
+fn printed(number: f64, half: f64, unit: f64) -> Logged {
+    Logged { low: ((number - half).max(0.0) * unit) as u64, high: ((number + half) * unit) as u64 }
+}
+
+fn sum(numbers: impl Iterator<Item = Logged>) -> Option<Logged> {
+    numbers.reduce(|a, b| Logged { low: a.low + b.low, high: a.high + b.high })
+}
+
+/// The bytes for caches that an engine logged, and what followed from them.
+fn logged(start: &Value) -> Result<(Option<Logged>, Vec<(Fact, Logged)>), String> {
+    const GIB: f64 = (1u64 << 30) as f64;
+    let logged = &start["logged"];
+    let gib = |key: &str| logged[key].as_f64().map(|size| printed(size, 0.005, GIB));
+    let number = |key: &str| logged[key].as_u64().map(Logged::exact);
+    let all = |facts: Vec<Option<(Fact, Logged)>>| facts.into_iter().flatten().collect();
+    let of = |fact: Fact, number: Option<Logged>| number.map(|number| (fact, number));
+    Ok(match start["engine"].as_str().unwrap_or_default() {
+        "vllm" => {
+            let times =
+                logged["concurrency"]["times"].as_f64().map(|times| Logged::exact((times * 100.0).round() as u64));
+            let facts = all(vec![
+                of(Fact::Tokens, number("tokens")),
+                of(Fact::Concurrency, times),
+                of(Fact::TokensPerBlock, number("block_size")),
+            ]);
+            (
+                gib("available_gib")
+                    .or(logged["error"]["available_gib"].as_f64().map(|size| printed(size, 0.005, GIB))),
+                facts,
+            )
+        }
+        "sglang" => {
+            let parts = ["k_gb", "v_gb", "conv_state_gb", "ssm_state_gb", "swa_pool_gb"];
+            let facts = all(vec![
+                of(Fact::Tokens, number("tokens")),
+                of(Fact::StateSlots, number("max_mamba_cache_size")),
+                of(Fact::WindowTokens, number("swa_tokens")),
+            ]);
+            (sum(parts.into_iter().filter_map(gib)), facts)
+        }
+        "tensorrt-llm" => {
+            let facts = all(vec![of(Fact::Tokens, number("max_tokens_paged"))]);
+            (gib("allocated_gib"), facts)
+        }
+        _ => {
+            let lines: Vec<&str> = start["lines"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+            let engine: EngineSpec = "llama.cpp".parse().map_err(|error| format!("{error}"))?;
+            let log = EngineLog::read(lines.join("\n").as_bytes(), Some(engine.engine));
+            let log = log.map_err(|error| format!("the log: {error}"))?;
+            let facts =
+                [Fact::Tokens, Fact::WindowTokens, Fact::KvBytes, Fact::KvBuffers, Fact::SsmBytes, Fact::ConvBytes];
+            (None, facts.into_iter().filter_map(|fact| Some((fact, log.get(fact)?))).collect())
+        }
+    })
+}
+
+/// What is not as it was logged, if anything.
+fn difference(start: &Value) -> Result<(), String> {
+    let text = |key: &str| start[key].as_str().unwrap_or_default().to_owned();
+    let config = start["config"].as_str().ok_or("no config")?;
+    let model = std::fs::read_to_string(fixtures().join(config)).map_err(|error| format!("{config}: {error}"))?;
+    let assume = start["assume"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let assume = assume.map(|fact| fact.parse().map_err(|error| format!("{error}"))).collect::<Result<_, String>>()?;
+    let options = ReadOptions { assume, descriptions: Vec::new() };
+    let model = Model::read_config("config.json", &model, &options).map_err(|error| error.to_string())?;
+    let launch = manifest::read("start.sh", text("command").as_bytes()).map_err(|error| error.to_string())?;
+    let env: BTreeMap<String, String> = serde_json::from_value(start["env"].clone()).unwrap_or_default();
+    let launch = launch.into_iter().next().ok_or("no command")?;
+    let launch = Launch { env: env.into_iter().chain(launch.env.clone()).collect(), ..launch };
+    let (bytes, facts) = logged(start)?;
+    // Without bytes only what no bytes decide can be held.
+    let cache_bytes = bytes.or(Some(Logged::exact(16 << 30)));
+    let device = start["device"].as_str().and_then(|name| name.parse().ok());
+    // Builds between releases have no number; then the release that its finder inferred.
+    let inferred = || {
+        let said = text("version_inferred");
+        let is_release = |word: &&str| word.split('.').count() == 3 && version("", word).as_deref() == Some(*word);
+        said.split([' ', ',']).find(is_release).map(str::to_owned)
+    };
+    let options = Options {
+        version: version(&text("engine"), &text("version")).or_else(inferred),
+        devices: device,
+        cache_bytes,
+        ..Options::default()
+    };
+    let found = answer(&launch, model, &options).map_err(|error| error.to_string())?;
+    if start["logged"]["error"].is_object() || start["logged"]["error"].is_string() {
+        return if found.starts == Starts::No { Ok(()) } else { Err("it starts".to_owned()) };
+    }
+    let mut differ = Vec::new();
+    let mut told = 0;
+    for (fact, logged) in facts {
+        let Some(predicted) = found.facts.get(&fact) else { continue };
+        if bytes.is_none() && matches!(fact, Fact::Tokens | Fact::Concurrency) && found.engine != "llama.cpp" {
+            continue;
+        }
+        let near = match fact {
+            Fact::Tokens | Fact::WindowTokens | Fact::StateSlots => logged.high.div_ceil(100),
+            _ => 0,
+        };
+        told += 1;
+        if !predicted.meets(Logged { low: logged.low.saturating_sub(near), high: logged.high + near }) {
+            let [said, logged] = [*predicted, logged].map(|of| format!("{}..{}", of.low, of.high));
+            differ.push(format!("{} {said}, logged {logged}", fact.name()));
+        }
+    }
+    match (told, differ.is_empty()) {
+        (0, _) => Err("nothing that it says is in the log".to_owned()),
+        (_, true) => Ok(()),
+        _ => Err(differ.join("; ")),
+    }
+}
+
+/// Starts that are not said as they were logged, and why.
+const DIFFERENT: [(&str, &str); 18] = [
+    ("vllm-40691", "neither the bytes nor the card were logged"),
+    ("qwen3-235b-dcp2", "neither the bytes nor the card were logged"),
+    ("sgl-qwen38-27b-mi355x", "no size of a cache was logged"),
+    ("trt-gpt-oss-120b-spark", "the log has the pool of windows, without the bytes of the other"),
+    ("sgl-qwen38-flash-next-2spark", "the model has no published configuration"),
+    ("granite-350m-strix", "the configuration here lacks the kinds of the layers"),
+    ("sgl-granite-small", "a build between releases, with flags of its own"),
+    ("sgl-qwen3-32b-npu-tp2", "a build for Ascend of unknown version"),
+    ("sgl-nemotron3-nano-xpu-tp4", "a build between releases of unknown version, with a flag that 0.5.23 lacks"),
+    ("sgl-gemma4-12b-nvfp4-spark", "`fp4_e2m1` has no dtype here"),
+    ("deepseek-v4-flash-2spark", "vLLM's rules for compressed attention were not read"),
+    ("lcpp-gpt-oss-20b-hexagon", "`llama-cli` serves nobody, and is not read"),
+    ("lcpp-gpt-oss-20b-m5", "`llama-completion` serves nobody, and is not read"),
+    ("trt-dsr1-llama-8b", "a program of somebody's own starts the engine"),
+    ("gemma3-27b-rocm", "0.11 on ROCm counts windows otherwise; not read"),
+    ("nemotron3-nano-nvfp4-tp2", "a third of what 0.13 logs elsewhere; not understood"),
+    ("lfm2.5-1.2b-h100-slice", "what `--mamba-block-size` does was not read"),
+    ("qwen3-235b-fp8-tp4-h100", "what a connector does to caches was not read"),
+];
+
+#[test]
+fn published_commands_start_as_their_engines_logged() {
+    let file = std::fs::read_to_string(fixtures().join("starts/starts.jsonl")).unwrap();
+    let starts: Vec<Value> = file.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut wrong = Vec::new();
+    for start in &starts {
+        let id = start["id"].as_str().unwrap();
+        let reason = DIFFERENT.iter().find(|(of, _)| *of == id).map(|(_, reason)| *reason);
+        match (difference(start), reason) {
+            (Ok(()), None) | (Err(_), Some(_)) => {}
+            (Ok(()), Some(_)) => wrong.push(format!("{id}: equal now")),
+            (Err(said), None) => wrong.push(format!("{id}: {said}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert_eq!(starts.len(), 94);
+}
