@@ -148,7 +148,12 @@ fn larger(answer: &Answer, launch: &Launch, models: &Models, options: &Options) 
             > (answer.starts, answer.sequences.map_or(0, |all| all.low))
     };
     let tries = tries(answer, launch, models, options, engine);
+    let mut seen = Vec::new();
     let changed = tries.into_iter().filter_map(|remedy| {
+        if seen.contains(&remedy) {
+            return None;
+        }
+        seen.push(remedy.clone());
         let words = remedy.applied(&launch.words, start, &known).into_iter().next()?;
         let changed = answer_alone(&Launch { words, ..launch.clone() }, models, options).ok()?;
         Some((remedy, changed))

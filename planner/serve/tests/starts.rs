@@ -39,7 +39,10 @@ fn sum(numbers: impl Iterator<Item = Logged>) -> Option<Logged> {
 }
 
 /// The bytes for caches that an engine logged, and what followed from them.
-fn logged(start: &Value) -> Result<(Option<Logged>, Vec<(Fact, Logged)>), String> {
+type Facts = (Option<Logged>, Vec<(Fact, Logged)>);
+
+/// What an engine logged.
+fn logged(start: &Value) -> Result<Facts, String> {
     const GIB: f64 = (1u64 << 30) as f64;
     let logged = &start["logged"];
     let gib = |key: &str| logged[key].as_f64().map(|size| printed(size, 0.005, GIB));
