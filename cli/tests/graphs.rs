@@ -54,6 +54,30 @@ fn an_export_of_ours_runs_in_place_of_the_layers() {
     assert!(!pools.is_empty() && pools.iter().all(|pool| pool["planned_bytes"] == pool["actual_bytes"]), "{pools:?}");
 }
 
+/// What is left of another export would be run beside this one's.
+#[test]
+fn a_folder_with_graphs_of_another_export_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let export = |buckets: &str| {
+        cacheplan(&["export-graph", "@static_cache/qwen3", "--buckets", buckets, "--max-cache-len", "32", "--out", out])
+    };
+    assert!(export("3,1").status.success());
+    assert_refused(&export("4,1"), 1, "prefill_3.onnx");
+    assert!(!folder.path().join("prefill_4.onnx").exists());
+    assert!(export("3,1").status.success());
+}
+
+#[test]
+fn graphs_with_states_that_the_model_lacks_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let export = ["export-graph", "@static_cache/nemotron_h", "--buckets", "1", "--max-cache-len", "64", "--out", out];
+    assert!(cacheplan(&export).status.success());
+    let run = [&["run", "@models/llama", "--static", out], &PROMPT[..]].concat();
+    assert_refused(&cacheplan(&run), 4, "it is of another model");
+}
+
 #[test]
 fn a_decode_graph_is_planned_in_one_slot_without_pages() {
     let plan = json(&["plan", "@static_cache/decode.onnx"]);

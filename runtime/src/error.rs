@@ -1,5 +1,7 @@
 //! What can go wrong between a model folder and its tokens.
 
+use std::path::PathBuf;
+
 use cacheplan_files::Shown;
 use cacheplan_graphs::GraphError;
 use cacheplan_managers::BookError;
@@ -104,6 +106,14 @@ pub enum RuntimeError {
         /// What of it.
         what: String,
         /// Why.
+        reason: String,
+    },
+    /// A folder that an export is not written to.
+    #[error("{}: {reason}", Shown(path.display()))]
+    Output {
+        /// The folder, or the file in it.
+        path: PathBuf,
+        /// Why not.
         reason: String,
     },
     /// A sequence that the fixed caches of an exported graph have no room for.

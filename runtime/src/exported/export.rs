@@ -12,7 +12,7 @@ use prost::Message;
 use prost::bytes::Bytes;
 
 use super::random;
-use super::write::{GraphDType, GraphForm, refuse};
+use super::write::{GraphDType, GraphForm};
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::weights::{WeightError, Weights};
@@ -60,6 +60,7 @@ impl GraphExport {
         within("a batch", self.max_batch_size, "sequences", MAX_BATCH_SIZE, "the largest one")?;
         let mut sizes = self.buckets.iter().flatten();
         sizes.try_for_each(|&size| tokens("a bucket", size, self.max_cache_len, "what the cache holds"))?;
+        self.refuse_stale(out)?;
         let model = Model::read(path, &self.read)?;
         let weights = match self.random {
             Some(seed) => random::weights(seed, &model),
@@ -77,14 +78,10 @@ impl GraphExport {
             _ => GraphDType::F32,
         });
         let (max_cache_len, batch) = (self.max_cache_len as usize, self.max_batch_size as usize);
-        let failed = |error: std::io::Error| refuse(&out.display().to_string(), error.to_string());
+        let failed = |error: std::io::Error| RuntimeError::Output { path: out.to_owned(), reason: error.to_string() };
         let mut files = Vec::new();
         for bucket in &self.buckets {
-            let name = match bucket {
-                None => "prefill".to_owned(),
-                Some(1) => "decode".to_owned(),
-                Some(size) => format!("prefill_{size}"),
-            };
+            let name = name_of(*bucket);
             let tokens = bucket.map(|size| size as usize);
             let graph = decoder.to_graph(GraphForm { tokens, batch, max_cache_len, dtype })?;
             std::fs::create_dir_all(out).map_err(failed)?;
@@ -94,6 +91,32 @@ impl GraphExport {
             files.extend(random::save(path, out, &weights)?);
         }
         Ok(files)
+    }
+
+    /// Refuses a folder with graphs that this export does not replace: whoever runs the folder would compute with them too.
+    fn refuse_stale(&self, out: &Path) -> Result<(), RuntimeError> {
+        let Ok(entries) = std::fs::read_dir(out) else { return Ok(()) };
+        let written: Vec<String> = self.buckets.iter().map(|bucket| format!("{}.onnx", name_of(*bucket))).collect();
+        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let stale = names.filter(|name| name.ends_with(".onnx") && !written.contains(name)).min();
+        match stale {
+            None => Ok(()),
+            Some(name) => Err(RuntimeError::Output {
+                path: out.join(name),
+                reason:
+                    "it is of another export, and `run --static` would compute with it too; remove it, or name another folder"
+                        .to_owned(),
+            }),
+        }
+    }
+}
+
+/// What the graph of a bucket is called.
+fn name_of(bucket: Option<u64>) -> String {
+    match bucket {
+        None => "prefill".to_owned(),
+        Some(1) => "decode".to_owned(),
+        Some(size) => format!("prefill_{size}"),
     }
 }
 

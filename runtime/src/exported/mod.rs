@@ -18,6 +18,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cacheplan_files::SourceError;
 use cacheplan_graphs::{Element, GraphEngine, Input, Port, Runner, Slice};
+use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Backend, Rope, Run};
 use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::PlanRequest;
@@ -170,6 +171,7 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
         let only_keys = model.states.iter().all(|state| state.part == StatePart::Fixed);
         // A config without a vocabulary says of a model what its states are, and no more.
         let contradicts = if native.vocab_size.is_none() { disagreement(native, &model) } else { None };
+        let contradicts = contradicts.or_else(|| foreign(native, &model));
         contradicts.map_or(Ok(()), |reason| Err(refuse(file, reason)))?;
         if only_keys && model.info.layers != native.info.layers {
             let (own, its) = (native.info.layers, model.info.layers);
@@ -199,6 +201,18 @@ fn disagreement(native: &Model, graph: &Model) -> Option<String> {
         let (name, shape) = (&found.name, sizes(found));
         let stated = own.iter().find(alike).map(sizes).filter(|stated| *stated != shape)?;
         Some(format!("its `{name}` is {shape:?}, and that of the config {stated:?}"))
+    })
+}
+
+/// A recurrent state of a graph whose layer has none in the config beside it: the graph is of another model.
+fn foreign(native: &Model, graph: &Model) -> Option<String> {
+    let caches = |model: &Model| PlanRequest::of(model.clone()).caches().ok();
+    let (own, its) = caches(native).zip(caches(graph))?;
+    its.iter().filter(|found| *found.handler.kind() == Kind::Ssm).find_map(|found| {
+        let has = own.iter().any(|own| own.layer == found.layer && own.handler.kind() == found.handler.kind());
+        (!has).then(|| {
+            format!("its `{}` is of a layer that keeps no such state in the config; it is of another model", found.name)
+        })
     })
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct AskArgs {
 /// How tokens are chosen, where generation_config.json is not to decide it.
 #[derive(clap::Args)]
 struct SamplingArgs {
-    /// What logits are divided by; 0 takes the most likely token [default: of generation_config.json, else 0]
+    /// What logits are divided by; 0 takes the most likely token [default: of generation_config.json, else 0, or 1 where --top-k, --top-p or --min-p is stated]
     #[arg(long, value_name = "X")]
     temperature: Option<f32>,
 
