@@ -66,7 +66,8 @@ pub(crate) fn lines(plan: &CachePlan) -> Vec<Line<'_>> {
 /// `0-3,5,7-9`; empty for none.
 pub(crate) fn ranges(layers: &[u32]) -> String {
     // A layer may have several caches of one kind.
-    let layers: Vec<u32> = layers.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect();
+    let mut seen = BTreeSet::new();
+    let layers: Vec<u32> = layers.iter().copied().filter(|layer| seen.insert(*layer)).collect();
     let (mut text, mut rest) = (String::new(), layers.as_slice());
     while let [start, ..] = rest {
         let length = rest.iter().zip(*start..=u32::MAX).take_while(|(layer, expected)| *layer == expected).count();
@@ -101,8 +102,8 @@ mod tests {
     #[case(&[], "")]
     #[case(&[4], "4")]
     #[case(&[0, 1, 2, 5, 7, 8], "0-2,5,7-8")]
-    #[case(&[1, 1, 2], "1-2")]
-    #[case(&[u32::MAX - 1, u32::MAX, 0], "0,4294967294-4294967295")]
+    #[case(&[1, 2, 1, 2, 0], "1-2,0")]
+    #[case(&[u32::MAX - 1, u32::MAX, 0], "4294967294-4294967295,0")]
     fn layers_collapse_into_ranges(#[case] layers: &[u32], #[case] text: &str) {
         assert_eq!(ranges(layers), text);
     }

@@ -45,7 +45,7 @@ fn the_command_that_is_printed_states_what_was_stated() {
     };
     let table = PlanRequest::of(model).fit(&question).unwrap().table();
     let words: Vec<&str> = table.split_whitespace().filter(|word| *word != "\\").collect();
-    let stated = "--assume head_dim=128 --assume layer.1=none --weights 104857600";
+    let stated = "--assume 'head_dim=128' --assume 'layer.1=none' --weights 104857600";
     let command = "cacheplan plan 'a b.json' --device-memory h100 --max-seq-len 4096 ";
     assert!(words.join(" ").contains(&format!("{command}{stated}")), "{table}");
 }
