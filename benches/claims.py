@@ -18,7 +18,7 @@ import sys
 
 HERE = pathlib.Path(__file__).parent
 COMMAND = HERE.parent / "target/release/cacheplan"
-ROUNDS = 5
+ROUNDS = 3
 PROMPT = [7 + 31 * at % 31_000 for at in range(512)]
 
 
@@ -38,8 +38,10 @@ def first_token(model, step):
 
 def served(model, requests, *arguments):
     """Seconds in which requests that begin alike are served, one after the other."""
-    answer = run(model, "--requests", requests, "--max-batch-size", 1, *arguments)
-    return answer["speed"]["seconds"]
+    report = requests.with_suffix(".report.json")
+    asked = [COMMAND, "run", model, "--ignore-eos", "--requests", requests, "--max-batch-size", 1, "--report", "json", report]
+    subprocess.run([*map(str, [*asked, *arguments])], check=True, capture_output=True)
+    return json.loads(report.read_text())["speed"]["seconds"]
 
 
 def decoded(model, graphs):
