@@ -19,6 +19,8 @@ pub struct Launch {
     pub config: Vec<(String, String)>,
     /// Where it stands, such as `deployment.yaml: Deployment qwen, container vllm`.
     pub place: String,
+    /// The engine's version, where its image says it.
+    pub version: Option<String>,
     /// GPUs that its container asks for.
     pub gpus: Option<u32>,
     /// The GPU that its node has, as the manifest names it.
@@ -54,6 +56,7 @@ impl fmt::Debug for Launch {
             .field("env", &self.shown_env().collect::<BTreeMap<_, _>>())
             .field("config", &self.shown_config().collect::<Vec<_>>())
             .field("place", &self.place)
+            .field("version", &self.version)
             .field("gpus", &self.gpus)
             .field("device", &self.device)
             .finish()

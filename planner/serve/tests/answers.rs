@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use cacheplan_planner::logs::{EngineLog, Fact, Logged};
-use cacheplan_serve::{Answer, Launch, Options, Starts, answer};
+use cacheplan_serve::{Answer, Launch, Options, Starts, answer, manifest};
 use rstest::rstest;
 
 use common::{launch, models, on};
@@ -179,4 +179,17 @@ fn default_shares_are_those_of_the_versions_parser() {
     };
     // 0.92 of 79.65 GiB is 0.02 of it more than 0.9.
     assert_eq!(at("0.24.0") - at("0.18.0"), ((81_559u64 << 20) * 92 / 100) - ((81_559u64 << 20) * 90 / 100));
+}
+
+/// However the container is started.
+#[rstest]
+#[case(
+    "compose.yaml",
+    "services:\n  a:\n    image: vllm/vllm-openai:v0.28.0\n    command: --model m --max-model-len 4096\n"
+)]
+#[case("start.sh", "docker run --gpus all vllm/vllm-openai:v0.28.0 --model m --max-model-len 4096\n")]
+fn the_version_is_that_of_the_image(#[case] name: &str, #[case] text: &str) {
+    let found = manifest::read(name, text.as_bytes()).unwrap();
+    let [launch] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!(answer(launch, models("Qwen__Qwen3-8B"), &on("h100")).unwrap().version, "0.28.0");
 }

@@ -18,7 +18,8 @@ pub(super) fn of_script(script: &str, origin: &Origin<'_>) -> Result<Vec<Launch>
 
 /// The engines that a container starts.
 pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
-    launches(&container.words(&origin.at)?, container.variables, origin, DEPTH)
+    let origin = Origin { version: container.version(), ..origin.clone() };
+    launches(&container.words(&origin.at)?, container.variables, &origin, DEPTH)
 }
 
 /// The engines that these words start; `depth` more commands may stand in each other.
@@ -44,7 +45,8 @@ fn launches(
         engine::Start::Container => {
             let Some((container, gpus)) = docker::run(words, &variables) else { return Ok(Vec::new()) };
             let gpus = gpus.or(origin.gpus);
-            let origin = Origin { gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
+            let version = container.version();
+            let origin = Origin { version, gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
             launches(&container.words(&origin.at)?, container.variables, &origin, depth)
         }
         engine::Start::Shell => {

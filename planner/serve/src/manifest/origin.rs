@@ -15,6 +15,7 @@ pub(super) struct Origin<'a> {
     pub(super) at: Place,
     /// The object that it belongs to, such as `Deployment qwen, container vllm`; empty for a script.
     pub(super) object: String,
+    pub(super) version: Option<String>,
     pub(super) gpus: Option<u32>,
     pub(super) device: Option<String>,
     /// Files that are written out in the same file, by their paths.
@@ -33,6 +34,7 @@ impl<'a> Origin<'a> {
             reading,
             at,
             object,
+            version: None,
             gpus: None,
             device: None,
             files: Vec::new(),
@@ -64,7 +66,8 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
         ("", None) => origin.reading.file.to_owned(),
         (object, _) => format!("{}: {object}", origin.reading.file),
     };
-    let launch = Launch { words, env, config: Vec::new(), place, gpus: origin.gpus, device: origin.device.clone() };
+    let (version, gpus, device) = (origin.version.clone(), origin.gpus, origin.device.clone());
+    let launch = Launch { words, env, config: Vec::new(), place, version, gpus, device };
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));
     let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
     match file {

@@ -113,7 +113,7 @@ impl Question {
     /// Words that start no engine, that its parser refuses, or that say what nobody read.
     pub fn of(launch: &Launch, options: &Options) -> Result<Self, ServeError> {
         let Program { engine, start, version, env } = Program::of(&launch.words)?;
-        let version = options.version.as_ref().or(version.as_ref());
+        let version = options.version.as_ref().or(launch.version.as_ref()).or(version.as_ref());
         let engine: EngineSpec = match version {
             Some(version) => format!("{engine}@{version}").parse()?,
             None => engine.into(),
