@@ -2,7 +2,6 @@
 
 use crate::flags::table::{Arity, Flag};
 use crate::remedy::Remedy;
-use crate::words::assignment;
 
 impl Remedy {
     /// The words with this change, in the ways in which it may be meant. Flags are those of the engine, which begin at `start`.
@@ -73,32 +72,4 @@ fn without(words: &[String], start: usize, flags: &[&'static Flag], name: &str) 
         }
     }
     kept
-}
-
-/// Words as one would type them, without what is secret.
-pub(crate) fn shown(words: &[String], flags: &[&'static Flag]) -> Vec<String> {
-    let secret = |word: &str| {
-        let written = word.split('=').next().unwrap_or(word).replace('_', "-");
-        flags.iter().any(|flag| flag.is_secret() && flag.names().any(|known| known == written))
-    };
-    let hides_variable = |word: &str| {
-        assignment(word)
-            .is_some_and(|(name, _)| ["KEY", "TOKEN", "SECRET", "PASSWORD"].iter().any(|part| name.contains(part)))
-    };
-    let mut is_value = false;
-    let mut hidden = |word: &String| {
-        let was_value = std::mem::take(&mut is_value);
-        match word.split_once('=') {
-            Some((name, _)) if secret(name) || hides_variable(word) => return format!("{name}=***"),
-            _ if secret(word) => is_value = true,
-            _ if was_value && !word.starts_with('-') => {
-                // A list of keys goes on.
-                is_value = true;
-                return "***".into();
-            }
-            _ => {}
-        }
-        word.clone()
-    };
-    words.iter().map(&mut hidden).collect()
 }

@@ -1,5 +1,6 @@
 //! What the engine makes of a command: its rules, asked for the least and for the most bytes that it may find.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use cacheplan_planner::engines::EnginePrediction;
@@ -7,11 +8,10 @@ use cacheplan_planner::logs::{Fact, Logged};
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 
 use crate::answer::{Answer, Starts};
-use crate::change::shown;
 use crate::error::ServeError;
-use crate::flags::table::flags;
 use crate::launch::Launch;
 use crate::question::{Limits, Models, Options, Question, Settled};
+use crate::secret;
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
@@ -112,7 +112,6 @@ impl Found {
 
     fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
         let facts = self.facts(&question, &settled.limits);
-        let known = flags(self.engine.engine, self.engine.version);
         let starts = self.starts();
         let sequences = self.span(|at| Some(at.predicted.sequences));
         let mut lines = if starts == Starts::No { Vec::new() } else { self.engine.start_lines(&facts) };
@@ -133,7 +132,7 @@ impl Found {
             engine: self.engine.engine.name(),
             version: self.engine.version_name(),
             model: question.model,
-            command: shown(&launch.words, &known),
+            command: secret::hidden(&launch.words).into_iter().map(Cow::into_owned).collect(),
             read: question.read,
             limits: settled.limits,
             starts,

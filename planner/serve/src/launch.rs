@@ -6,6 +6,7 @@ use std::fmt;
 use cacheplan_files::Shown;
 
 use crate::secret;
+use crate::words::quoted;
 
 /// The words of a command, with the environment in which they run. Whoever shows it sees no secret.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -61,16 +62,6 @@ impl fmt::Debug for Launch {
             .field("device", &self.device)
             .finish()
     }
-}
-
-fn quoted(word: &str) -> String {
-    // `shlex` quotes `=` too, which every other flag has.
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
-    if word.ends_with(secret::HIDDEN) || (!word.is_empty() && word.bytes().all(plain)) {
-        return word.to_owned();
-    }
-    // Only a word with a zero byte has no quoted form.
-    shlex::try_quote(word).map_or_else(|_| word.replace('\0', ""), std::borrow::Cow::into_owned)
 }
 
 #[cfg(test)]

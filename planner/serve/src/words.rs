@@ -1,5 +1,7 @@
 //! Words of a command.
 
+use crate::secret;
+
 /// `NAME=value`.
 pub(crate) fn assignment(word: &str) -> Option<(&str, &str)> {
     let (name, value) = word.split_once('=')?;
@@ -10,9 +12,16 @@ pub(crate) fn assignment(word: &str) -> Option<(&str, &str)> {
 
 /// Writes words as a shell reads them.
 pub fn line(words: &[String]) -> String {
-    let plain = |word: &str| {
-        !word.is_empty() && word.chars().all(|char| char.is_ascii_alphanumeric() || "-_./:=,@%+*".contains(char))
-    };
-    let quoted = |word: &String| if plain(word) { word.clone() } else { format!("'{}'", word.replace('\'', r"'\''")) };
-    words.iter().map(quoted).collect::<Vec<String>>().join(" ")
+    words.iter().map(|word| quoted(word)).collect::<Vec<String>>().join(" ")
+}
+
+/// A word as a shell reads it.
+pub(crate) fn quoted(word: &str) -> String {
+    // `shlex` quotes `=` too, which every other flag has.
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
+    if word.ends_with(secret::HIDDEN) || (!word.is_empty() && word.bytes().all(plain)) {
+        return word.to_owned();
+    }
+    // Only a word with a zero byte has no quoted form.
+    shlex::try_quote(word).map_or_else(|_| word.replace('\0', ""), std::borrow::Cow::into_owned)
 }

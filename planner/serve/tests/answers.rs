@@ -127,7 +127,7 @@ fn secrets_are_shown_nowhere() {
     let found = told(command, "Qwen__Qwen3-8B", &on("h100"));
     let shown = serde_json::to_string(&found).unwrap() + &found.text();
     assert!(!shown.contains("sk-") && !shown.contains("hf_abc"), "{shown}");
-    assert!(found.command.join(" ").contains("--api-key *** *** --hf-token *** --max-num-seqs 8"));
+    assert!(found.command.join(" ").contains("--api-key <hidden> <hidden> --hf-token <hidden> --max-num-seqs 8"));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::table::{Arity, Flag, Kind, flags};
 use super::values::{human_int, refuses};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
+use crate::secret;
 
 /// A flag with its value, as it stands in the words.
 #[derive(Clone, Debug, PartialEq)]
@@ -229,7 +230,7 @@ impl Grammar {
     }
 
     fn wrong(&self, flag: &'static Flag, value: &str, expected: &str) -> ServeError {
-        let shown = if flag.is_secret() { "***" } else { value };
+        let shown = secret::hidden_value(flag.name, value);
         let said = format!("argument {}: invalid value: '{shown}' ({expected} was expected)", flag.name);
         let near = flag.choices.iter().filter(|known| distance(value, known) * 2 <= known.len());
         let near = near

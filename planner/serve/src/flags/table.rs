@@ -153,12 +153,6 @@ impl Flag {
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name).chain(self.aliases.iter().copied()).chain(self.negated.iter().copied())
     }
-
-    /// Whether its value is nobody else's business.
-    pub(crate) fn is_secret(&self) -> bool {
-        let parts = ["api-key", "password", "secret", "credential"];
-        self.name.ends_with("-token") || parts.iter().any(|part| self.name.contains(part))
-    }
 }
 
 #[cfg(test)]

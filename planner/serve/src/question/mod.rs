@@ -22,6 +22,7 @@ use crate::flags::values::human_int;
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::remedy::Remedy;
+use crate::secret;
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +57,7 @@ impl From<Model> for Models {
 pub struct ReadFlag {
     /// The flag's long name.
     pub flag: String,
-    /// Its value; `***` of a secret.
+    /// Its value; hidden where it is a secret.
     pub value: String,
     /// What it says: a key of the budget, or in words.
     pub says: String,
@@ -158,7 +159,7 @@ impl Question {
         let mut profiled = Vec::new();
         for setting in settings {
             let flag = setting.flag;
-            let value = if flag.is_secret() { "***".to_owned() } else { setting.values.join(" ") };
+            let value = secret::hidden_value(flag.name, &setting.values.join(" ")).to_owned();
             let says = match meaning(self.engine.engine, flag) {
                 _ if states_default(&setting) => "its default".to_owned(),
                 Meaning::None => "no cache depends on it".to_owned(),
