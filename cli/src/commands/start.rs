@@ -81,8 +81,8 @@ impl StartArgs {
         match self.words.as_slice() {
             [one] if one == "-" || Path::new(one).is_file() => launches_in(Path::new(one)),
             words => {
-                let launch = Launch::from_words(words.to_vec(), &environment()).map_err(failed)?;
-                Ok(vec![with_options(launch, Path::new(""))?])
+                let launches = Launch::from_words(words.to_vec(), &environment()).map_err(failed)?;
+                launches.into_iter().map(|launch| with_options(launch, Path::new(""))).collect()
             }
         }
     }

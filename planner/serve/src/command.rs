@@ -4,15 +4,22 @@ use std::collections::BTreeMap;
 
 use crate::error::ServeError;
 use crate::launch::Launch;
+use crate::manifest;
 
 impl Launch {
-    /// Takes the words of a command that a shell has read already; `env` is the environment in which it would run.
+    /// The engines that the words of a command start, which a shell has read already; `env` is the environment in which it
+    /// would run.
     ///
     /// # Errors
-    /// A variable that was quoted and has no value.
-    pub fn from_words(words: Vec<String>, env: &BTreeMap<String, String>) -> Result<Self, ServeError> {
+    /// A variable that was quoted and has no value, what `manifest` refuses, and words that start no engine.
+    pub fn from_words(words: Vec<String>, env: &BTreeMap<String, String>) -> Result<Vec<Self>, ServeError> {
         let words: Result<Vec<String>, ServeError> = words.into_iter().map(|word| expanded(&word, env)).collect();
-        Ok(Self { words: words?, env: env.clone(), place: "the command".into(), ..Self::default() })
+        let words = words?;
+        let found = manifest::of_words(&words, env)?;
+        match found.is_empty() {
+            true => Err(ServeError::Program { found: words.first().cloned().unwrap_or_default() }),
+            false => Ok(found),
+        }
     }
 }
 
@@ -44,4 +51,30 @@ fn variable(text: &str) -> (&str, &str) {
     }
     let end = text.find(|char| !is_name(char)).unwrap_or(text.len());
     if text.starts_with(|first: char| first.is_ascii_digit()) { ("", text) } else { text.split_at(end) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("CUDA_VISIBLE_DEVICES=0 exec /opt/venv/bin/vllm serve m", "/opt/venv/bin/vllm serve m", None)]
+    #[case("uv run sglang serve --model-path m", "sglang serve --model-path m", None)]
+    #[case("docker run --gpus all -e A=1 vllm/vllm-openai:v0.24.0 --model m", "vllm serve --model m", Some("0.24.0"))]
+    #[case("bash -c 'vllm serve $HOME'", "vllm serve /home/a", None)]
+    fn words_are_read_as_those_of_a_script_are(#[case] text: &str, #[case] words: &str, #[case] version: Option<&str>) {
+        let env = BTreeMap::from([("HOME".to_owned(), "/home/a".to_owned())]);
+        let found = Launch::from_words(shlex::split(text).unwrap(), &env).unwrap();
+        assert_eq!(found[0].words.join(" "), words);
+        assert_eq!(found[0].version.as_deref(), version);
+    }
+
+    #[rstest]
+    #[case("ls -l", "`ls` starts no engine")]
+    #[case("vllm serve $MODEL", "`$MODEL` is not set")]
+    fn what_starts_no_engine_is_refused(#[case] text: &str, #[case] message: &str) {
+        let error = Launch::from_words(shlex::split(text).unwrap(), &BTreeMap::new()).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
 }

@@ -4,6 +4,7 @@ use cacheplan_files::Shown;
 use cacheplan_planner::{Engine, PlanError};
 use thiserror::Error;
 
+use crate::manifest::ManifestError;
 use crate::remedy::Remedy;
 
 /// Why a command has no answer.
@@ -17,6 +18,9 @@ pub enum ServeError {
         /// The word in its place.
         found: String,
     },
+    /// Words that `manifest` refuses.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
     /// A variable in the words that has no value.
     #[error("`${name}` is not set; state it before the command, `{name}=… vllm serve …`", name = Shown(.name))]
     Unset {

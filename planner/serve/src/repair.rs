@@ -1,6 +1,5 @@
 //! Changes to a command by which it starts or holds more, each of them asked anew.
 
-use cacheplan_planner::EngineSpec;
 use cacheplan_planner::logs::Fact;
 
 use crate::answer::{Answer, Change, Starts};
@@ -65,10 +64,7 @@ pub fn nearest(launch: &Launch, options: &Options) -> Option<Question> {
                 Ok(question) => return Some(question),
                 Err(error) => error.remedies().to_vec(),
             };
-            let (Ok(Program { start, .. }), Some(engine)) = (Program::of(&launch.words), engine_of(&launch, options))
-            else {
-                continue;
-            };
+            let Ok(Program { engine, start }) = program(&launch, options) else { continue };
             let known = flags(engine.engine, engine.version);
             let words = remedies.iter().flat_map(|remedy| remedy.applied(&launch.words, start, &known));
             next.extend(
@@ -82,33 +78,25 @@ pub fn nearest(launch: &Launch, options: &Options) -> Option<Question> {
 
 /// The commands that one change each makes of one that has no answer or does not start.
 fn remedied(launch: &Launch, models: &Models, options: &Options) -> Vec<Launch> {
-    let Ok(Program { start, .. }) = Program::of(&launch.words) else { return Vec::new() };
+    let Ok(Program { engine, start }) = program(launch, options) else { return Vec::new() };
     let remedies = match answer_alone(launch, models, options) {
         Ok(answer) => larger(&answer, launch, models, options).into_iter().map(|(remedy, _)| remedy).collect(),
         Err(error) if error.remedies().is_empty() => every_flag_less(launch, options),
         Err(error) => error.remedies().to_vec(),
     };
-    let Some(engine) = engine_of(launch, options) else { return Vec::new() };
     let known = flags(engine.engine, engine.version);
     let words = remedies.iter().flat_map(|remedy| remedy.applied(&launch.words, start, &known));
     words.map(|words| Launch { words, ..launch.clone() }).collect()
 }
 
-fn engine_of(launch: &Launch, options: &Options) -> Option<EngineSpec> {
-    let Program { engine, version, .. } = Program::of(&launch.words).ok()?;
-    match options.version.as_ref().or(version.as_ref()) {
-        Some(version) => format!("{engine}@{version}").parse().ok(),
-        None => Some(engine.into()),
-    }
+fn program(launch: &Launch, options: &Options) -> Result<Program, ServeError> {
+    Program::of(launch, options.version.as_deref())
 }
 
 /// One flag less that says something of caches, whichever it is: what the planner refuses names no flag of the engine.
 fn every_flag_less(launch: &Launch, options: &Options) -> Vec<Remedy> {
-    let (Some(engine), Ok(Program { start, env, .. })) = (engine_of(launch, options), Program::of(&launch.words))
-    else {
-        return Vec::new();
-    };
-    let Ok(parsed) = parse(engine, &launch.words, start, &env) else { return Vec::new() };
+    let Ok(Program { engine, start }) = program(launch, options) else { return Vec::new() };
+    let Ok(parsed) = parse(engine, &launch.words, start, &launch.env) else { return Vec::new() };
     let says = |name: &&&str| {
         let flag = parsed.settings[**name].flag;
         !matches!(meaning(engine.engine, flag), Meaning::None | Meaning::Model | Meaning::Revision)
@@ -118,7 +106,7 @@ fn every_flag_less(launch: &Launch, options: &Options) -> Vec<Remedy> {
 
 /// The changes by which the command starts, or holds more.
 fn changes(answer: &Answer, launch: &Launch, models: &Models, options: &Options) -> Vec<Change> {
-    let Some(engine) = engine_of(launch, options) else { return Vec::new() };
+    let Ok(Program { engine, .. }) = program(launch, options) else { return Vec::new() };
     let known = flags(engine.engine, engine.version);
     let mut found: Vec<(Remedy, Answer)> = larger(answer, launch, models, options);
     found.sort_by_key(|(_, answer)| {
@@ -139,15 +127,13 @@ fn changes(answer: &Answer, launch: &Launch, models: &Models, options: &Options)
 
 /// The changes that help, with what they come to.
 fn larger(answer: &Answer, launch: &Launch, models: &Models, options: &Options) -> Vec<(Remedy, Answer)> {
-    let (Some(engine), Ok(Program { start, .. })) = (engine_of(launch, options), Program::of(&launch.words)) else {
-        return Vec::new();
-    };
+    let Ok(Program { engine, start }) = program(launch, options) else { return Vec::new() };
     let known = flags(engine.engine, engine.version);
     let helps = |other: &Answer| {
         (other.starts, other.sequences.map_or(0, |all| all.low))
             > (answer.starts, answer.sequences.map_or(0, |all| all.low))
     };
-    let tries = tries(answer, launch, models, options, engine);
+    let tries = tries(answer, launch, models, options);
     let mut seen = Vec::new();
     let changed = tries.into_iter().filter_map(|remedy| {
         if seen.contains(&remedy) {
@@ -161,16 +147,15 @@ fn larger(answer: &Answer, launch: &Launch, models: &Models, options: &Options) 
     changed.filter(|(_, changed)| helps(changed)).collect()
 }
 
-fn tries(answer: &Answer, launch: &Launch, models: &Models, options: &Options, engine: EngineSpec) -> Vec<Remedy> {
+fn tries(answer: &Answer, launch: &Launch, models: &Models, options: &Options) -> Vec<Remedy> {
+    let Ok(Program { engine, start }) = program(launch, options) else { return Vec::new() };
     let (length, tp, batch) = match engine.engine.name() {
         "vllm" => ("--max-model-len", "--tensor-parallel-size", "--max-num-seqs"),
         "sglang" => ("--context-length", "--tp-size", "--max-running-requests"),
         "tensorrt-llm" => ("--max_seq_len", "--tensor_parallel_size", "--max_batch_size"),
         _ => return Vec::new(),
     };
-    let parsed = Program::of(&launch.words)
-        .ok()
-        .and_then(|Program { start, env, .. }| parse(engine, &launch.words, start, &env).ok());
+    let parsed = parse(engine, &launch.words, start, &launch.env).ok();
     let number = |name: &str| parsed.as_ref().and_then(|parsed| parsed.settings.get(name)?.value().parse::<u64>().ok());
     let ranks = number(tp).unwrap_or(1);
     let mut tries = vec![Remedy::Set(tp, (2 * ranks).to_string()), Remedy::Set(tp, (4 * ranks).to_string())];

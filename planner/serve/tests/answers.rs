@@ -146,7 +146,7 @@ fn variables_of_llama_cpp_are_flags() {
         ("LLAMA_ARG_N_PARALLEL".to_owned(), "2".to_owned()),
     ]);
     let words = ["llama-server", "-m", "m"].map(str::to_owned).to_vec();
-    let found = answer(&Launch::from_words(words, &env).unwrap(), models("Qwen__Qwen3-8B"), &on("h100")).unwrap();
+    let found = answer(&Launch::from_words(words, &env).unwrap()[0], models("Qwen__Qwen3-8B"), &on("h100")).unwrap();
     assert_eq!((found.limits.max_seq_len, found.limits.max_batch_size), (4096, Some(2)));
 }
 

@@ -1,11 +1,14 @@
 //! From the words of a command to the engines that it starts.
 
+use std::collections::BTreeMap;
+
 use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
 use super::variables::{Variables, name_length};
 use super::{engine, shell};
 use crate::Launch;
+use crate::words::assignment;
 
 /// Commands within commands: `bash -c "docker run image bash -c ..."`.
 const DEPTH: usize = 5;
@@ -14,6 +17,20 @@ const DEPTH: usize = 5;
 pub(super) fn of_script(script: &str, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
     let run = |words: &[String], variables: Variables, origin: &Origin<'_>| launches(words, variables, origin, DEPTH);
     shell::launches(script, Variables::default(), origin, &run)
+}
+
+/// The engines that words start, behind variables of their own.
+pub(super) fn of_words(
+    words: &[String],
+    env: &BTreeMap<String, String>,
+    origin: &Origin<'_>,
+) -> Result<Vec<Launch>, ManifestError> {
+    let own = words.iter().map_while(|word| assignment(word));
+    let mut variables = Variables::default();
+    for (name, value) in env.iter().map(|(name, value)| (name.as_str(), value.as_str())).chain(own.clone()) {
+        variables.set(name, vec![value.to_owned()], true);
+    }
+    launches(&words[own.count()..], variables, origin, DEPTH)
 }
 
 /// The engines that a container starts.

@@ -11,7 +11,7 @@ pub(super) enum Start {
 }
 
 /// Programs that start what stands behind them, after options of their own.
-const WRAPPERS: [&str; 24] = [
+const WRAPPERS: [&str; 25] = [
     "exec",
     "nohup",
     "env",
@@ -26,6 +26,7 @@ const WRAPPERS: [&str; 24] = [
     "numactl",
     "taskset",
     "uv",
+    "uvx",
     "poetry",
     "conda",
     "tini",
@@ -61,7 +62,7 @@ fn starts(words: &[String]) -> Option<Start> {
     match base(words.first()?) {
         "vllm" if second == Some("serve") => Some(Start::Engine),
         "sglang" if second == Some("serve") => Some(Start::Engine),
-        "llama-server" | "trtllm-serve" => Some(Start::Engine),
+        "llama-server" | "llama-server.exe" | "trtllm-serve" => Some(Start::Engine),
         "sh" | "bash" | "dash" | "ash" | "zsh" => script(words).map(|_| Start::Shell),
         "docker" | "podman" | "nerdctl" => container_arguments(words).map(|_| Start::Container),
         program if program.strip_prefix("python").is_some_and(is_version) => {
@@ -118,7 +119,7 @@ pub(super) fn entrypoint(image: &str, arguments: &[String]) -> Vec<String> {
 }
 
 /// The version that the tag of an image says, `0.24.0` of `v0.24.0-cu130`; builds by night have none.
-pub(crate) fn version(image: &str) -> Option<String> {
+pub(super) fn version(image: &str) -> Option<String> {
     let tag = parts(image).1.trim_start_matches('v');
     let end = tag.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(tag.len());
     let is_version = tag[..end].split('.').count() == 3 && tag[..end].split('.').all(|part| !part.is_empty());

@@ -22,7 +22,7 @@ mod unknown;
 mod variables;
 mod yaml;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cacheplan_files::{Limit, Shown, Source};
 
@@ -49,6 +49,13 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
         true => Err(ManifestError::NoCommand { file: name.to_owned(), seen }),
         false => Ok(launches),
     }
+}
+
+/// The commands that words start, which a shell has read; `env` has what it exports.
+pub(crate) fn of_words(words: &[String], env: &BTreeMap<String, String>) -> Result<Vec<Launch>, ManifestError> {
+    let reading = Reading::new("the command");
+    let at = Place { file: reading.file.to_owned(), line: None, path: String::new() };
+    command::of_words(words, env, &Origin { through_shell: true, ..Origin::new(&reading, at, String::new()) })
 }
 
 /// Tells YAML from a script by the first line that says anything.

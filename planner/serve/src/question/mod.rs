@@ -113,13 +113,8 @@ impl Question {
     /// # Errors
     /// Words that start no engine, that its parser refuses, or that say what nobody read.
     pub fn of(launch: &Launch, options: &Options) -> Result<Self, ServeError> {
-        let Program { engine, start, version, env } = Program::of(&launch.words)?;
-        let version = options.version.as_ref().or(launch.version.as_ref()).or(version.as_ref());
-        let engine: EngineSpec = match version {
-            Some(version) => format!("{engine}@{version}").parse()?,
-            None => engine.into(),
-        };
-        let env: BTreeMap<String, String> = launch.env.clone().into_iter().chain(env).collect();
+        let Program { engine, start } = Program::of(launch, options.version.as_deref())?;
+        let env = launch.env.clone();
         let mut words = launch.words.clone();
         // In front, so that what the command says itself wins.
         words.splice(start..start, tensorrt_llm::flags(&launch.config)?);

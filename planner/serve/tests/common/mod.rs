@@ -8,7 +8,7 @@ use cacheplan_transforms::{Model, ReadOptions};
 
 pub(crate) fn launch(command: &str) -> Launch {
     let words = command.split(' ').map(str::to_owned).collect();
-    Launch::from_words(words, &BTreeMap::new()).unwrap()
+    Launch::from_words(words, &BTreeMap::new()).unwrap().pop().unwrap()
 }
 
 pub(crate) fn models(name: &str) -> Models {
