@@ -105,6 +105,19 @@ impl FromStr for ByteSize {
     }
 }
 
+/// `1,234,567`.
+pub(crate) fn separated(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 impl fmt::Display for ByteSize {
     /// Binary units with two decimals, `24.00 GiB`; bytes below 1 KiB.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::fact::{Fact, Unit};
 use super::wording::Logged;
 use crate::engines::version::Version;
+use crate::size::separated;
 
 /// A line as an engine writes it: `{}` stands where a number does, `{,}` where it has thousands separators.
 pub(crate) struct Line {
@@ -23,6 +24,21 @@ pub(crate) struct Line {
 pub(crate) struct SizeUnit(pub(crate) &'static str, pub(crate) u32);
 
 impl Line {
+    /// A line that every version that was read writes.
+    pub(crate) const fn always(text: &'static str, facts: &'static [&'static [Fact]]) -> Self {
+        Self { since: Version(0, 0, 0), before: None, text, facts }
+    }
+
+    /// The same from a version on.
+    pub(crate) const fn since(self, since: Version) -> Self {
+        Self { since, ..self }
+    }
+
+    /// The same up to a version that does not write it any more.
+    pub(crate) const fn before(self, before: Version) -> Self {
+        Self { before: Some(before), ..self }
+    }
+
     pub(super) fn written(&self, facts: &BTreeMap<Fact, Logged>, size: SizeUnit) -> Option<String> {
         let mut parts = self.text.split('{');
         let mut line = parts.next().unwrap_or_default().to_owned();
@@ -49,19 +65,6 @@ fn number(value: Logged, unit: Unit, thousands: bool, SizeUnit(name, bits): Size
     let mut text = if low == high { low } else { format!("{low}..{high}") };
     if unit == Unit::Bytes {
         let _ = write!(text, " {name}");
-    }
-    text
-}
-
-/// `1,234,567`.
-fn separated(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
     }
     text
 }

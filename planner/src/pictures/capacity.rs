@@ -3,9 +3,10 @@
 use super::chart::{Chart, Line};
 use super::colours;
 use super::element::{Element, legend, table};
-use super::{count, size, tokens};
+use super::{size, tokens};
 use crate::curves::Curves;
 use crate::plan::CachePlan;
+use crate::size::separated;
 
 /// The curves, and what the colours of ours mean.
 pub(crate) fn draw(curves: &Curves, plan: &CachePlan, width: f64) -> Element {
@@ -46,7 +47,7 @@ pub(crate) fn draw(curves: &Curves, plan: &CachePlan, width: f64) -> Element {
         x_name: "tokens of each sequence",
         y_name: "sequences at once, each as long as the axis says",
         x: tokens,
-        y: |value| count(value as u64),
+        y: |value| separated(value as u64),
         log_y: true,
         mark: Some(plan.limits.max_seq_len as f64),
     };
@@ -67,10 +68,10 @@ pub(crate) fn numbers(curves: &Curves) -> Element {
     let mut head = vec!["tokens", "cacheplan", "capped by"];
     head.extend(curves.engines.iter().map(|engine| engine.engine.as_str()));
     let rows = curves.ours.iter().map(|point| {
-        let mut row = vec![count(point.context), count(point.sequences), point.capped_by.clone()];
+        let mut row = vec![separated(point.context), separated(point.sequences), point.capped_by.clone()];
         row.extend(curves.engines.iter().map(|engine| {
             let there = engine.points.iter().find(|other| other.context == point.context);
-            there.map_or_else(|| "-".to_owned(), |there| count(there.sequences))
+            there.map_or_else(|| "-".to_owned(), |there| separated(there.sequences))
         }));
         row
     });
@@ -83,8 +84,8 @@ pub(crate) fn engines(curves: &Curves) -> Element {
     let rows = curves.engines.iter().map(|engine| match &engine.row {
         Some(row) => vec![
             format!("{} {}", row.engine, row.version),
-            count(row.sequences),
-            count(row.engine_sequences),
+            separated(row.sequences),
+            separated(row.engine_sequences),
             size(row.wasted_bytes.into()),
             size(row.engine_wasted_bytes.into()),
             row.why.join("; "),

@@ -3,12 +3,13 @@
 use cacheplan_transforms::layers::LayerSpec;
 
 use super::element::{Element, table};
-use super::{capacity, capacity_heading, count, file, heat, map, size, strip};
+use super::{capacity, capacity_heading, file, heat, map, size, strip};
 use crate::curves::Curves;
 use crate::device::DeviceInfo;
 use crate::fit::Answer;
 use crate::plan::CachePlan;
 use crate::render::{owner_name, ranges};
+use crate::size::separated;
 
 /// The rules of the page for pictures, and those of a document around them.
 const STYLE: &str = concat!(include_str!("pictures.css"), include_str!("document.css"));
@@ -23,7 +24,7 @@ impl CachePlan {
         let pools = self.pools.iter().map(|pool| {
             let unit = map::units(pool);
             let owner = owner_name(pool.owner).to_owned();
-            let (units, each) = (count(pool.units), count(pool.unit_bytes));
+            let (units, each) = (separated(pool.units), separated(pool.unit_bytes));
             vec![pool.id.clone(), owner, units, unit, each, size(pool.bytes.into()), ranges(&pool.layers)]
         });
         let head = ["pool", "owner", "units", "", "bytes each", "size", "layers"];
@@ -50,7 +51,7 @@ impl CachePlan {
 impl Answer {
     /// What fits as a document.
     pub fn html(&self) -> String {
-        let title = format!("{} sequences of {} tokens", count(self.sequences), count(self.context));
+        let title = format!("{} sequences of {} tokens", separated(self.sequences), separated(self.context));
         let sections = [
             section("Capacity over context", [drawn(|width| file::curves(self, width))]),
             section(
@@ -70,7 +71,7 @@ impl Answer {
         let mut head = vec!["device", "devices", "layout", "sequences", "capped by", "for caches"];
         head.extend(self.currency.is_some().then_some("an hour"));
         let rows = self.best_of_each().into_iter().map(|fit| {
-            let (devices, sequences) = (fit.devices.to_string(), count(fit.sequences));
+            let (devices, sequences) = (fit.devices.to_string(), separated(fit.sequences));
             let (cap, bytes) = (fit.capped_by.clone(), size(fit.cache_bytes.into()));
             let mut row = vec![fit.device.clone(), devices, fit.layout(), sequences, cap, bytes];
             row.extend(

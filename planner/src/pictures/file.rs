@@ -3,11 +3,12 @@
 use super::chart::{Chart, Line};
 use super::element::Element;
 use super::letters::{Label, wrapped};
-use super::{capacity_heading, colours, count, heat, map, percent, size, tokens};
+use super::{capacity_heading, colours, heat, map, percent, size, tokens};
 use crate::device::DeviceInfo;
 use crate::fit::Answer;
 use crate::plan::{CachePlan, LedgerItem, Pool};
 use crate::render::{ranges, source_name};
+use crate::size::separated;
 
 const WIDTH: f64 = 1000.0;
 const MARGIN: f64 = 24.0;
@@ -83,7 +84,7 @@ impl Answer {
 
     pub(crate) fn sheet(&self) -> Element {
         let mut sheet = Sheet::new();
-        let asked = format!("{} sequences of {} tokens", count(self.sequences), count(self.context));
+        let asked = format!("{} sequences of {} tokens", separated(self.sequences), separated(self.context));
         sheet.text(Label { size: 20.0, ..Label::BOLD }, 30.0, &asked);
         sheet.text(Label::PLAIN, LINE, "The best layout of each device, then every layout; every number is assumed");
         sheet.picture(curves(self, INNER));
@@ -117,7 +118,7 @@ pub(super) fn curves(answer: &Answer, width: f64) -> Element {
         x_name: "tokens of each sequence",
         y_name: "sequences at once, each as long as the axis says",
         x: tokens,
-        y: |value| count(value as u64),
+        y: |value| separated(value as u64),
         log_y: true,
         mark: Some(answer.context as f64),
     };

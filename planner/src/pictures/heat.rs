@@ -2,8 +2,9 @@
 
 use super::element::{Element, legend};
 use super::letters::{Label, width as wide};
-use super::{colours, count, size};
+use super::{colours, size};
 use crate::fit::{Answer, Fit};
+use crate::size::separated;
 
 /// The least width of a cell.
 const CELL: f64 = 60.0;
@@ -54,7 +55,7 @@ fn one(answer: &Answer, at: usize, (x, y): (f64, f64), cell: f64) -> Element {
     let fit = &answer.fits[at];
     let price = fit.per_hour.map(|price| format!("{price:.2}/h"));
     let mut said = vec![
-        format!("{} × {}, {}: {} sequences", fit.devices, fit.device, layout(fit), count(fit.sequences)),
+        format!("{} × {}, {}: {} sequences", fit.devices, fit.device, layout(fit), separated(fit.sequences)),
         format!("capped by: {}", fit.capped_by),
         format!("for caches: {}", size(fit.cache_bytes.into())),
     ];

@@ -6,10 +6,11 @@ use super::areas::Area;
 use super::colours;
 use super::element::{Element, table};
 use super::letters::Label;
-use super::{count, percent, size};
+use super::{percent, size};
 use crate::device::DeviceInfo;
 use crate::plan::{CachePlan, LedgerItem, Owner, PlannedResource, Pool, Unit};
 use crate::render::{owner_name, ranges, source_name};
+use crate::size::separated;
 
 /// How high a map is.
 pub(crate) const HEIGHT: f64 = 400.0;
@@ -128,7 +129,7 @@ fn plain(name: &str, bytes: u128, facts: Vec<(&'static str, String)>, parts: Vec
 fn of_pool(pool: &Pool, place: usize, resources: &BTreeMap<&str, &PlannedResource>) -> Cell {
     let fill = colours::of_place(place);
     let unit = units(pool);
-    let formula = |bytes: u64| format!("{} {unit} × {} bytes", count(pool.units), count(bytes));
+    let formula = |bytes: u64| format!("{} {unit} × {} bytes", separated(pool.units), separated(bytes));
     let parts = pool.members.iter().map(|member| {
         let resource = resources.get(member.resource.as_str());
         let layer = resource.and_then(|resource| resource.layer);
@@ -158,7 +159,7 @@ fn of_pool(pool: &Pool, place: usize, resources: &BTreeMap<&str, &PlannedResourc
         ("layers", ranges(&pool.layers)),
         ("dtype", pool.dtype.to_string()),
     ];
-    facts.extend(pool.window.map(|window| ("window", format!("{} tokens", count(window.into())))));
+    facts.extend(pool.window.map(|window| ("window", format!("{} tokens", separated(window.into())))));
     let parts = parts.collect();
     // What local tensors are for, only they say.
     if pool.owner == Owner::Local {
@@ -250,7 +251,7 @@ pub(crate) fn pair(plan: &CachePlan, device: Option<&DeviceInfo>, width: f64) ->
 pub(crate) fn numbers(plan: &CachePlan) -> Element {
     let rows = plan.ledger.iter().map(|line| {
         let bytes = size(line.bytes.into());
-        vec![line.name.to_string(), count(line.bytes), bytes, source_name(line.source).into(), line.note.clone()]
+        vec![line.name.to_string(), separated(line.bytes), bytes, source_name(line.source).into(), line.note.clone()]
     });
     table(
         "Where the bytes of the device go",

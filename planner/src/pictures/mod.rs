@@ -24,7 +24,7 @@ use crate::curves::Curves;
 use crate::device::DeviceInfo;
 use crate::fit::Answer;
 use crate::plan::CachePlan;
-use crate::size::ByteSize;
+use crate::size::{ByteSize, separated};
 
 const FONT: &str = "Helvetica, Arial, sans-serif";
 
@@ -93,13 +93,13 @@ impl Element {
 /// How many sequences a plan runs, in a sentence.
 fn capacity_heading(plan: &CachePlan) -> String {
     let capacity = &plan.capacity;
-    let tokens = capacity.tokens.map(|tokens| format!(", {} tokens in pages", count(tokens))).unwrap_or_default();
+    let tokens = capacity.tokens.map(|tokens| format!(", {} tokens in pages", separated(tokens))).unwrap_or_default();
     let host = plan.host.as_ref();
-    let host = host.map(|host| format!("; {} more on the host in {}", count(host.sequences), ByteSize(host.bytes)));
+    let host = host.map(|host| format!("; {} more on the host in {}", separated(host.sequences), ByteSize(host.bytes)));
     format!(
         "{} sequences of {} tokens{tokens}, capped by {}; grouping {}, {} layers{}",
-        count(capacity.sequences),
-        count(capacity.tokens_per_sequence),
+        separated(capacity.sequences),
+        separated(capacity.tokens_per_sequence),
         capacity.capped_by,
         plan.policy,
         plan.model.layers,
@@ -109,19 +109,6 @@ fn capacity_heading(plan: &CachePlan) -> String {
 
 fn size(bytes: u128) -> String {
     ByteSize(u64::try_from(bytes).unwrap_or(u64::MAX)).to_string()
-}
-
-/// `582,414`.
-fn count(value: u64) -> String {
-    let digits = value.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
 }
 
 /// `32k` for 32,768 tokens.

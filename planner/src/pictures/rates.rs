@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use super::chart::{Chart, Line};
-use super::count;
 use super::element::{Element, table};
 use crate::plan::CachePlan;
+use crate::size::separated;
 
 /// A picture and the table of its numbers.
 #[derive(Clone, Debug, Serialize)]
@@ -29,7 +29,7 @@ impl CachePlan {
             label: "Share of prompt tokens that are not computed again, over the number of checkpoints; the table has the numbers",
             x_name: "checkpoints of states",
             y_name: "hit tokens over prompt tokens",
-            x: |value| count(value as u64),
+            x: |value| separated(value as u64),
             y: percent,
             log_y: false,
             mark: Some(self.checkpoints() as f64),
@@ -39,7 +39,7 @@ impl CachePlan {
             let of = |(_, points): &(String, Vec<(u64, f64)>)| {
                 points.get(at).map_or_else(String::new, |point| percent(point.1))
             };
-            [count(checkpoints)].into_iter().chain(rates.iter().map(of)).collect()
+            [separated(checkpoints)].into_iter().chain(rates.iter().map(of)).collect()
         });
         let head: Vec<&str> =
             ["checkpoints"].into_iter().chain(rates.iter().map(|(policy, _)| policy.as_str())).collect();

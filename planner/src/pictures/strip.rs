@@ -7,9 +7,10 @@ use cacheplan_transforms::layers::{BlockSpec, LayerSpec};
 use super::colours;
 use super::element::{Element, legend};
 use super::letters::Label;
-use super::{count, size};
+use super::size;
 use crate::plan::{CachePlan, Owner, PlannedResource};
 use crate::render::ranges;
+use crate::size::separated;
 
 /// From one layer to the next.
 const STEP: f64 = 19.0;
@@ -123,7 +124,7 @@ fn alike(plan: &CachePlan, layers: &[LayerSpec]) -> Vec<Alike> {
 fn said(spec: &LayerSpec, window: Option<u64>, resources: &[&PlannedResource], shared: bool) -> String {
     let blocks: Vec<&str> = spec.blocks.iter().map(BlockSpec::name).collect();
     let mut said = vec![format!("{} ({})", spec.kind, blocks.join(", "))];
-    said.extend(window.map(|window| format!("window of {}", count(window))));
+    said.extend(window.map(|window| format!("window of {}", separated(window))));
     said.extend(resources.iter().map(|resource| match resource.owner {
         Owner::Local if resource.pool == resource.name => format!("{} in a tensor of its own", resource.kind),
         _ => format!("{} in {}", resource.kind, resource.pool),

@@ -7,14 +7,14 @@ use cacheplan_transforms::{Model, ReadOptions};
 
 use super::colours::{of_place, on};
 use super::element::{Child, Element};
-use super::{capacity, count, heat, letters, map, percent, strip, tokens};
+use super::{capacity, heat, letters, map, percent, strip, tokens};
 use crate::budget::Budget;
 use crate::device::DeviceInfo;
 use crate::engines::{Engine, EngineSpec};
 use crate::fit::{FitQuestion, Prices};
 use crate::plan::{CachePlan, LedgerItem, LedgerLine};
 use crate::request::PlanRequest;
-use crate::size::ByteSize;
+use crate::size::{ByteSize, separated};
 
 fn budget(text: &str) -> Budget {
     Budget::from_toml(text, "budget.toml").unwrap()
@@ -362,7 +362,7 @@ fn a_document_has_the_pictures_of_the_page_and_all_numbers() {
 
 #[test]
 fn numbers_are_written_for_people() {
-    assert_eq!([0, 999, 1000, 1_234_567].map(count), ["0", "999", "1,000", "1,234,567"]);
+    assert_eq!([0, 999, 1000, 1_234_567].map(separated), ["0", "999", "1,000", "1,234,567"]);
     assert_eq!([1000.0, 1024.0, 1_048_576.0].map(tokens), ["1000", "1k", "1m"]);
     assert_eq!([percent(1, 3), percent(1, 0)], ["33.3 %", "0.0 %"]);
 }

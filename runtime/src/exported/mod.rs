@@ -169,10 +169,7 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
             }
         };
         let only_keys = model.states.iter().all(|state| state.part == StatePart::Fixed);
-        // A config without a vocabulary says of a model what its states are, and no more.
-        let contradicts = if native.vocab_size.is_none() { disagreement(native, &model) } else { None };
-        let contradicts = contradicts.or_else(|| foreign(native, &model));
-        contradicts.map_or(Ok(()), |reason| Err(refuse(file, reason)))?;
+        disagreement(native, &model).map_or(Ok(()), |reason| Err(refuse(file, reason)))?;
         if only_keys && model.info.layers != native.info.layers {
             let (own, its) = (native.info.layers, model.info.layers);
             return Err(refuse(file, format!("it keeps keys of {its} layers, the model has {own}")));
@@ -199,20 +196,16 @@ fn disagreement(native: &Model, graph: &Model) -> Option<String> {
     its.iter().find_map(|found| {
         let alike = |own: &&Resource| own.layer == found.layer && own.handler.kind() == found.handler.kind();
         let (name, shape) = (&found.name, sizes(found));
-        let stated = own.iter().find(alike).map(sizes).filter(|stated| *stated != shape)?;
-        Some(format!("its `{name}` is {shape:?}, and that of the config {stated:?}"))
-    })
-}
-
-/// A recurrent state of a graph whose layer has none in the config beside it: the graph is of another model.
-fn foreign(native: &Model, graph: &Model) -> Option<String> {
-    let caches = |model: &Model| PlanRequest::of(model.clone()).caches().ok();
-    let (own, its) = caches(native).zip(caches(graph))?;
-    its.iter().filter(|found| *found.handler.kind() == Kind::Ssm).find_map(|found| {
-        let has = own.iter().any(|own| own.layer == found.layer && own.handler.kind() == found.handler.kind());
-        (!has).then(|| {
-            format!("its `{}` is of a layer that keeps no such state in the config; it is of another model", found.name)
-        })
+        match own.iter().find(alike).map(sizes) {
+            None if *found.handler.kind() == Kind::Ssm => Some(format!(
+                "its `{name}` is of a layer that keeps no such state in the config; it is of another model"
+            )),
+            // A config without a vocabulary says of a model what its states are, and no more.
+            Some(stated) if stated != shape && native.vocab_size.is_none() => {
+                Some(format!("its `{name}` is {shape:?}, and that of the config {stated:?}"))
+            }
+            _ => None,
+        }
     })
 }
 

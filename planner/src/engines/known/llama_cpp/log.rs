@@ -1,6 +1,5 @@
 //! How llama.cpp words its start, with caches by name since 2025 and `KV self size` before.
 
-use crate::engines::version::Version;
 use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::line::{Line, SizeUnit};
@@ -8,9 +7,6 @@ use crate::logs::wording::Fold::{First, Sum, SumOnDevice};
 use crate::logs::wording::Wording;
 
 const KV: Option<Fact> = Some(Fact::KvBytes);
-
-/// The first version of a line that every version that was read writes.
-const ALWAYS: Version = Version(0, 0, 0);
 
 pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["build: ", "build_info: b", "build = "],
@@ -47,23 +43,16 @@ pub(crate) static WORDS: LogDialect = LogDialect {
     ],
     drafts: &["draft context against the target model", "loading draft model"],
     writes: &[
-        Line { since: ALWAYS, before: None, text: "llama_context: n_seq_max = {}", facts: &[&[Fact::MaxBatchSize]] },
-        Line { since: ALWAYS, before: None, text: "llama_context: n_ctx = {}", facts: &[&[Fact::Tokens]] },
-        Line { since: ALWAYS, before: None, text: "llama_context: n_ctx_seq = {}", facts: &[&[Fact::MaxSeqLen]] },
-        Line { since: ALWAYS, before: None, text: "llama_context: n_batch = {}", facts: &[&[Fact::MaxNumTokens]] },
-        Line { since: ALWAYS, before: None, text: "llama_context: n_ubatch = {}", facts: &[&[Fact::Ubatch]] },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "llama_kv_cache: CUDA0 KV buffer size = {}",
-            facts: &[&[Fact::KvBytes]],
-        },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "llama_memory_recurrent: size = {} ({} cells), R (f32): {}, S (f32): {}",
-            facts: &[&[Fact::ConvBytes, Fact::SsmBytes], &[Fact::StateSlots], &[Fact::ConvBytes], &[Fact::SsmBytes]],
-        },
+        Line::always("llama_context: n_seq_max = {}", &[&[Fact::MaxBatchSize]]),
+        Line::always("llama_context: n_ctx = {}", &[&[Fact::Tokens]]),
+        Line::always("llama_context: n_ctx_seq = {}", &[&[Fact::MaxSeqLen]]),
+        Line::always("llama_context: n_batch = {}", &[&[Fact::MaxNumTokens]]),
+        Line::always("llama_context: n_ubatch = {}", &[&[Fact::Ubatch]]),
+        Line::always("llama_kv_cache: CUDA0 KV buffer size = {}", &[&[Fact::KvBytes]]),
+        Line::always(
+            "llama_memory_recurrent: size = {} ({} cells), R (f32): {}, S (f32): {}",
+            &[&[Fact::ConvBytes, Fact::SsmBytes], &[Fact::StateSlots], &[Fact::ConvBytes], &[Fact::SsmBytes]],
+        ),
     ],
     size_unit: SizeUnit("MiB", 20),
     complete: &[Fact::KvBytes, Fact::KvBuffers, Fact::SsmBytes],

@@ -1,6 +1,5 @@
 //! How SGLang words its start: 0.4.6 to 0.5.23. It does not log its version.
 
-use crate::engines::version::Version;
 use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::line::{Line, SizeUnit};
@@ -10,9 +9,6 @@ use crate::logs::wording::Wording;
 const TOKENS: Option<Fact> = Some(Fact::Tokens);
 const WINDOW: Option<Fact> = Some(Fact::WindowTokens);
 const KV: Option<Fact> = Some(Fact::KvBytes);
-
-/// The first version of a line that every version that was read writes.
-const ALWAYS: Version = Version(0, 0, 0);
 
 pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["server_args=ServerArgs(", "server_args={"],
@@ -49,30 +45,19 @@ pub(crate) static WORDS: LogDialect = LogDialect {
         Wording { text: "Capture*graph end.*mem usage={}", facts: &[Some(Fact::Graphs)], fold: Sum },
     ],
     writes: &[
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "Mamba Cache is allocated. max_mamba_cache_size: {}, conv_state size: {}, ssm_state size: {}",
-            facts: &[&[Fact::StateSlots], &[Fact::ConvBytes], &[Fact::SsmBytes]],
-        },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "SWAKVPool mem usage: {}, swa size: {}, full size: {}",
-            facts: &[&[Fact::KvBytes], &[Fact::WindowTokens], &[Fact::Tokens]],
-        },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "KV Cache is allocated. #tokens: {}, KV size: {}",
-            facts: &[&[Fact::Tokens], &[Fact::KvBytes]],
-        },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "max_total_num_tokens={}, chunked_prefill_size={}, max_running_requests={}, context_len={}",
-            facts: &[&[Fact::Tokens], &[Fact::MaxNumTokens], &[Fact::MaxBatchSize], &[Fact::MaxSeqLen]],
-        },
+        Line::always(
+            "Mamba Cache is allocated. max_mamba_cache_size: {}, conv_state size: {}, ssm_state size: {}",
+            &[&[Fact::StateSlots], &[Fact::ConvBytes], &[Fact::SsmBytes]],
+        ),
+        Line::always(
+            "SWAKVPool mem usage: {}, swa size: {}, full size: {}",
+            &[&[Fact::KvBytes], &[Fact::WindowTokens], &[Fact::Tokens]],
+        ),
+        Line::always("KV Cache is allocated. #tokens: {}, KV size: {}", &[&[Fact::Tokens], &[Fact::KvBytes]]),
+        Line::always(
+            "max_total_num_tokens={}, chunked_prefill_size={}, max_running_requests={}, context_len={}",
+            &[&[Fact::Tokens], &[Fact::MaxNumTokens], &[Fact::MaxBatchSize], &[Fact::MaxSeqLen]],
+        ),
     ],
     size_unit: SizeUnit("GB", 30),
     complete: &[Fact::Tokens],

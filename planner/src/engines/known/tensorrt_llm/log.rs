@@ -1,6 +1,5 @@
 //! How TensorRT-LLM words its start: 0.8 to 1.3, built engines and the PyTorch backend.
 
-use crate::engines::version::Version;
 use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::line::Line;
@@ -14,9 +13,6 @@ const LENGTH: Option<Fact> = Some(Fact::MaxSeqLen);
 const BATCH: Option<Fact> = Some(Fact::MaxBatchSize);
 const STEP: Option<Fact> = Some(Fact::MaxNumTokens);
 const ACTIVATIONS: Option<Fact> = Some(Fact::Activations);
-
-/// The first version of a line that every version that was read writes.
-const ALWAYS: Version = Version(0, 0, 0);
 
 pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["TensorRT-LLM version: ", "TensorRT LLM version: "],
@@ -59,24 +55,15 @@ pub(crate) static WORDS: LogDialect = LogDialect {
     // The PyTorch backend profiles with small caches first.
     tries: &[("Peak memory during memory usage profiling", &[Fact::KvBytes, Fact::Tokens, Fact::NumBlocks])],
     writes: &[
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "max_seq_len={}, max_num_requests={}, max_num_tokens={}, max_batch_size={}",
-            facts: &[&[Fact::MaxSeqLen], &[Fact::MaxBatchSize], &[Fact::MaxNumTokens], &[Fact::MaxBatchSize]],
-        },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "Number of tokens per block: {}.",
-            facts: &[&[Fact::TokensPerBlock]],
-        },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "[MemUsageChange] Allocated {} for max tokens in paged KV cache ({}).",
-            facts: &[&[Fact::KvBytes], &[Fact::Tokens]],
-        },
+        Line::always(
+            "max_seq_len={}, max_num_requests={}, max_num_tokens={}, max_batch_size={}",
+            &[&[Fact::MaxSeqLen], &[Fact::MaxBatchSize], &[Fact::MaxNumTokens], &[Fact::MaxBatchSize]],
+        ),
+        Line::always("Number of tokens per block: {}.", &[&[Fact::TokensPerBlock]]),
+        Line::always(
+            "[MemUsageChange] Allocated {} for max tokens in paged KV cache ({}).",
+            &[&[Fact::KvBytes], &[Fact::Tokens]],
+        ),
     ],
     complete: &[Fact::Tokens],
     example: "[MemUsageChange] Allocated 16.05 GiB for max tokens in paged KV cache (263008)",

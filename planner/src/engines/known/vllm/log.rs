@@ -22,8 +22,6 @@ const ACTIVATIONS: Option<Fact> = Some(Fact::Activations);
 const CONTEXT: Option<Fact> = Some(Fact::Context);
 const GRAPHS: Option<Fact> = Some(Fact::Graphs);
 
-/// The first version of a line that every version that was read writes.
-const ALWAYS: Version = Version(0, 0, 0);
 /// Read in 0.24.0 and 0.28.0: between them two lines became one.
 const ONE_LINE: Version = Version(0, 28, 0);
 
@@ -74,38 +72,24 @@ pub(crate) static WORDS: LogDialect = LogDialect {
         },
     ],
     writes: &[
-        Line { since: ALWAYS, before: None, text: "Using max model len {}", facts: &[&[Fact::MaxSeqLen]] },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "Chunked prefill is enabled with max_num_batched_tokens={}.",
-            facts: &[&[Fact::MaxNumTokens]],
-        },
-        Line {
-            since: ALWAYS,
-            before: None,
-            text: "Setting attention block size to {} tokens to ensure that attention page size is >= mamba page size.",
-            facts: &[&[Fact::TokensPerBlock]],
-        },
-        Line { since: ALWAYS, before: None, text: "Available KV cache memory: {}", facts: &[&[Fact::CacheBytes]] },
-        Line {
-            since: ALWAYS,
-            before: Some(ONE_LINE),
-            text: "GPU KV cache size: {,} tokens",
-            facts: &[&[Fact::Tokens]],
-        },
-        Line {
-            since: ALWAYS,
-            before: Some(ONE_LINE),
-            text: "Maximum concurrency for {,} tokens per request: {}x",
-            facts: &[&[Fact::MaxSeqLen], &[Fact::Concurrency]],
-        },
-        Line {
-            since: ONE_LINE,
-            before: None,
-            text: "GPU KV cache size: {,} tokens, Maximum concurrency for {,} tokens per request: {}x",
-            facts: &[&[Fact::Tokens], &[Fact::MaxSeqLen], &[Fact::Concurrency]],
-        },
+        Line::always("Using max model len {}", &[&[Fact::MaxSeqLen]]),
+        Line::always("Chunked prefill is enabled with max_num_batched_tokens={}.", &[&[Fact::MaxNumTokens]]),
+        Line::always(
+            "Setting attention block size to {} tokens to ensure that attention page size is >= mamba page size.",
+            &[&[Fact::TokensPerBlock]],
+        ),
+        Line::always("Available KV cache memory: {}", &[&[Fact::CacheBytes]]),
+        Line::always("GPU KV cache size: {,} tokens", &[&[Fact::Tokens]]).before(ONE_LINE),
+        Line::always(
+            "Maximum concurrency for {,} tokens per request: {}x",
+            &[&[Fact::MaxSeqLen], &[Fact::Concurrency]],
+        )
+        .before(ONE_LINE),
+        Line::always(
+            "GPU KV cache size: {,} tokens, Maximum concurrency for {,} tokens per request: {}x",
+            &[&[Fact::Tokens], &[Fact::MaxSeqLen], &[Fact::Concurrency]],
+        )
+        .since(ONE_LINE),
     ],
     complete: &[Fact::Tokens, Fact::NumBlocks],
     example: "GPU KV cache size: 165,792 tokens",
