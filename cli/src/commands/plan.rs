@@ -37,7 +37,7 @@ enum Command {
 #[group(args = ["model", "words"])]
 struct Make {
     /// A folder with config.json, or a config.json, .safetensors, .gguf or .onnx file; `-` for a config.json or a command piped in;
-    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub; a script (.sh, .txt) that starts an engine
+    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub; a script or manifest (.sh, .txt, .yaml) that starts an engine
     #[arg(value_parser = hub::model(), required_unless_present = "words")]
     model: Option<PathBuf>,
 

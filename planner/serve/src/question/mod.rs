@@ -117,7 +117,8 @@ impl Question {
         let env = launch.env.clone();
         let mut words = launch.words.clone();
         // In front, so that what the command says itself wins.
-        words.splice(start..start, tensorrt_llm::flags(&launch.config)?);
+        let known = flags(engine.engine, engine.version);
+        words.splice(start..start, tensorrt_llm::as_flags(&launch.config, &known)?);
         let parsed = parse(engine, &words, start, &env)?;
         let devices = match (&options.devices, launch.device.as_deref()) {
             (Some(devices), _) => Some(devices.clone()),

@@ -4,43 +4,29 @@ use cacheplan_planner::ModelCaches;
 
 use super::{Limits, Question};
 use crate::error::ServeError;
+use crate::flags::table::{Arity, Flag};
 use crate::remedy::Remedy;
 
 /// Defaults of `BuildConfig`.
 const BATCH: u64 = 2048;
 const STEP: u64 = 8192;
 
-/// Keys of its file of options, and the flags that say the same.
-const KEYS: [(&str, &str); 8] = [
-    ("tensor_parallel_size", "--tensor_parallel_size"),
-    ("pipeline_parallel_size", "--pipeline_parallel_size"),
-    ("moe_expert_parallel_size", "--moe_expert_parallel_size"),
-    ("max_batch_size", "--max_batch_size"),
-    ("max_num_tokens", "--max_num_tokens"),
-    ("max_seq_len", "--max_seq_len"),
-    ("backend", "--backend"),
-    ("kv_cache_config.free_gpu_memory_fraction", "--free_gpu_memory_fraction"),
-];
+/// A key of its file of options that no flag is called as.
+const FRACTION: &str = "kv_cache_config.free_gpu_memory_fraction";
 
-/// Sections and keys of that file on which no cache depends.
-const NONE: [&str; 6] = [
-    "print_iter_log",
-    "enable_chunked_prefill",
-    "disable_overlap_scheduler",
-    "scheduler_config",
-    "log_level",
-    "postprocess",
-];
-
-/// The settings of a file of options as flags.
-pub(super) fn flags(config: &[(String, String)]) -> Result<Vec<String>, ServeError> {
+/// The settings of a file of options as the flags that say the same.
+pub(super) fn as_flags(config: &[(String, String)], known: &[&Flag]) -> Result<Vec<String>, ServeError> {
     let mut words = Vec::new();
     for (key, value) in config {
-        if let Some((_, flag)) = KEYS.iter().find(|(of, _)| of == key) {
-            words.extend([(*flag).to_owned(), value.clone()]);
-        } else if !NONE.contains(&key.split('.').next().unwrap_or(key)) {
+        let name = if key == FRACTION { "--free_gpu_memory_fraction".to_owned() } else { format!("--{key}") };
+        let Some(flag) = known.iter().find(|flag| flag.name == name) else {
             let why = "nobody read what this key of the file of options does to caches".to_owned();
             return Err(ServeError::NotHandled { flag: key.clone(), why, remedies: Vec::new() });
+        };
+        match flag.values {
+            Arity::Exactly(0) if value != "true" => {}
+            Arity::Exactly(0) => words.push(name),
+            _ => words.extend([name, value.clone()]),
         }
     }
     Ok(words)
@@ -97,13 +83,17 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags::table::flags;
 
     #[test]
     fn a_file_of_options_says_what_flags_do_or_is_refused_by_its_key() {
-        let of = |key: &str, value: &str| flags(&[(key.to_owned(), value.to_owned())]);
-        let fraction = of("kv_cache_config.free_gpu_memory_fraction", "0.8").unwrap();
-        assert_eq!(fraction, ["--free_gpu_memory_fraction", "0.8"]);
-        assert!(of("scheduler_config.capacity_scheduler_policy", "MAX").unwrap().is_empty());
+        let engine: cacheplan_planner::EngineSpec = "tensorrt-llm".parse().unwrap();
+        let known = flags(engine.engine, engine.version);
+        let of = |key: &str, value: &str| as_flags(&[(key.to_owned(), value.to_owned())], &known);
+        assert_eq!(of(FRACTION, "0.8").unwrap(), ["--free_gpu_memory_fraction", "0.8"]);
+        assert_eq!(of("max_batch_size", "8").unwrap(), ["--max_batch_size", "8"]);
+        assert_eq!(of("enable_chunked_prefill", "true").unwrap(), ["--enable_chunked_prefill"]);
+        assert!(of("enable_chunked_prefill", "false").unwrap().is_empty());
         let error = of("kv_cache_config.max_attention_window", "[1024]").unwrap_err().to_string();
         assert!(error.contains("kv_cache_config.max_attention_window"), "{error}");
     }
