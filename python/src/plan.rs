@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cacheplan_files::{Limit, Shown, Source};
+use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::{
-    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, EngineStart, MeasuredLedger, Override, Parallel,
-    PlanRequest, RankPlans, Serving, Target, Values,
+    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, EngineStart, MeasuredLedger,
+    Override, Parallel, PlanRequest, RankPlans, Serving, Target, Values,
 };
 use pyo3::prelude::*;
+use serde::Deserialize;
 
 use crate::errors::{self, Said, error};
 use crate::model::Model;
@@ -17,6 +19,8 @@ use crate::model::Model;
 #[pyclass(frozen, module = "cacheplan")]
 pub(crate) struct Plan {
     pub(crate) plan: CachePlan,
+    /// What the engine would allocate that it was planned for.
+    engine: Option<EnginePrediction>,
     made: Option<Arc<Made>>,
     /// Its pipeline stage.
     stage: u32,
@@ -26,7 +30,16 @@ pub(crate) struct Plan {
 struct Made {
     source: Model,
     request: PlanRequest,
+    engine: Option<EngineSpec>,
     ranks: RankPlans,
+}
+
+impl Made {
+    /// What the engine would allocate on a stage.
+    fn predicted(&self, stage: u32) -> PyResult<Option<EnginePrediction>> {
+        let request = self.request.clone().of_stage(stage);
+        self.engine.map(|engine| request.predict(engine)).transpose().map_err(errors::plan)
+    }
 }
 
 /// Plans the caches of `model`. `keywords` are keys of the budget by their flags' names, values as TOML or plain text.
@@ -53,13 +66,21 @@ pub(crate) fn make(
     let request = PlanRequest::of(model.caches.clone()).with_config(config).of_stage(stage);
     let request = devices.into_iter().fold(request, PlanRequest::with_devices);
     let request = measured.transpose()?.into_iter().fold(request, PlanRequest::with_measured);
-    let request = engine.map(engine_of).transpose()?.into_iter().fold(request, PlanRequest::for_engine);
+    let engine = engine.map(engine_of).transpose()?;
+    let request = engine.into_iter().fold(request, PlanRequest::for_engine);
     let request = draft.map(|draft| draft.caches.clone()).into_iter().fold(request, PlanRequest::with_draft);
     py.detach(|| {
         let ranks = request.ranks().map_err(errors::plan)?;
         let plan = ranks.stage(stage).map_err(errors::plan)?.clone();
-        Ok(Plan { plan, stage, made: Some(Arc::new(Made { source: model.clone(), request, ranks })) })
+        let made = Made { source: model.clone(), request, engine, ranks };
+        Ok(Plan { plan, engine: made.predicted(stage)?, stage, made: Some(Arc::new(made)) })
     })
+}
+
+/// What a plan's file has beside the plan.
+#[derive(Deserialize)]
+struct Beside {
+    engine: Option<EnginePrediction>,
 }
 
 fn devices_of(text: &str) -> PyResult<Devices> {
@@ -153,13 +174,19 @@ impl Plan {
     #[staticmethod]
     fn from_json(py: Python<'_>, text: &str, origin: &str) -> PyResult<Self> {
         let plan = py.detach(|| CachePlan::from_json(text, origin));
-        let plan = plan.map_err(|failed| error("PlanFileError", failed, Said::default()))?;
-        Ok(Self { plan, made: None, stage: 0 })
+        let wrong = |failed: String| error("PlanFileError", failed, Said::default());
+        let plan = plan.map_err(|failed| wrong(failed.to_string()))?;
+        let beside: Beside =
+            serde_json::from_str(text).map_err(|failed| wrong(format!("{origin}: `engine`: {failed}")))?;
+        Ok(Self { plan, engine: beside.engine, made: None, stage: 0 })
     }
 
     /// The plan as `cacheplan plan --format json` prints it, without the newline at its end.
     fn to_json(&self) -> PyResult<String> {
-        json(&self.plan)
+        match &self.engine {
+            Some(engine) => json(&engine.clone().beside(&self.plan)),
+            None => json(&self.plan),
+        }
     }
 
     fn table(&self) -> String {
@@ -195,9 +222,12 @@ impl Plan {
             return Ok(None);
         }
         let ranks = &self.made()?.ranks;
-        let stages = (0..).zip(&ranks.stages);
-        let stages = stages.map(|(stage, plan)| Self { plan: plan.clone(), made: self.made.clone(), stage });
-        Ok(Some((json(&ranks.agreement)?, ranks.hash.clone(), stages.collect())))
+        let stages = (0..).zip(&ranks.stages).map(|(stage, plan)| {
+            let engine = self.made()?.predicted(stage)?;
+            Ok(Self { plan: plan.clone(), engine, made: self.made.clone(), stage })
+        });
+        let stages = stages.collect::<PyResult<_>>()?;
+        Ok(Some((json(&ranks.agreement)?, ranks.hash.clone(), stages)))
     }
 
     /// Changes that would admit more: what would be written, and sequences with it.
@@ -262,6 +292,6 @@ impl Plan {
     }
 
     fn __eq__(&self, other: &Self) -> bool {
-        self.plan == other.plan
+        self.plan == other.plan && self.engine == other.engine
     }
 }

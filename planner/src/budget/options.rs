@@ -24,7 +24,7 @@ section! {
         key("--cache-bytes", Values::Bytes, "the plan's own cache bytes", "'24GiB'")
         pub cache_bytes: Option<ByteSize>,
         /// Tokens in a block or page.
-        key("--block-size", TOKENS, "the engine's own", "16")
+        key("--block-size", TOKENS, "--tokens-per-block if stated, else its own", "16")
         #[serde(deserialize_with = "tokens")]
         pub block_size: Option<u64>,
         /// Blocks whatever the bytes: vLLM's num_gpu_blocks_override.

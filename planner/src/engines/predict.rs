@@ -26,7 +26,10 @@ impl Inputs<'_> {
 
     /// The same of one engine of several: what it does not consume another may.
     pub(crate) fn predict_among(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
-        let options = self.budget.engine.only(engine.engine.rules().consumes);
+        let mut stated = self.budget.engine.clone();
+        // What an export says to the engine too.
+        stated.block_size = stated.block_size.or(self.budget.tokens_per_block);
+        let options = stated.only(engine.engine.rules().consumes);
         let budget = Budget { engine: options, ..self.budget.clone() };
         let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
         Inputs { engine: Some(engine.engine.assumptions()), budget: &budget, ..*self }.predicted(engine)

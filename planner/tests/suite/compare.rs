@@ -148,6 +148,18 @@ fn a_named_gpu_decides_the_kernels() {
     assert_eq!(block("b200", "[engine]\ncache_bytes = '8GiB'\ncompute_capability = 90"), Some(16));
 }
 
+/// Exports tell it to the engine; the engine's own key stands above it.
+#[rstest]
+#[case("", 16)]
+#[case("tokens_per_block = 64\n", 64)]
+#[case("tokens_per_block = 64\nengine.block_size = 32\n", 32)]
+fn tokens_of_a_block_that_are_stated_are_the_engine_s(#[case] stated: &str, #[case] block: u64) {
+    let model = Model::new("llama", 1).with("kv", 0, kv(8, 128));
+    let budget = budget(&format!("{stated}engine.cache_bytes = '8GiB'\n{CHAT}"));
+    let predicted = model.request(&budget).predict("vllm".parse().unwrap()).unwrap();
+    assert_eq!(predicted.block_size, Some(block));
+}
+
 /// SGLang starts with a pool that no longest sequence fits; windows of models that it does not list keep every token.
 #[test]
 fn sglang_starts_with_a_pool_below_its_context_and_keeps_windows_it_does_not_list() {

@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from cacheplan._errors import BudgetError, CacheplanError, EngineError
 from cacheplan._plan import Plan, _read
@@ -55,13 +54,9 @@ class Start:
 class Guard:
     """The plan that a start is held to, and what follows where it is not met."""
 
-    def __init__(
-        self, engine: str, plans: Iterable[tuple[str, Plan]], enforce: str, predicted: Iterable[dict[str, Any]] = ()
-    ) -> None:
+    def __init__(self, engine: str, plans: Iterable[tuple[str, Plan]], enforce: str) -> None:
         # Below the engine's own logger, whose handlers and format it has.
         self.engine, self.plans, self.enforce = engine, tuple(plans), enforce
-        # What the plans' files say that an engine would allocate, which a plan that is read does not keep.
-        self.predicted = tuple(predicted)
         self.log = logging.getLogger(f"{engine}.cacheplan")
 
     @classmethod
@@ -74,9 +69,7 @@ class Guard:
             message = f"{ENFORCE} is `{enforce}`; it is one of {', '.join(LEVELS)}"
             raise BudgetError(message, key=ENFORCE, found=enforce, hint="warn")
         files = [path for path in paths.split(os.pathsep) if path]
-        texts = [(path, _read(path)) for path in files]
-        plans = [(path, Plan.from_json(text, path)) for path, text in texts]
-        return cls(engine, plans, enforce, [json.loads(text).get("engine") or {} for _, text in texts])
+        return cls(engine, [(path, Plan.from_json(_read(path), path)) for path in files], enforce)
 
     def hold(self, read: Callable[[], Iterable[tuple[str, Start]]]) -> None:
         """Judges each rank's start. What cannot be read of this version is said as a difference is."""

@@ -104,7 +104,7 @@ def _planned(guard: Guard) -> int | None:
     if most_groups() is not None:
         LOG.info("cacheplan: the plan has the blocks of vLLM's own groups, so that no planned ones are told")
         return None
-    blocks = [engine.get("num_blocks") for engine in guard.predicted]
+    blocks = [plan.data.get("engine", {}).get("num_blocks") for _, plan in guard.plans]
     known = [count for count in blocks if count is not None]
     if not known:
         LOG.warning("cacheplan: the plan is not `--as vllm`, so that no planned blocks are told")
