@@ -118,9 +118,23 @@ fn difference(start: &Value) -> Result<(), String> {
         cache_bytes,
         ..Options::default()
     };
-    let found = answer(&launch, model, &options).map_err(|error| error.to_string())?;
+    let found = answer(&launch, model.clone(), &options).map_err(|error| error.to_string())?;
     if start["logged"]["error"].is_object() || start["logged"]["error"].is_string() {
-        return if found.starts == Starts::No { Ok(()) } else { Err("it starts".to_owned()) };
+        if found.starts != Starts::No {
+            return Err("it starts".to_owned());
+        }
+        // The estimate is of the bytes that were logged to two digits, so that it is between those of either end.
+        let Some(logged) = start["logged"]["error"]["estimated_length"].as_u64() else { return Ok(()) };
+        let estimate = |bytes: u64| {
+            let options = Options { cache_bytes: Some(Logged::exact(bytes)), ..options.clone() };
+            let reason = answer(&launch, model.clone(), &options).ok()?.reason?;
+            reason.split("model length is ").nth(1)?.split('.').next()?.parse::<u64>().ok()
+        };
+        let ends = cache_bytes.map(|bytes| (estimate(bytes.low), estimate(bytes.high)));
+        return match ends {
+            Some((Some(low), Some(high))) if (low..=high).contains(&logged) => Ok(()),
+            _ => Err(format!("estimated {ends:?}, logged {logged}")),
+        };
     }
     let mut differ = Vec::new();
     let mut told = 0;
