@@ -8,6 +8,7 @@ mod vllm;
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::DType;
+use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::{Config, Devices, EngineSpec, ModelCaches, Override, PlanRequest};
@@ -79,6 +80,8 @@ pub struct Question {
     pub(crate) parsed: Parsed,
     pub(crate) env: BTreeMap<String, String>,
     devices: Option<Devices>,
+    /// Why the device that a manifest names is none that is known.
+    unknown_device: Option<BadDevice>,
     /// GPUs that there are, where a launch says it.
     gpus: Option<u32>,
     stated: Vec<Override>,
@@ -120,11 +123,16 @@ impl Question {
         let known = flags(engine.engine, engine.version);
         words.splice(start..start, tensorrt_llm::as_flags(&launch.config, &known)?);
         let parsed = parse(engine, &words, start, &env)?;
-        let devices = match (&options.devices, launch.device.as_deref()) {
-            (Some(devices), _) => Some(devices.clone()),
-            // A name that a manifest has need not be one that is known; then nobody has said it.
-            (None, Some(named)) => named.parse().ok(),
-            (None, None) => None,
+        let named = launch.device.as_deref().map(str::parse::<Devices>);
+        let (devices, unknown_device) = match (options.devices.clone(), named) {
+            (Some(devices), _) => (Some(devices), None),
+            (None, Some(Ok(devices))) => match launch.gpus {
+                // Of the node's devices the container sees those that it asks for.
+                Some(_) => (Some(devices.device().clone().into()), None),
+                None => (Some(devices), None),
+            },
+            (None, Some(Err(unknown))) => (None, Some(unknown)),
+            (None, None) => (None, None),
         };
         let mut question = Self {
             engine,
@@ -135,6 +143,7 @@ impl Question {
             parsed,
             env,
             devices,
+            unknown_device,
             gpus: launch.gpus,
             stated: Vec::new(),
             above: options.overrides.clone(),
@@ -333,6 +342,11 @@ impl Question {
 
     pub(crate) fn device(&self) -> Option<&cacheplan_planner::DeviceInfo> {
         self.devices.as_ref().map(Devices::device)
+    }
+
+    /// Nothing says how many bytes there are.
+    pub(crate) fn without_device(&self) -> ServeError {
+        self.unknown_device.clone().map_or(ServeError::NoDevice, ServeError::Device)
     }
 
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
