@@ -1,6 +1,8 @@
 //! What a command asks: the engine, the model, and the budget that its flags state.
 
+mod connectors;
 mod llama_cpp;
+mod overrides;
 mod sglang;
 mod tensorrt_llm;
 mod vllm;
@@ -192,14 +194,8 @@ impl Question {
                         None => return Err(unread_value(flag, word, own)),
                     }
                 }
-                _ => {
-                    let why = "nobody read what it does to caches".to_owned();
-                    return Err(ServeError::NotHandled {
-                        flag: flag.name.into(),
-                        why,
-                        remedies: vec![Remedy::Remove(flag.name)],
-                    });
-                }
+                Meaning::Unread(why) => return Err(unread(flag, why)),
+                Meaning::Planner(_) => return Err(unread(flag, "nobody read what it does to caches")),
             };
             self.read.push(ReadFlag { flag: flag.name.into(), value, says });
         }
@@ -379,6 +375,10 @@ fn number(setting: &Setting) -> String {
         Kind::HumanInt | Kind::HumanIntOrAuto => human_int(value).map_or(value.to_owned(), |count| count.to_string()),
         _ => value.to_owned(),
     }
+}
+
+fn unread(flag: &'static Flag, why: &str) -> ServeError {
+    ServeError::NotHandled { flag: flag.name.into(), why: why.to_owned(), remedies: vec![Remedy::Remove(flag.name)] }
 }
 
 fn unread_value(flag: &'static Flag, word: &str, own: Option<&'static str>) -> ServeError {
