@@ -70,6 +70,9 @@ pub enum ServeError {
         "an engine divides the memory of a device: name it, such as --device h100, or state the bytes of caches with --cache-bytes"
     )]
     NoDevice,
+    /// A device that a manifest names and whose memory is not known.
+    #[error("{0}; state it with --device, or the bytes of caches with --cache-bytes")]
+    Device(cacheplan_planner::device::BadDevice),
     /// A version that is not modelled.
     #[error(transparent)]
     Version(#[from] cacheplan_planner::engines::UnknownEngine),

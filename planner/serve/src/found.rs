@@ -53,7 +53,7 @@ impl Found {
         let bytes = match options.cache_bytes {
             Some(bytes) => bytes,
             None => {
-                let [low, _, high] = request.cache_bytes(engine)?.ok_or(ServeError::NoDevice)?;
+                let [low, _, high] = request.cache_bytes(engine)?.ok_or_else(|| question.without_device())?;
                 Logged { low, high }
             }
         };

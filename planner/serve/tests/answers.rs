@@ -159,6 +159,36 @@ fn a_launch_that_has_fewer_gpus_than_ranks_is_refused() {
     assert_eq!(answer(&two, models("Qwen__Qwen3-8B"), &Options::default()).unwrap().starts, Starts::Yes);
 }
 
+/// A pod whose node is chosen by a label, with so many GPUs.
+fn pod(label: &str, gpus: u32) -> Vec<Launch> {
+    let text = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  nodeSelector: {{{label}}}\n  containers:\n  - name: c\n    image: vllm/vllm-openai:v0.24.0\n    args: [--model, m, -tp, \"2\"]\n    resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}\n"
+    );
+    manifest::read("pod.yaml", text.as_bytes()).unwrap()
+}
+
+#[rstest]
+#[case("nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3", "h100")]
+#[case("cloud.google.com/gke-accelerator: nvidia-l4", "l4")]
+#[case("node.kubernetes.io/instance-type: g6e.48xlarge", "l40s")]
+fn the_device_is_the_one_that_a_label_of_its_node_names(#[case] label: &str, #[case] device: &str) {
+    let of = |options: &Options| answer(&pod(label, 2)[0], models("Qwen__Qwen3-0.6B"), options).unwrap().facts;
+    assert_eq!(of(&Options::default()), of(&on(device)));
+    // The container sees the GPUs that it asks for, however many its node has.
+    let error = answer(&pod(label, 1)[0], models("Qwen__Qwen3-0.6B"), &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("larger than the number of available GPUs (1)"), "{error}");
+}
+
+#[rstest]
+#[case("nvidia.com/gpu.product: NVIDIA-Z9", "`NVIDIA-Z9` is neither a size")]
+#[case("nvidia.com/gpu.product: NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "is a part of a device; state the memory")]
+#[case("karpenter.k8s.aws/instance-gpu-name: a100", "`a100` is several devices; write a100-40gb or a100-80gb")]
+fn a_label_of_which_no_device_is_known_is_refused_by_its_value(#[case] label: &str, #[case] expected: &str) {
+    let error = answer(&pod(label, 2)[0], models("Qwen__Qwen3-0.6B"), &Options::default()).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+    assert!(answer(&pod(label, 2)[0], models("Qwen__Qwen3-0.6B"), &with_bytes("0.24.0", 9.0, 9.0)).is_ok());
+}
+
 #[test]
 fn graphs_are_left_free_by_the_versions_that_estimate_them() {
     let at = |command: &str, version: &str| {

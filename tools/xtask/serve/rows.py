@@ -16,10 +16,16 @@ def row(flag, aliases=(), values="1", negated=(), type="str", default="", choice
         "negated": ",".join(negated),
         "type": type,
         "default": plain(default),
-        "choices": ",".join(sorted(str(choice) for choice in choices)),
+        "choices": ",".join(sorted(str(choice) for choice in flat(choices))),
         "group": group,
         "env": env,
     }
+
+
+def flat(choices):
+    """Choices of which some are aliases of literals, one by one."""
+    for choice in choices:
+        yield from flat(choice) if isinstance(choice, (list, tuple)) else [choice]
 
 
 def plain(value):

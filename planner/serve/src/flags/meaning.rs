@@ -27,8 +27,8 @@ pub(crate) enum Meaning {
     Planner(FlagMeaning),
     /// The engine's file in `question` reads it.
     Own,
-    /// Nobody read what it does to caches.
-    Unread,
+    /// It says something of caches that is not planned, and why.
+    Unread(&'static str),
 }
 
 /// The hand-written lines: engine, meaning, flags.
@@ -49,9 +49,15 @@ fn named(word: &'static str) -> Meaning {
         "model" => Meaning::Model,
         "revision" => Meaning::Revision,
         "own" => Meaning::Own,
-        word => word.strip_prefix("key:").map_or(Meaning::Unread, Meaning::Key),
+        word => match word.split_once(':') {
+            Some(("key", path)) => Meaning::Key(path),
+            Some(("unread", why)) => Meaning::Unread(why),
+            _ => Meaning::Unread(NOBODY),
+        },
     }
 }
+
+const NOBODY: &str = "nobody read what it does to caches";
 
 /// Groups of llama.cpp have no names.
 const NO_GROUP: &str = "group:";
@@ -72,7 +78,7 @@ pub(crate) fn meaning(engine: Engine, flag: &Flag) -> Meaning {
     let groups = [Some(flag.group), newest.map(|newest| newest.group)];
     let of_group = groups.into_iter().flatten().filter(|group| !group.is_empty());
     let of_group = of_group.filter_map(|group| line(&format!("{NO_GROUP}{group}"))).next();
-    of_group.map_or(Meaning::Unread, |(_, meaning)| *meaning)
+    of_group.map_or(Meaning::Unread(NOBODY), |(_, meaning)| *meaning)
 }
 
 #[cfg(test)]
@@ -105,6 +111,22 @@ mod tests {
         };
         let stray: Vec<_> = LINES.keys().filter(|(engine, flag)| !has(engine, flag)).collect();
         assert!(stray.is_empty(), "{stray:?}");
+    }
+
+    #[test]
+    fn every_flag_of_the_newest_versions_has_a_meaning_or_a_reason() {
+        let specs = ["vllm", "sglang", "tensorrt-llm", "llama.cpp"].map(|spec| spec.parse().unwrap());
+        let of = |spec: cacheplan_planner::EngineSpec| {
+            flags(spec.engine, spec.version).into_iter().map(move |flag| (flag.name, meaning(spec.engine, flag)))
+        };
+        let without = |meaning| matches!(meaning, Meaning::Unread(NOBODY) | Meaning::Planner(FlagMeaning::Unsaid));
+        let nobody: Vec<&str> =
+            specs.into_iter().flat_map(of).filter(|(_, meaning)| without(*meaning)).map(|(name, _)| name).collect();
+        assert_eq!(nobody, [""; 0]);
+        let said: Vec<_> = LINES.iter().collect();
+        let lines = include_str!("meaning.tsv").lines().filter(|line| !line.starts_with('#'));
+        let stated: usize = lines.map(|line| line.split('\t').nth(2).unwrap().split(' ').count()).sum();
+        assert_eq!(stated, said.len(), "a flag stands in two lines");
     }
 
     #[test]

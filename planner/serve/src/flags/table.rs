@@ -183,6 +183,8 @@ mod tests {
     fn every_row_of_every_table_reads() {
         for ((_, text), table) in FILES.iter().zip(TABLES.iter()) {
             assert_eq!(table.rows.len(), text.lines().count() - 2, "{}", table.engine);
+            let plain = |choice: &&str| choice.chars().all(|char| !"[]'\"".contains(char));
+            assert!(table.rows.iter().all(|row| row.flag.choices.iter().all(plain)), "{}", table.engine);
             assert!(!table.read.is_empty() && table.rows.iter().all(|row| row.flag.name.starts_with("--")));
         }
     }

@@ -158,13 +158,18 @@ pub(super) fn gpus(resources: &Spot<'_>) -> Result<(Option<u32>, Option<String>)
 }
 
 /// Labels of nodes that name their GPU.
-const LABELS: [&str; 6] = [
+const LABELS: [&str; 11] = [
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
     "gpu.nvidia.com/model",
     "gpu.nvidia.com/class",
     "amd.com/gpu.product-name",
+    "k8s.amazonaws.com/accelerator",
+    "skypilot.co/accelerator",
+    "node.kubernetes.io/instance-type",
+    "beta.kubernetes.io/instance-type",
+    "karpenter.azure.com/sku-name",
 ];
 
 /// The GPU of the nodes that a pod may stand on, if it is one.

@@ -74,6 +74,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.stated.retain(|stated| stated.key != "engine.ubatch");
     question.default_of("engine.ubatch", ubatch.max(1));
     drafts(question)?;
+    let beside = ["--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
+    if beside.into_iter().any(|flag| question.flag(flag).is_some()) {
+        question
+            .notes
+            .push("weights on the host change no cache: each lies where its layer's attention is computed".into());
+    }
     if let Some(layers) =
         question.flag("--n-gpu-layers").or(question.flag("--gpu-layers")).map(|setting| setting.value().to_owned())
     {

@@ -1,6 +1,8 @@
 //! What a command asks: the engine, the model, and the budget that its flags state.
 
+mod connectors;
 mod llama_cpp;
+mod overrides;
 mod sglang;
 mod tensorrt_llm;
 mod vllm;
@@ -8,6 +10,7 @@ mod vllm;
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::DType;
+use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::{Config, Devices, EngineSpec, ModelCaches, Override, PlanRequest};
@@ -79,6 +82,8 @@ pub struct Question {
     pub(crate) parsed: Parsed,
     pub(crate) env: BTreeMap<String, String>,
     devices: Option<Devices>,
+    /// Why the device that a manifest names is none that is known.
+    unknown_device: Option<BadDevice>,
     /// GPUs that there are, where a launch says it.
     gpus: Option<u32>,
     stated: Vec<Override>,
@@ -120,11 +125,16 @@ impl Question {
         let known = flags(engine.engine, engine.version);
         words.splice(start..start, tensorrt_llm::as_flags(&launch.config, &known)?);
         let parsed = parse(engine, &words, start, &env)?;
-        let devices = match (&options.devices, launch.device.as_deref()) {
-            (Some(devices), _) => Some(devices.clone()),
-            // A name that a manifest has need not be one that is known; then nobody has said it.
-            (None, Some(named)) => named.parse().ok(),
-            (None, None) => None,
+        let named = launch.device.as_deref().map(str::parse::<Devices>);
+        let (devices, unknown_device) = match (options.devices.clone(), named) {
+            (Some(devices), _) => (Some(devices), None),
+            (None, Some(Ok(devices))) => match launch.gpus {
+                // Of the node's devices the container sees those that it asks for.
+                Some(_) => (Some(devices.device().clone().into()), None),
+                None => (Some(devices), None),
+            },
+            (None, Some(Err(unknown))) => (None, Some(unknown)),
+            (None, None) => (None, None),
         };
         let mut question = Self {
             engine,
@@ -135,6 +145,7 @@ impl Question {
             parsed,
             env,
             devices,
+            unknown_device,
             gpus: launch.gpus,
             stated: Vec::new(),
             above: options.overrides.clone(),
@@ -183,14 +194,8 @@ impl Question {
                         None => return Err(unread_value(flag, word, own)),
                     }
                 }
-                _ => {
-                    let why = "nobody read what it does to caches".to_owned();
-                    return Err(ServeError::NotHandled {
-                        flag: flag.name.into(),
-                        why,
-                        remedies: vec![Remedy::Remove(flag.name)],
-                    });
-                }
+                Meaning::Unread(why) => return Err(unread(flag, why)),
+                Meaning::Planner(_) => return Err(unread(flag, "nobody read what it does to caches")),
             };
             self.read.push(ReadFlag { flag: flag.name.into(), value, says });
         }
@@ -335,6 +340,11 @@ impl Question {
         self.devices.as_ref().map(Devices::device)
     }
 
+    /// Nothing says how many bytes there are.
+    pub(crate) fn without_device(&self) -> ServeError {
+        self.unknown_device.clone().map_or(ServeError::NoDevice, ServeError::Device)
+    }
+
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
     pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
         let counted = self.devices.as_ref().map(Devices::count).filter(|count| *count > 1);
@@ -365,6 +375,10 @@ fn number(setting: &Setting) -> String {
         Kind::HumanInt | Kind::HumanIntOrAuto => human_int(value).map_or(value.to_owned(), |count| count.to_string()),
         _ => value.to_owned(),
     }
+}
+
+fn unread(flag: &'static Flag, why: &str) -> ServeError {
+    ServeError::NotHandled { flag: flag.name.into(), why: why.to_owned(), remedies: vec![Remedy::Remove(flag.name)] }
 }
 
 fn unread_value(flag: &'static Flag, word: &str, own: Option<&'static str>) -> ServeError {

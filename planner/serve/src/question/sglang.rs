@@ -2,12 +2,12 @@
 
 use cacheplan_planner::ModelCaches;
 
-use super::{Limits, Question};
+use super::{Limits, Question, overrides};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
-    let derived = model.info().max_position_embeddings;
+    let derived = overrides::longest(question, "--json-model-override-args", model)?;
     let stated = question.count("--context-length");
     if let (Some(stated), Some(derived)) = (stated, derived)
         && stated > derived
@@ -34,14 +34,18 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let remedies: Vec<Remedy> = fewer.map(|fewer| Remedy::Set("--tp-size", fewer.to_string())).collect();
         return Err(question.refused(format!("{heads} attention heads are not divisible by tp_size {tp}"), remedies));
     }
+    let replicas = attention_replicas(question, tp)?;
     question.use_devices(tp.saturating_mul(pp))?;
+    role(question)?;
     let defaults = Defaults::of(question);
     let max_num_tokens =
         question.count("--chunked-prefill-size").filter(|tokens| *tokens > 0).unwrap_or(defaults.chunk);
+    // Each replica takes a part of a step.
+    let max_num_tokens = (max_num_tokens / replicas).max(1);
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("engine.prefix_caching", true);
-    memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp))?;
+    memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
     if let Some(word) = question.flag("--speculative-algorithm").map(|setting| setting.value().to_owned()) {
         let tokens = question
             .count("--speculative-num-draft-tokens")
@@ -55,6 +59,50 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         }
     }
     Ok((Limits { max_seq_len, max_batch_size: question.count("--max-running-requests"), max_num_tokens }, false))
+}
+
+/// Replicas of the attention among the ranks (`handle_data_parallelism`): each serves sequences of its own, and experts are divided over
+/// all ranks. `--dp-size` counts them beside the older flag.
+fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeError> {
+    const FLAG: &str = "--attn-dp-size";
+    const OLD: &str = "--enable-dp-attention";
+    let (stated, replicas) =
+        (question.count(FLAG).unwrap_or(1).max(1), question.count("--dp-size").unwrap_or(1).max(1));
+    let old = question.flag(OLD).is_some_and(|setting| setting.on);
+    let (flag, count) = if stated == 1 && old { ("--dp-size", replicas) } else { (FLAG, stated) };
+    if count == 1 {
+        return Ok(1);
+    }
+    if flag == FLAG && replicas > 1 && !old {
+        let said = format!("--dp-size {replicas} with --attn-dp-size {count}");
+        return Err(question.refused(said, [Remedy::Remove("--dp-size"), Remedy::Remove(FLAG)]));
+    }
+    if !tp.is_multiple_of(count) {
+        let said = "tp_size must be divisible by attn_dp_size * attn_cp_size";
+        return Err(question.refused(said, [Remedy::Set(flag, tp.to_string()), Remedy::Remove(flag)]));
+    }
+    question.stated.retain(|stated| !["parallel.tp", "parallel.dp", "parallel.ep"].contains(&&*stated.key));
+    question.default_of("parallel.tp", tp / count);
+    question.default_of("parallel.dp", count);
+    question.default_of("parallel.ep", tp);
+    Ok(count)
+}
+
+/// A server that only decodes keeps no prefixes unless it is told to (`handle_pd_disaggregation`).
+fn role(question: &mut Question) -> Result<(), ServeError> {
+    let decodes = question.flag("--disaggregation-mode").is_some_and(|setting| setting.value() == "decode");
+    let keeps = question.flag("--disaggregation-decode-enable-radix-cache").is_some_and(|setting| setting.on);
+    if decodes {
+        question.stated.retain(|stated| stated.key != "engine.prefix_caching");
+        question.default_of("engine.prefix_caching", keeps);
+    }
+    let device = question.flag("--device").map_or("cuda", |setting| setting.value());
+    if device != "cuda" && device != "gpu" {
+        let why = format!("rules of `{device}` were not read");
+        let remedies = vec![Remedy::Remove("--device")];
+        return Err(ServeError::NotHandled { flag: "--device".into(), why, remedies });
+    }
+    Ok(())
 }
 
 /// What depends on the GPU's memory.
@@ -80,7 +128,13 @@ impl Defaults {
 }
 
 /// The share of the device for weights and caches; steps and graphs are outside it.
-fn memory(question: &mut Question, defaults: &Defaults, chunk: u64, ranks: u64) -> Result<(), ServeError> {
+fn memory(
+    question: &mut Question,
+    defaults: &Defaults,
+    chunk: u64,
+    ranks: u64,
+    replicas: u64,
+) -> Result<(), ServeError> {
     const FLAG: &str = "--mem-fraction-static";
     let stated = question.flag(FLAG).and_then(|setting| setting.value().parse::<f64>().ok());
     if let Some(stated) = stated.filter(|stated| !(*stated > 0.0 && *stated < 1.0)) {
@@ -97,8 +151,12 @@ fn memory(question: &mut Question, defaults: &Defaults, chunk: u64, ranks: u64) 
             .count("--cuda-graph-max-bs")
             .or(question.count("--cuda-graph-max-bs-decode"))
             .unwrap_or(defaults.graphs);
-        let graphs = if question.flag("--disable-cuda-graph").is_some() { 0 } else { graphs };
+        let prefills = question.flag("--disaggregation-mode").is_some_and(|setting| setting.value() == "prefill");
+        let graphs = if question.flag("--disable-cuda-graph").is_some() || prefills { 0 } else { graphs };
         let mut reserved = 512.0 + chunk.max(2048) as f64 * 1.5 + ranks as f64 / 8.0 * 1024.0 + graphs as f64 * 2.0;
+        if replicas > 1 {
+            reserved += graphs as f64 * replicas as f64 * if graphs > 300 { 4.5 } else { 3.0 };
+        }
         if mib > 60.0 * 1024.0 {
             reserved = reserved.max(10.0 * 1024.0);
         }

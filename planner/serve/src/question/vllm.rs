@@ -5,7 +5,7 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::{Limits, Question};
+use super::{Limits, Question, connectors, overrides};
 use crate::error::ServeError;
 use crate::flags::values::{human_int, is_auto};
 use crate::remedy::Remedy;
@@ -29,12 +29,29 @@ pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
     Ok(model.filter(|_| !matches!(method(&config), "ngram" | "suffix" | "mtp" | "deepseek_mtp")))
 }
 
+/// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
 fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
-    let Some(setting) = question.flag("--speculative-config") else { return Ok(None) };
-    let config: Option<Value> = serde_json::from_str(setting.value()).ok();
-    let config = config.filter(Value::is_object);
-    let said = "argument --speculative-config: a JSON object was expected";
-    config.map(Some).ok_or_else(|| question.refused(said, [Remedy::Remove("--speculative-config")]))
+    const FLAG: &str = "--speculative-config";
+    let mut config = match question.flag(FLAG).map(|setting| serde_json::from_str(setting.value())) {
+        None => serde_json::Map::new(),
+        Some(Ok(Value::Object(config))) => config,
+        Some(_) => {
+            let said = format!("argument {FLAG}: a JSON object was expected");
+            return Err(question.refused(said, [Remedy::Remove(FLAG)]));
+        }
+    };
+    let shortcuts =
+        [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
+    for (flag, key) in shortcuts {
+        let Some(value) = question.flag(flag).map(|setting| setting.value()) else { continue };
+        if config.contains_key(key) {
+            let said = format!("{flag} and {FLAG}['{key}'] are mutually exclusive");
+            return Err(question.refused(said, [Remedy::Remove(flag)]));
+        }
+        let number = value.parse::<u64>().ok().filter(|_| key == "num_speculative_tokens");
+        config.insert(key.to_owned(), number.map_or_else(|| Value::from(value), Value::from));
+    }
+    Ok((!config.is_empty()).then_some(Value::Object(config)))
 }
 
 fn method(config: &Value) -> &str {
@@ -60,6 +77,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.stated.retain(|stated| stated.key != "engine.prefix_caching");
     }
     question.default_of("engine.prefix_caching", keeps);
+    state_blocks(question, max_seq_len)?;
+    class(question)?;
+    connectors::settle(question, model)?;
     dtype(question, model)?;
     memory(question)?;
     drafts(question)?;
@@ -74,10 +94,40 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     Ok((Limits { max_seq_len, ..batch }, fits_length))
 }
 
+/// `--mamba-block-size` is one for prefixes, and that of attention stands for it from then on.
+fn state_blocks(question: &Question, max_seq_len: u64) -> Result<(), ServeError> {
+    const FLAG: &str = "--mamba-block-size";
+    let Some(block) = question.count(FLAG) else { return Ok(()) };
+    let stated = |key: &str| question.stated.iter().rev().find(|stated| stated.key == key).map(|stated| &*stated.value);
+    if block != max_seq_len && stated("engine.prefix_caching") != Some("true") {
+        let said = "--mamba-block-size can only be set with --enable-prefix-caching";
+        return Err(
+            question.refused(said, [Remedy::Remove(FLAG), Remedy::Set("--enable-prefix-caching", String::new())])
+        );
+    }
+    if question.flag("--mamba-cache-mode").is_some_and(|setting| setting.value() == "all") {
+        let why = "blocks of states in mode `all` are planned for the model's own chunk alone".to_owned();
+        return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+    }
+    Ok(())
+}
+
+/// What the model runs as: only one that generates, in vLLM's own class, is planned.
+fn class(question: &Question) -> Result<(), ServeError> {
+    for (flag, own) in [("--runner", "generate"), ("--task", "generate"), ("--model-impl", "vllm")] {
+        let Some(word) = question.flag(flag).map(|setting| setting.value()) else { continue };
+        if word != own && word != "auto" {
+            let why = format!("what a model that runs as `{word}` keeps was not read");
+            return Err(ServeError::NotHandled { flag: flag.into(), why, remedies: vec![Remedy::Remove(flag)] });
+        }
+    }
+    Ok(())
+}
+
 /// The longest sequence, and whether vLLM is to find it.
 fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), ServeError> {
     const FLAG: &str = "--max-model-len";
-    let derived = model.info().max_position_embeddings;
+    let derived = overrides::longest(question, "--hf-overrides", model)?;
     let stated = question.flag(FLAG).map(|setting| setting.value().to_owned());
     let auto = stated.as_deref().is_some_and(is_auto);
     match (stated.as_deref().filter(|_| !auto).and_then(human_int), derived) {

@@ -7,6 +7,7 @@
 mod log;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use cacheplan_handlers::{DType, DecayKind, Growth, Kind, Recurrence, ResourceHandler, Shape};
 use cacheplan_transforms::CacheDTypes;
@@ -81,15 +82,16 @@ const ASKS_THE_KERNEL: Version = Version(0, 21, 0);
 const PADS_CLOSE_KINDS: Version = Version(0, 12, 0);
 /// From here on close is below 1.5 times, before below 1.25 times (change 36684, March 2026).
 const PADS_MORE: Version = Version(0, 18, 0);
-/// Read in 0.32.0 and 0.33.0 alone, so that it holds from there on: steps overlap, of which each may hold a whole batch of
-/// tokens.
-const OVERLAPS_STEPS: Version = Version(0, 32, 0);
+/// Read in 0.28.0, and not in 0.24.0: steps overlap, of which each may hold a whole batch of tokens.
+const OVERLAPS_STEPS: Version = Version(0, 28, 0);
 /// Also with drafts that come from the text, not from a model, as 0.33.0 answers and 0.32.0 does not.
 const OVERLAPS_DRAFTS_FROM_TEXT: Version = Version(0, 33, 0);
-/// Likewise read in both: it starts only where the bytes beside the null block hold a sequence of `max_seq_len` tokens with all that
-/// steps under way may hold of it.
-const ADMITS_WHOLE_SEQUENCES: Version = Version(0, 32, 0);
-/// Likewise: `--mamba-cache-mode all` is gone.
+/// Read in 0.29.0, and not in 0.28.0: it starts only where the bytes beside the null block hold a sequence of `max_seq_len` tokens.
+/// Before, all bytes had to, so that it may start and never end such a sequence.
+const RESERVES_THE_NULL_BLOCK: Version = Version(0, 29, 0);
+/// Read in 0.14.0 to 0.16.0, not in 0.13.0 and 0.17.1: a sequence in all stages had to fit the poorest one (#34076).
+const COUNTS_ALL_STAGES: Range<Version> = Version(0, 14, 0)..Version(0, 17, 0);
+/// Read in 0.32.0 and 0.33.0 alone, so that it holds from there on: `--mamba-cache-mode all` is gone.
 const WITHOUT_MODE_ALL: Version = Version(0, 32, 0);
 /// Likewise: a state at a block's end is written inside a prefill, into a block of its own.
 const EXPORTS_CHECKPOINTS: Version = Version(0, 32, 0);
@@ -246,11 +248,20 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let blocks_per_request = blocks_of(length);
     let concurrency = num_blocks as f64 / blocks_per_request.max(1) as f64;
     let sequences = sequences(situation, &buckets, num_blocks);
-    let starts = situation.version < ADMITS_WHOLE_SEQUENCES || num_blocks > blocks_per_request;
     let own_block = bytes_per_block.get(situation.stage).copied().unwrap_or(0);
-    if sequences == 0 || !starts {
-        let longest = last(length, |length| blocks_of(length) < num_blocks);
-        return Err(situation.too_long("num_blocks", own_block * u128::from(blocks_per_request), longest));
+    let all_stages: u128 = if uniform { bytes_per_block.iter().sum() } else { u128::from(target * group_size) };
+    let least = situation.stages.iter().filter_map(|stage| stage.bytes).min();
+    let (checked, checked_block) = match least.filter(|_| COUNTS_ALL_STAGES.contains(&situation.version)) {
+        Some(bytes) => (u64::try_from(u128::from(bytes) / all_stages.max(1)).unwrap_or(u64::MAX), all_stages),
+        None => (num_blocks - u64::from(situation.version >= RESERVES_THE_NULL_BLOCK).min(num_blocks), own_block),
+    };
+    if blocks_per_request > checked {
+        let longest = last(length, |length| blocks_of(length) <= checked);
+        return Err(situation.too_long("num_blocks", checked_block * u128::from(blocks_per_request), longest));
+    }
+    let mut notes = notes(situation, group_size, groups, target);
+    if sequences == 0 {
+        notes.push(format!("it starts, and the null block is one that a sequence of {length} tokens lacks: none ends"));
     }
     Ok(EnginePrediction {
         block_size: Some(block),
@@ -265,7 +276,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         tokens: u64::try_from(tokens(situation, &buckets, num_blocks, blocks_per_request)).ok(),
         kv_bytes: u64::try_from(u128::from(num_blocks) * own_block).ok(),
         sequences: situation.budget.max_batch_size.map_or(sequences, |cap| cap.min(sequences)),
-        notes: notes(situation, group_size, groups, target),
+        notes,
         ..EnginePrediction::default()
     })
 }

@@ -1,11 +1,17 @@
 //! The device that a plan is for.
 
+mod known;
+mod names;
+
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::size::ByteSize;
+use known::{KNOWN, Known};
+
+pub use known::Rates;
 
 /// A device, as someone who may read it described it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,109 +50,17 @@ pub enum DeviceKind {
     Integrated,
 }
 
-/// A device of which figures are known.
-struct Known {
-    maker: &'static str,
-    name: &'static str,
-    /// Its memory in MiB, as its maker's tool reports it.
-    mib: u64,
-    /// The compute capability of NVIDIA's, times ten.
-    capability: Option<u32>,
-    rates: Option<Rates>,
-}
-
-/// What a device does at best, as its maker states it.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// Bytes that its memory gives each second.
-    pub bytes: f64,
-    /// Operations each second on dense matrices of 16, 8 and 4 bits, a product and its sum as two; those of the fastest
-    /// format of each width; absent where the maker states none.
-    pub operations: Option<[f64; 3]>,
-    /// Who states it.
-    pub source: &'static str,
-}
-
-impl Rates {
-    /// Seconds of an operation on numbers of so many bytes; between widths in proportion, as where matrices are mixed.
-    pub fn seconds(&self, bytes: f64) -> f64 {
-        let Some(rates) = self.operations else { return 0.0 };
-        let [wide, middle, narrow] = rates.map(f64::recip);
-        let between = |low: f64, high: f64, from: f64, to: f64| low + (high - low) * (bytes - from) / (to - from);
-        match bytes {
-            _ if bytes >= 2.0 => wide,
-            _ if bytes >= 1.0 => between(middle, wide, 1.0, 2.0),
-            _ if bytes >= 0.5 => between(narrow, middle, 0.5, 1.0),
-            _ => narrow,
-        }
-    }
-}
-
-/// 10^9 bytes and 10^12 operations each second.
-const fn rates(gigabytes: f64, tera: [f64; 3], source: &'static str) -> Option<Rates> {
-    let [wide, middle, narrow] = tera;
-    Some(Rates { bytes: gigabytes * 1e9, operations: Some([wide * 1e12, middle * 1e12, narrow * 1e12]), source })
-}
-
-const fn nvidia(name: &'static str, mib: u64, capability: u32, rates: Option<Rates>) -> Known {
-    Known { maker: "NVIDIA", name, mib, capability: Some(capability), rates }
-}
-
-const fn amd(name: &'static str, mib: u64, rates: Option<Rates>) -> Known {
-    Known { maker: "AMD", name, mib, capability: None, rates }
-}
-
-/// Memory that processor and GPU share; Apple states no rate of matrix products.
-const fn apple(name: &'static str, gib: u64, gigabytes: f64) -> Known {
-    let rates = Rates { bytes: gigabytes * 1e9, operations: None, source: "Apple's technical specifications" };
-    Known { maker: "Apple", name, mib: gib << 10, capability: None, rates: Some(rates) }
-}
-
-/// Memory of NVIDIA's is as `nvidia-smi` reports it, error correction as delivered; of AMD's as `rocm-smi` does, but for
-/// MI325X and MI355X, of which, as of Intel's and Apple's, only the data sheet is known. Of variants with one name the
-/// rates are the fastest's; formats of 4 bits are those with integers where there are no others.
-const KNOWN: [Known; 26] = [
-    nvidia("A10", 23_028, 86, rates(600.0, [125.0, 250.0, 500.0], "NVIDIA A10 data sheet")),
-    nvidia("A100-40GB", 40_960, 80, rates(1555.0, [312.0, 624.0, 1248.0], "NVIDIA A100 data sheet")),
-    nvidia("A100-80GB", 81_920, 80, rates(2039.0, [312.0, 624.0, 1248.0], "NVIDIA A100 data sheet")),
-    nvidia("B200", 183_359, 100, rates(8000.0, [2250.0, 4500.0, 9000.0], "NVIDIA HGX B200 data sheet")),
-    nvidia("B300", 275_040, 103, rates(8000.0, [2500.0, 5000.0, 15_000.0], "NVIDIA GB300 data sheet")),
-    nvidia("GB200", 189_471, 100, rates(8000.0, [2500.0, 5000.0, 10_000.0], "NVIDIA GB200 NVL72 data sheet")),
-    Known {
-        maker: "Intel",
-        name: "Gaudi-3",
-        mib: 131_072,
-        capability: None,
-        rates: rates(3700.0, [1835.0, 1835.0, 1835.0], "Intel Gaudi 3 white paper"),
-    },
-    nvidia("H100", 81_559, 90, rates(3350.0, [989.5, 1979.0, 1979.0], "NVIDIA H100 data sheet, SXM")),
-    nvidia("H100-NVL", 95_830, 90, rates(3938.0, [835.5, 1671.0, 1671.0], "NVIDIA H100 NVL data sheet")),
-    // No data sheet of it is public.
-    nvidia("H20", 97_871, 90, None),
-    nvidia("H200", 143_771, 90, rates(4800.0, [989.5, 1979.0, 1979.0], "NVIDIA H200 data sheet, SXM")),
-    nvidia("L4", 23_034, 89, rates(300.0, [121.0, 242.5, 485.0], "NVIDIA L4 data sheet")),
-    nvidia("L40S", 46_068, 89, rates(864.0, [366.0, 733.0, 1466.0], "NVIDIA L40S data sheet")),
-    apple("M2-Ultra-192GB", 192, 800.0),
-    apple("M3-Ultra-512GB", 512, 819.0),
-    apple("M4-Max-128GB", 128, 546.0),
-    amd("MI300X", 196_592, rates(5325.0, [1307.4, 2614.9, 2614.9], "AMD Instinct MI300X data sheet")),
-    amd("MI325X", 262_144, rates(6000.0, [1307.4, 2614.9, 2614.9], "AMD Instinct MI325X data sheet")),
-    amd("MI355X", 294_912, rates(8000.0, [2516.6, 5033.2, 10_066.3], "AMD Instinct MI355X data sheet")),
-    nvidia("RTX-3090", 24_576, 86, rates(936.0, [142.0, 284.0, 568.0], "NVIDIA GA102 white paper")),
-    nvidia("RTX-4090", 24_564, 89, rates(1008.0, [330.3, 660.6, 1321.2], "NVIDIA Ada white paper")),
-    nvidia("RTX-5090", 32_607, 120, rates(1792.0, [419.0, 838.0, 1676.0], "NVIDIA RTX Blackwell white paper")),
-    nvidia("RTX-6000-Ada", 49_140, 89, rates(960.0, [364.2, 728.5, 1457.0], "NVIDIA RTX 6000 Ada data sheet")),
-    nvidia("RTX-A6000", 49_140, 86, rates(768.0, [154.8, 309.7, 619.4], "NVIDIA RTX A6000 data sheet")),
-    nvidia("RTX-PRO-6000", 97_887, 120, rates(1792.0, [503.8, 1007.6, 2015.2], "NVIDIA RTX PRO Blackwell white paper")),
-    nvidia("T4", 15_360, 75, rates(320.0, [65.0, 130.0, 260.0], "NVIDIA T4 data sheet")),
-];
-
 /// Why a text is no device.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BadDevice {
     /// Neither a size nor a known name.
     #[error("`{0}` is neither a size, such as 24GiB, nor a device whose memory is known: {known}", known = DeviceInfo::names().collect::<Vec<_>>().join(", "))]
     Unknown(String),
+    /// A part of a device.
+    #[error(
+        "`{0}` is a part of a device; state the memory that it has, such as 9728MiB, as `nvidia-smi` reports it there"
+    )]
+    Part(String),
     /// A name that several devices have.
     #[error("`{text}` is several devices; write {}", choices.join(" or "))]
     Ambiguous {
@@ -174,11 +88,6 @@ pub enum BadDevice {
 /// What tells a device of which only the name is known from one that was read.
 const NOMINAL: &str = " (nominal)";
 
-/// However it is capitalised and its parts are joined.
-fn plain(name: &str) -> String {
-    name.replace(['-', '_', ' '], "").to_lowercase()
-}
-
 impl DeviceInfo {
     /// The most devices that `8xh100` may name.
     const MOST: u32 = 4096;
@@ -195,25 +104,12 @@ impl DeviceInfo {
 
     /// The compute capability times ten, by which engines choose kernels; `None` where only the size is known.
     pub(crate) fn compute_capability(&self) -> Option<u32> {
-        // Tools write more behind the name of a series, such as `NVIDIA H100 80GB HBM3`.
-        let series = |known: &Known| known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
-        let is = |known: &&Known| plain(&self.name).starts_with(&plain(&format!("{}{}", known.maker, series(known))));
-        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.capability
+        names::meant(&self.name).last()?.capability
     }
 
     /// What it does at best; `None` where only its size is known, or its name alone.
     pub fn rates(&self) -> Option<Rates> {
-        // An L40 is no L4: all words of the known name, and others only behind them.
-        let words = |name: &str| {
-            let words = name.split(['-', ' ', '_']).map(str::to_lowercase);
-            words.filter(|word| word != "geforce" && word != "tesla").collect::<Vec<_>>()
-        };
-        let own = words(&self.name);
-        let is = |known: &&Known| {
-            let series = known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
-            own.starts_with(&words(&format!("{}-{series}", known.maker)))
-        };
-        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.rates
+        names::meant(&self.name).last()?.rates
     }
 
     /// Whether its memory is as its maker's tool reports it, and which that is.
@@ -225,14 +121,17 @@ impl DeviceInfo {
         }
     }
 
-    /// How many devices, and what each of them is: `8xh100`, or one where no count is written.
+    /// How many devices, and what each of them is: `8xh100`, the cloud's `p5.48xlarge`, or one where no count is written.
     ///
     /// # Errors
     /// As reading a device, and a count that is none.
     pub fn several(text: &str) -> Result<(u32, Self), BadDevice> {
         let counted = text.split_once(['x', 'X', '*']).map(|(count, device)| (count.trim(), device.trim()));
         match counted.filter(|(count, device)| is_number(count) && !device.is_empty()) {
-            None => Ok((1, text.parse()?)),
+            None => match names::instance(text) {
+                Some((count, name)) => Ok((count, name.parse()?)),
+                None => Ok((1, text.parse()?)),
+            },
             Some((count, device)) => {
                 let count = count.parse().ok().filter(|count| (1..=Self::MOST).contains(count));
                 Ok((count.ok_or_else(|| BadDevice::Count { text: text.to_owned() })?, device.parse()?))
@@ -255,31 +154,17 @@ fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// The known devices that `text` may mean: the one of that name, else those that only add a maker's series or a size
-/// to it (`4090`, `a100`, `h100-80gb`).
-fn candidates(text: &str) -> Vec<&'static Known> {
-    let text = plain(text);
-    if let Some(known) = KNOWN.iter().find(|known| plain(known.name) == text) {
-        return vec![known];
-    }
-    let alike = |known: &&Known| {
-        let name = plain(known.name);
-        let sized = format!("{name}{}gb", (known.mib + 512) / 1024);
-        let series = name.strip_prefix("rtx").is_some_and(|rest| rest == text);
-        let without_size = known.name.strip_suffix("GB").and_then(|name| name.rsplit_once('-'));
-        series || sized == text || without_size.is_some_and(|(name, _)| plain(name) == text)
-    };
-    KNOWN.iter().filter(alike).collect()
-}
-
 impl FromStr for DeviceInfo {
     type Err = BadDevice;
 
     /// A GPU, all of whose memory is free: a size such as `24GiB`, or a name such as `h100`, however it is capitalised and
-    /// its parts are joined.
+    /// its parts are joined, also as its maker's tool or a cloud's label writes it, `NVIDIA-H100-80GB-HBM3`.
     fn from_str(text: &str) -> Result<Self, BadDevice> {
         let text = text.trim();
-        let meant = candidates(text);
+        if names::is_part(text) {
+            return Err(BadDevice::Part(text.to_owned()));
+        }
+        let meant = names::meant(text);
         if is_number(text) {
             // 4090 bytes and 80 bytes are nobody's device.
             let mut choices: Vec<String> = meant.iter().map(|known| known.name.to_lowercase()).collect();
@@ -314,6 +199,27 @@ mod tests {
     #[case("h100-80gb", "NVIDIA H100 (nominal)", 81_559 << 20)]
     #[case("mi300x", "AMD MI300X (nominal)", 196_592 << 20)]
     #[case("h20", "NVIDIA H20 (nominal)", 97_871 << 20)]
+    #[case("NVIDIA-H100-80GB-HBM3", "NVIDIA H100 (nominal)", 81_559 << 20)]
+    #[case("NVIDIA H100 80GB HBM3", "NVIDIA H100 (nominal)", 81_559 << 20)]
+    #[case("NVIDIA-H100-80GB-HBM3-SHARED", "NVIDIA H100 (nominal)", 81_559 << 20)]
+    #[case("nvidia-h100-mega-80gb", "NVIDIA H100 (nominal)", 81_559 << 20)]
+    #[case("NVIDIA-H100-PCIe", "NVIDIA H100 (nominal)", 81_559 << 20)]
+    #[case("NVIDIA H100 NVL", "NVIDIA H100 NVL (nominal)", 95_830 << 20)]
+    #[case("NVIDIA-A100-SXM4-80GB", "NVIDIA A100 80GB (nominal)", 80 << 30)]
+    #[case("NVIDIA A100-PCIE-40GB", "NVIDIA A100 40GB (nominal)", 40 << 30)]
+    #[case("nvidia-tesla-a100", "NVIDIA A100 40GB (nominal)", 40 << 30)]
+    #[case("NVIDIA-L40S", "NVIDIA L40S (nominal)", 46_068 << 20)]
+    #[case("nvidia-l4", "NVIDIA L4 (nominal)", 23_034 << 20)]
+    #[case("NVIDIA-H200", "NVIDIA H200 (nominal)", 143_771 << 20)]
+    #[case("nvidia-h200-141gb", "NVIDIA H200 (nominal)", 143_771 << 20)]
+    #[case("NVIDIA-B200", "NVIDIA B200 (nominal)", 183_359 << 20)]
+    #[case("NVIDIA-A10G", "NVIDIA A10G (nominal)", 23_028 << 20)]
+    #[case("Tesla-T4", "NVIDIA T4 (nominal)", 15_360 << 20)]
+    #[case("NVIDIA GeForce RTX 4090", "NVIDIA RTX 4090 (nominal)", 24_564 << 20)]
+    #[case("NVIDIA RTX 6000 Ada Generation", "NVIDIA RTX 6000 Ada (nominal)", 49_140 << 20)]
+    #[case("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "NVIDIA RTX PRO 6000 (nominal)", 97_887 << 20)]
+    #[case("AMD_Instinct_MI300X_OAM", "AMD MI300X (nominal)", 196_592 << 20)]
+    #[case("m3-ultra-512gb", "Apple M3 Ultra 512GB (nominal)", 512 << 30)]
     #[case("85899345920B", "stated", 80 << 30)]
     fn a_size_or_a_name_is_a_device(#[case] text: &str, #[case] name: &str, #[case] bytes: u64) {
         let device: DeviceInfo = text.parse().unwrap();
@@ -357,12 +263,17 @@ mod tests {
 
     #[rstest]
     #[case("a1000")]
+    #[case("NVIDIA-H100-40GB")]
+    #[case("NVIDIA-L40")]
+    #[case("Tesla-V100-SXM2-16GB")]
+    #[case("g5.largest")]
+    #[case("nvidia")]
     #[case("")]
     #[case("-5GiB")]
     fn what_is_neither_lists_the_names(#[case] text: &str) {
         let error = text.parse::<DeviceInfo>().unwrap_err().to_string();
         assert!(error.starts_with(&format!("`{text}` is neither a size")), "{error}");
-        assert!(error.contains("a100-40gb, a100-80gb, b200"), "{error}");
+        assert!(error.contains("a100-40gb, a100-80gb, a10g, b200"), "{error}");
     }
 
     #[test]
@@ -387,9 +298,23 @@ mod tests {
     #[case("h100", 1, "NVIDIA H100 (nominal)")]
     #[case("2 x 24GiB", 2, "stated")]
     #[case("l40s", 1, "NVIDIA L40S (nominal)")]
+    #[case("p5.48xlarge", 8, "NVIDIA H100 (nominal)")]
+    #[case("g6.xlarge", 1, "NVIDIA L4 (nominal)")]
+    #[case("ml.g5.12xlarge", 4, "NVIDIA A10G (nominal)")]
+    #[case("a3-highgpu-2g", 2, "NVIDIA H100 (nominal)")]
+    #[case("Standard_ND96isr_H200_v5", 8, "NVIDIA H200 (nominal)")]
     fn several_devices_have_a_count(#[case] text: &str, #[case] count: u32, #[case] name: &str) {
         let (found, device) = DeviceInfo::several(text).unwrap();
         assert_eq!((found, device.name.as_str()), (count, name));
+    }
+
+    #[rstest]
+    #[case("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb")]
+    #[case("nvidia.com/mig-1g.10gb")]
+    fn a_part_of_a_device_is_refused_with_what_would_do(#[case] text: &str) {
+        let error = text.parse::<DeviceInfo>().unwrap_err();
+        assert_eq!(error, BadDevice::Part(text.to_owned()));
+        assert!(error.to_string().contains("state the memory"), "{error}");
     }
 
     #[rstest]

@@ -1,0 +1,112 @@
+//! What connectors of vLLM do to blocks on the device: they move those that there are, and of models with several kinds of layers
+//! some of them turn the grouping off (`VllmConfig.__post_init__`, `KVConnectorFactory.supports_hma_config`).
+
+use cacheplan_handlers::Growth;
+use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
+use serde_json::Value;
+
+use super::Question;
+use crate::error::ServeError;
+use crate::remedy::Remedy;
+
+const FLAG: &str = "--kv-transfer-config";
+/// Read in 0.24.0, and not in 0.18.0: a connector is asked; before any turned the grouping off.
+const ASKS_THE_CONNECTOR: Version = Version(0, 24, 0);
+/// Read in 0.18.0, and not in 0.11.0: a stated `--no-disable-hybrid-kv-cache-manager` is kept.
+const KEEPS_WHAT_IS_STATED: Version = Version(0, 18, 0);
+/// Connectors that know groups (`SupportsHMA`), from 0.24.0 on.
+const KNOW_GROUPS: [&str; 10] = [
+    "NixlConnector",
+    "NixlPullConnector",
+    "NixlPushConnector",
+    "OffloadingConnector",
+    "SimpleCPUOffloadConnector",
+    "MooncakeConnector",
+    "MooncakeStoreConnector",
+    "DecodeBenchConnector",
+    "ExampleHiddenStatesConnector",
+    "MoRIIOConnector",
+];
+const KNOW_NONE: [&str; 9] = [
+    "LMCacheConnectorV1",
+    "LMCacheMPConnector",
+    "SharedStorageConnector",
+    "ExampleConnector",
+    "P2pNcclConnector",
+    "PyNcclConnector",
+    "HF3FSKVConnector",
+    "FlexKVConnectorV1",
+    "FlexKVConnector",
+];
+
+/// Reads the connectors that a command names.
+pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let names = names(question)?;
+    if names.is_empty() {
+        return Ok(());
+    }
+    question.notes.push(format!(
+        "{} moves blocks that are counted here; what it keeps elsewhere is beside them",
+        names.join(", ")
+    ));
+    let manager = question.flag("--disable-hybrid-kv-cache-manager").map(|setting| setting.on);
+    if manager == Some(false) && question.engine.version >= KEEPS_WHAT_IS_STATED {
+        return Ok(());
+    }
+    if question.engine.version < ASKS_THE_CONNECTOR {
+        question.default_of("engine.hybrid_kv_cache", false);
+        return Ok(());
+    }
+    let unknown = names.iter().find(|name| !KNOW_GROUPS.contains(&&***name) && !KNOW_NONE.contains(&&***name));
+    if let Some(unknown) = unknown.filter(|_| manager.is_none())
+        && has_several_kinds(question, model)?
+    {
+        let why = format!(
+            "whether {unknown} knows several kinds of layers was not read; state it with --[no-]disable-hybrid-kv-cache-manager"
+        );
+        let remedies = vec![Remedy::Set("--disable-hybrid-kv-cache-manager", String::new()), Remedy::Remove(FLAG)];
+        return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies });
+    }
+    if names.iter().any(|name| KNOW_NONE.contains(&&**name)) {
+        question.default_of("engine.hybrid_kv_cache", false);
+    }
+    Ok(())
+}
+
+/// The names of the connectors; of several behind one those.
+fn names(question: &Question) -> Result<Vec<String>, ServeError> {
+    let mut names = Vec::new();
+    if let Some(setting) = question.flag(FLAG) {
+        let config: Option<Value> = serde_json::from_str(setting.value()).ok();
+        let Some(config) = config.filter(Value::is_object) else {
+            let said = format!("argument {FLAG}: a JSON object was expected");
+            return Err(question.refused(said, [Remedy::Remove(FLAG)]));
+        };
+        let name = |config: &Value| config.get("kv_connector").and_then(Value::as_str).map(str::to_owned);
+        match name(&config).as_deref() {
+            Some("MultiConnector") => {
+                let all = config.pointer("/kv_connector_extra_config/connectors").and_then(Value::as_array);
+                names.extend(all.into_iter().flatten().filter_map(name));
+            }
+            Some("HiSparseConnector") => {
+                let why = "which pages of sparse attention stay on the GPU is decided by its code".to_owned();
+                return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+            }
+            name => names.extend(name.map(str::to_owned)),
+        }
+    }
+    if question.flag("--kv-offloading-size").is_some() {
+        let backend = question.flag("--kv-offloading-backend").map_or("native", |setting| setting.value());
+        names.push(if backend == "lmcache" { "LMCacheMPConnector" } else { "OffloadingConnector" }.to_owned());
+    }
+    Ok(names)
+}
+
+/// Whether some layers keep all tokens and others states or a window.
+fn has_several_kinds(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
+    let caches = cacheplan_planner::PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let keeps_all = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
+    let all = caches.iter().filter(|resource| keeps_all(resource.handler.growth())).count();
+    Ok(0 < all && all < caches.iter().count())
+}

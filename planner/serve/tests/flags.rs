@@ -1,0 +1,161 @@
+//! What single flags say of caches, by the engines' own rules.
+
+mod common;
+
+use cacheplan_planner::logs::{Fact, Logged};
+use cacheplan_serve::{Answer, Options, ServeError, answer};
+use rstest::rstest;
+
+use common::{launch, models, on};
+
+/// The answer of a version that has 20 GiB for caches.
+fn told(command: &str, model: &str, version: &str) -> Result<Answer, ServeError> {
+    let cache_bytes = Some(Logged::exact(20 << 30));
+    answer(&launch(command), models(model), &Options { version: Some(version.into()), cache_bytes, ..on("h100") })
+}
+
+const SERVE: &str = "vllm serve m";
+const SGLANG: &str = "sglang serve --model-path m";
+
+/// Flags that say what others say.
+#[rstest]
+#[case::mtp_by_shortcuts(
+    "vllm serve m --spec-method mtp --spec-tokens 1",
+    "vllm serve m --speculative-config {\"method\":\"mtp\",\"num_speculative_tokens\":1}",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.33.0"
+)]
+#[case::a_connector_that_knows_groups(
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}"#,
+    SERVE,
+    "google__gemma-3-1b-it",
+    "0.24.0"
+)]
+#[case::a_connector_that_does_not(
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}"#,
+    "vllm serve m --disable-hybrid-kv-cache-manager",
+    "google__gemma-3-1b-it",
+    "0.24.0"
+)]
+#[case::one_of_several_that_does_not(r#"vllm serve m --kv-transfer-config {"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector"},{"kv_connector":"LMCacheConnectorV1"}]}}"#, "vllm serve m --disable-hybrid-kv-cache-manager", "google__gemma-3-1b-it", "0.24.0")]
+#[case::any_connector_before(
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector"}"#,
+    "vllm serve m --disable-hybrid-kv-cache-manager",
+    "google__gemma-3-1b-it",
+    "0.11.0"
+)]
+#[case::an_offloading_that_knows_groups(
+    "vllm serve m --kv-offloading-size 8",
+    SERVE,
+    "google__gemma-3-1b-it",
+    "0.24.0"
+)]
+#[case::an_offloading_that_does_not(
+    "vllm serve m --kv-offloading-size 8 --kv-offloading-backend lmcache",
+    "vllm serve m --disable-hybrid-kv-cache-manager",
+    "google__gemma-3-1b-it",
+    "0.33.0"
+)]
+#[case::blocks_of_states("vllm serve m --mamba-block-size 16", SERVE, "Qwen__Qwen3.5-9B", "0.33.0")]
+#[case::a_shorter_model(
+    r#"vllm serve m --hf-overrides {"max_position_embeddings":8192}"#,
+    "vllm serve m --max-model-len 8192",
+    "Qwen__Qwen3-8B",
+    "0.33.0"
+)]
+#[case::yarn_by_its_factor(r#"vllm serve m --max-model-len 131072 --hf-overrides {"rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}}"#, r#"vllm serve m --hf-overrides {"rope_scaling":{"rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32768}}"#, "Qwen__Qwen3-8B", "0.24.0")]
+#[case::a_server_that_decodes(
+    "sglang serve --model-path m --disaggregation-mode decode",
+    "sglang serve --model-path m --disable-radix-cache",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.5.23"
+)]
+#[case::replicas_of_the_attention(
+    "sglang serve --model-path m --tp 8 --attn-dp-size 8",
+    "sglang serve --model-path m --tp 8 --dp 8 --enable-dp-attention",
+    "deepseek-ai__DeepSeek-V3",
+    "0.5.23"
+)]
+#[case::its_host_tier(
+    "sglang serve --model-path m --enable-hierarchical-cache --hicache-ratio 2",
+    SGLANG,
+    "Qwen__Qwen3-8B",
+    "0.5.23"
+)]
+fn a_flag_does_what_another_command_does(
+    #[case] command: &str,
+    #[case] other: &str,
+    #[case] model: &str,
+    #[case] version: &str,
+) {
+    let [found, expected] = [command, other].map(|command| told(command, model, version).unwrap());
+    assert_eq!((found.facts, found.sequences), (expected.facts, expected.sequences));
+}
+
+#[test]
+fn a_connector_that_does_not_know_groups_costs_blocks() {
+    let of = |command: &str| told(command, "google__gemma-3-1b-it", "0.24.0").unwrap().facts[&Fact::Concurrency].low;
+    assert!(of(r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1"}"#) < of(SERVE));
+}
+
+#[test]
+fn a_replica_of_the_attention_holds_whole_heads_and_its_part_of_a_step() {
+    let of = |command: &str| told(command, "Qwen__Qwen3-30B-A3B", "0.5.23").unwrap();
+    let (whole, replicas) = (
+        of("sglang serve --model-path m --tp 4"),
+        of("sglang serve --model-path m --tp 4 --dp 4 --enable-dp-attention"),
+    );
+    let tokens = |answer: &Answer| answer.facts[&Fact::Tokens].low;
+    assert!(tokens(&whole).abs_diff(4 * tokens(&replicas)) < 64, "{} {}", tokens(&whole), tokens(&replicas));
+    assert_eq!(whole.limits.max_num_tokens, 4 * replicas.limits.max_num_tokens);
+}
+
+#[rstest]
+#[case(
+    "vllm serve m --no-enable-prefix-caching --mamba-block-size 16",
+    "Qwen__Qwen3.5-9B",
+    3,
+    "can only be set with --enable-prefix-caching"
+)]
+#[case(
+    r#"vllm serve m --hf-overrides {"num_hidden_layers":4}"#,
+    "Qwen__Qwen3-8B",
+    4,
+    "what `num_hidden_layers` does to caches was not read"
+)]
+#[case(r#"vllm serve m --hf-overrides {"text_config":{"head_dim":4}}"#, "Qwen__Qwen3-8B", 4, "what `head_dim` does")]
+#[case("vllm serve m --hf-overrides my.function", "Qwen__Qwen3-8B", 2, "")]
+#[case(
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"Mine","kv_connector_module_path":"mine"}"#,
+    "google__gemma-3-1b-it",
+    4,
+    "whether Mine knows several kinds of layers"
+)]
+#[case(
+    "vllm serve m --spec-method mtp --speculative-config {\"method\":\"mtp\"}",
+    "Qwen__Qwen3-8B",
+    3,
+    "are mutually exclusive"
+)]
+#[case("vllm serve m --runner pooling", "Qwen__Qwen3-8B", 4, "runs as `pooling`")]
+#[case("vllm serve m --disable-sliding-window", "google__gemma-3-1b-it", 4, "layers become full")]
+fn what_is_not_read_is_refused_with_its_reason(
+    #[case] command: &str,
+    #[case] model: &str,
+    #[case] code: u8,
+    #[case] expected: &str,
+) {
+    let error = told(command, model, "0.33.0").unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+    assert_eq!(error.exit_code(), code);
+}
+
+#[rstest]
+#[case("sglang serve --model-path m --tp 4 --dp 3 --enable-dp-attention", 3, "tp_size must be divisible by")]
+#[case("sglang serve --model-path m --device npu", 4, "rules of `npu` were not read")]
+#[case("sglang serve --model-path m --enable-hisparse", 4, "decided by its code")]
+fn what_sglang_refuses_or_nobody_read(#[case] command: &str, #[case] code: u8, #[case] expected: &str) {
+    let error = told(command, "Qwen__Qwen3-30B-A3B", "0.5.23").unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+    assert_eq!(error.exit_code(), code);
+}
