@@ -19,7 +19,7 @@ use crate::measured::MeasuredLedger;
 use crate::mla_cache::MlaCache;
 use crate::model_caches::ModelCaches;
 use crate::parallel::{Agreement, Parallel};
-use crate::plan::{CachePlan, Fingerprint, RankPlans};
+use crate::plan::{CachePlan, Fingerprint, LedgerLine, RankPlans};
 use crate::size::ByteSize;
 use crate::solver::inputs::{Draft, Inputs};
 use crate::solver::make;
@@ -310,6 +310,14 @@ impl PlanRequest {
     /// As [`predict`](Self::predict).
     pub fn cache_bytes(&self, engine: EngineSpec) -> Result<Option<[u64; 3]>, PlanError> {
         self.clone().for_engine(engine).settled()?.inputs().bytes_between(engine)
+    }
+
+    /// What the engine has beside its caches, line by line, while it measures its largest step.
+    ///
+    /// # Errors
+    /// As [`predict`](Self::predict).
+    pub fn beside_caches(&self, engine: EngineSpec) -> Result<Vec<LedgerLine>, PlanError> {
+        self.clone().for_engine(engine).settled()?.inputs().beside_caches()
     }
 
     /// Compares `by-key` with `engine` at the same bytes, both with the dtypes that the engine would choose.
