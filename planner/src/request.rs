@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::DType;
 use cacheplan_transforms::{ModelInfo, Resources};
 
@@ -375,6 +376,20 @@ impl PlanRequest {
         })
     }
 
+    /// Refuses what is stated of caches that the model does not keep.
+    fn refuse_untaken(&self, budget: &Budget, caches: &Resources) -> Result<(), PlanError> {
+        let models: Vec<&ModelCaches> = [&self.model].into_iter().chain(&self.draft).collect();
+        let latents = "`engine.mla_cache` (--mla-cache)";
+        let of_latents = budget.engine.mla_cache.filter(|_| !MlaCache::is_for(caches)).map(|_| latents);
+        let untaken = of_latents.or_else(|| ModelCaches::untaken_dtype(&models, budget, self.engine));
+        let model_type = Shown(&self.info().model_type);
+        untaken.map_or(Ok(()), |key| {
+            Err(PlanError::Budget(format!(
+                "{key} is stated, but a {model_type} keeps no cache that takes it; leave it out"
+            )))
+        })
+    }
+
     pub(crate) fn info(&self) -> &ModelInfo {
         self.model.info()
     }
@@ -388,6 +403,7 @@ impl PlanRequest {
         {
             return Err(PlanError::NoLatents { mode: mode.name(), model_type: self.info().model_type.clone() });
         }
+        self.refuse_untaken(&budget, &caches)?;
         let of_draft = |draft: &ModelCaches| draft.collect(&budget, self.engine);
         let draft_caches = self.draft.as_ref().map(of_draft).transpose()?;
         Ok(Settled { request: self, budget, caches, draft_caches })
@@ -422,7 +438,7 @@ impl Settled<'_> {
             step: request.model.step(),
             prediction: request.model.model().map_or_else(Default::default, |model| model.prediction),
             divisible: request.model.divisible(),
-            engine: request.engine.map(|spec| spec.engine.assumptions()),
+            engine: request.engine.map(|spec| spec.assumptions()),
             stated: request.stated,
             ..Inputs::new(request.info(), &self.caches, &self.budget)
         }

@@ -30,7 +30,7 @@ impl Inputs<'_> {
         let options = self.budget.engine.only(engine.engine.rules().consumes);
         let budget = Budget { engine: options, ..self.budget.clone() };
         let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
-        Inputs { engine: Some(engine.engine.assumptions()), budget: &budget, ..*self }.predicted(engine)
+        Inputs { engine: Some(engine.assumptions()), budget: &budget, ..*self }.predicted(engine)
     }
 
     fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
@@ -155,7 +155,7 @@ fn measured_step(request: &Inputs<'_>, load: &Load) -> StepSize {
 impl Inputs<'_> {
     /// The same at least, as it is taken to be, and at most: what nobody stated or measured is not known exactly.
     pub(crate) fn bytes_between(&self, engine: EngineSpec) -> Result<Option<[u64; 3]>, PlanError> {
-        let assumed = Inputs { engine: Some(engine.engine.assumptions()), ..*self };
+        let assumed = Inputs { engine: Some(engine.assumptions()), ..*self };
         let load = make::load(self.budget, self.budget.max_seq_len_for(self.model))?;
         Ok(match self.budget.engine.cache_bytes {
             Some(bytes) => Some([bytes.0; 3]),
