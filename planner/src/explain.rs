@@ -325,7 +325,7 @@ impl Explainer<'_> {
     fn blocks(&self, pool: &Pool) -> Derivation {
         let tokens = pool.tokens_per_block.unwrap_or(1).max(1);
         let capacity = &self.plan.capacity;
-        let spare = if pool.window.is_none() { capacity.spare_tokens / tokens } else { 0 };
+        let spare = if pool.window.is_none() { capacity.spare_tokens.div_ceil(tokens) } else { 0 };
         let serving = pool.units.saturating_sub(pool.reserved + spare);
         let mut why = vec![self.tokens_per_block(tokens)];
         match self.budget().workload.as_ref().filter(|workload| workload.states_lengths()) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cacheplan_handlers::KvLayout;
+use cacheplan_handlers::{DType, KvLayout};
 use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, Collected, Graph, Model, ModelInfo, PassContext, Resource, Resources};
 
@@ -122,6 +122,32 @@ impl ModelCaches {
         }
         known.push((asked, Arc::clone(&resources)));
         Ok(resources)
+    }
+
+    /// A dtype that is stated, and that no cache of these models takes.
+    pub(crate) fn untaken_dtype(models: &[&Self], budget: &Budget, engine: Option<EngineSpec>) -> Option<&'static str> {
+        // Nobody knows what a framework asked of the budget before it came here.
+        if models.iter().any(|model| model.model().is_none()) {
+            return None;
+        }
+        // A dtype is taken where another would make other caches; what cannot be made with one is not known.
+        let is_taken = |model: &&&Self, set: fn(&mut Budget, DType)| {
+            let [wide, narrow] = [DType::F32, DType::F16].map(|dtype| {
+                let mut budget = budget.clone();
+                set(&mut budget, dtype);
+                model.collect(&budget, engine)
+            });
+            let handlers = |caches: &Resources| caches.iter().map(|cache| cache.handler.clone()).collect::<Vec<_>>();
+            wide.ok().zip(narrow.ok()).is_none_or(|(wide, narrow)| handlers(&wide) != handlers(&narrow))
+        };
+        type Set = fn(&mut Budget, DType);
+        let stated: [(&str, Option<DType>, Set); 3] = [
+            ("`dtypes.kv` (--kv-dtype)", budget.dtypes.kv, |budget, dtype| budget.dtypes.kv = Some(dtype)),
+            ("`dtypes.ssm` (--ssm-dtype)", budget.dtypes.ssm, |budget, dtype| budget.dtypes.ssm = Some(dtype)),
+            ("`dtypes.conv` (--conv-dtype)", budget.dtypes.conv, |budget, dtype| budget.dtypes.conv = Some(dtype)),
+        ];
+        let untaken = |set: Set| !models.iter().any(|model| is_taken(&model, set));
+        stated.into_iter().find(|(_, dtype, set)| dtype.is_some() && untaken(*set)).map(|(key, ..)| key)
     }
 
     /// The largest live set of a step, where the layers tell it.

@@ -19,6 +19,12 @@ pub(crate) struct EngineAssumptions {
     pub(crate) name: &'static str,
     /// Whether what it captures of steps takes bytes beside those of a step.
     pub(crate) captures_apart: bool,
+    /// Bytes of a logit while a token is chosen.
+    pub(crate) logit_bytes: u64,
+    /// Whether it measures a prompt's delta rules in kernels over chunks of tokens.
+    pub(crate) chunks_delta_rules: bool,
+    /// Longest sequences whose keys its buffer for an indexer holds.
+    pub(crate) indexed_sequences: u64,
 }
 
 /// One figure of one log.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::DType;
 use cacheplan_transforms::{ModelInfo, Resources};
 
@@ -19,7 +20,7 @@ use crate::measured::MeasuredLedger;
 use crate::mla_cache::MlaCache;
 use crate::model_caches::ModelCaches;
 use crate::parallel::{Agreement, Parallel};
-use crate::plan::{CachePlan, Fingerprint, RankPlans};
+use crate::plan::{CachePlan, Fingerprint, LedgerLine, RankPlans};
 use crate::size::ByteSize;
 use crate::solver::inputs::{Draft, Inputs};
 use crate::solver::make;
@@ -312,6 +313,14 @@ impl PlanRequest {
         self.clone().for_engine(engine).settled()?.inputs().bytes_between(engine)
     }
 
+    /// What the engine has beside its caches, line by line, while it measures its largest step.
+    ///
+    /// # Errors
+    /// As [`predict`](Self::predict).
+    pub fn beside_caches(&self, engine: EngineSpec) -> Result<Vec<LedgerLine>, PlanError> {
+        self.clone().for_engine(engine).settled()?.inputs().beside_caches()
+    }
+
     /// Compares `by-key` with `engine` at the same bytes, both with the dtypes that the engine would choose.
     ///
     /// Both keep the same features on; our blocks are at most as large as the engine's.
@@ -367,6 +376,20 @@ impl PlanRequest {
         })
     }
 
+    /// Refuses what is stated of caches that the model does not keep.
+    fn refuse_untaken(&self, budget: &Budget, caches: &Resources) -> Result<(), PlanError> {
+        let models: Vec<&ModelCaches> = [&self.model].into_iter().chain(&self.draft).collect();
+        let latents = "`engine.mla_cache` (--mla-cache)";
+        let of_latents = budget.engine.mla_cache.filter(|_| !MlaCache::is_for(caches)).map(|_| latents);
+        let untaken = of_latents.or_else(|| ModelCaches::untaken_dtype(&models, budget, self.engine));
+        let model_type = Shown(&self.info().model_type);
+        untaken.map_or(Ok(()), |key| {
+            Err(PlanError::Budget(format!(
+                "{key} is stated, but a {model_type} keeps no cache that takes it; leave it out"
+            )))
+        })
+    }
+
     pub(crate) fn info(&self) -> &ModelInfo {
         self.model.info()
     }
@@ -380,6 +403,7 @@ impl PlanRequest {
         {
             return Err(PlanError::NoLatents { mode: mode.name(), model_type: self.info().model_type.clone() });
         }
+        self.refuse_untaken(&budget, &caches)?;
         let of_draft = |draft: &ModelCaches| draft.collect(&budget, self.engine);
         let draft_caches = self.draft.as_ref().map(of_draft).transpose()?;
         Ok(Settled { request: self, budget, caches, draft_caches })
@@ -414,7 +438,7 @@ impl Settled<'_> {
             step: request.model.step(),
             prediction: request.model.model().map_or_else(Default::default, |model| model.prediction),
             divisible: request.model.divisible(),
-            engine: request.engine.map(|spec| spec.engine.assumptions()),
+            engine: request.engine.map(|spec| spec.assumptions()),
             stated: request.stated,
             ..Inputs::new(request.info(), &self.caches, &self.budget)
         }

@@ -26,6 +26,7 @@ fn error(text: &str) -> FrontendError {
 #[case::too_many_layers(r#""num_hidden_layers": 4000000000"#, "at most 1024 layers")]
 #[case::more_layers_than_any_model_has(r#""num_hidden_layers": 1025"#, "at most 1024 layers")]
 #[case::no_whole_quotient(r#""num_attention_heads": 3"#, "64 / 3")]
+#[case::a_switch_for_a_count(r#""max_position_embeddings": true"#, "`max_position_embeddings` is a number")]
 #[case::dtype(r#""torch_dtype": "float13""#, "unknown dtype `float13`")]
 fn a_value_out_of_range_names_its_key(#[case] change: &str, #[case] expected: &str) {
     let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LLAMA).unwrap();

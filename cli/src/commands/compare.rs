@@ -37,7 +37,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     match args.format {
-        Format::Table => print(&Comparison::table(&rows)),
-        Format::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n")),
+        Format::Table => print(&Comparison::table(&rows))?,
+        Format::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n"))?,
     }
+    if !rows.is_empty() && rows.iter().all(|row| row.sequences == 0 && row.engine_sequences == 0) {
+        return Err(Failure::new(3, "not one sequence fits, neither in our plan nor in an engine's"));
+    }
+    Ok(())
 }

@@ -20,6 +20,15 @@ pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) 
     Found::of(&question, &settled, options)?.answer(launch, question, &settled)
 }
 
+/// What a command asks the planner, and of which engine.
+///
+/// # Errors
+/// As [`answer`](crate::answer).
+pub fn request(launch: &Launch, models: &Models, options: &Options) -> Result<(EngineSpec, PlanRequest), ServeError> {
+    let (question, settled) = Question::of(launch, options)?.settled(models.model.clone(), models.draft.clone())?;
+    Ok((question.engine, settled.request))
+}
+
 /// What the engine makes of the least and of the most bytes.
 struct Found {
     engine: EngineSpec,

@@ -24,6 +24,7 @@ mod words;
 
 pub use answer::{Answer, Change, Compared, Starts};
 pub use error::ServeError;
+pub use found::request;
 pub use launch::Launch;
 pub use question::{Limits, Models, Options, Question, ReadFlag};
 pub use remedy::Remedy;

@@ -166,12 +166,28 @@ fn compare(due: &Due<'_>, planned: &PlannedResource, tp: u128, drafted: u128, fi
         Recurrence::SelectiveScan | Recurrence::RgLru | Recurrence::Ring(_) => recurrence,
     });
     findings.expect(Rule::Coverage, place("handler.recurrence"), found.recurrence(), recurrence);
-    let splits = |handler: &ResourceHandler| {
-        let dims = handler.shape().iter();
-        dims.map(|dim| (dim.name.clone(), dim.split.clone())).collect::<Vec<_>>()
-    };
-    if tp == 1 && due.candidates == 0 {
-        findings.expect(Rule::Coverage, place("handler.shape"), splits(found), splits(of));
+    let names: Vec<&str> = found.shape().iter().map(|dim| &*dim.name).collect();
+    let mut expected: Vec<&str> = of.shape().iter().map(|dim| &*dim.name).collect();
+    if let Some(columns) = expected.last_mut().filter(|_| due.candidates > 0) {
+        *columns = "d_conv - 1 + candidates";
+    }
+    findings.expect(Rule::Coverage, place("handler.shape"), names, expected);
+    let splits: Vec<&Split> = found.shape().iter().map(|dim| &dim.split).collect();
+    let expected: Vec<Split> = of.shape().iter().map(|dim| split(&dim.split, tp, due.one_group)).collect();
+    findings.expect(Rule::Coverage, place("handler.shape"), splits, expected.iter().collect());
+}
+
+/// How one rank's share of a dimension could be divided on.
+fn split(of: &Split, tp: u128, one_group: bool) -> Split {
+    let part = |size: u64| (u128::from(size) / tp) as u64;
+    match of {
+        Split::KvChannels(heads) => Split::KvChannels(part(*heads).max(1)),
+        Split::Sections(sections) => {
+            let whole = |at: usize| one_group && at > 0;
+            let sections = sections.iter().enumerate();
+            Split::Sections(sections.map(|(at, size)| if whole(at) { *size } else { part(*size) }).collect())
+        }
+        Split::Whole | Split::Heads | Split::KvHeads => of.clone(),
     }
 }
 

@@ -98,7 +98,7 @@ impl<'a> Facts<'a> {
             (Unit::Slot, _) if self.apart || self.is_speculative(pool) => slots,
             (Unit::Slot, _) => slots + checkpoints,
             (Unit::Block, Some(block)) if block > 0 => {
-                let grown = if pool.window.is_none() { u128::from(spare / block) } else { 0 };
+                let grown = if pool.window.is_none() { u128::from(spare.div_ceil(block)) } else { 0 };
                 1 + self.blocks(block.into(), pool.window.map(u128::from), sequences.into()) + grown
             }
             (Unit::Block, _) => 0,

@@ -6,7 +6,7 @@ use cacheplan_handlers::Growth;
 
 use super::shapes::unit_bytes;
 use super::{Findings, Rule};
-use crate::plan::CachePlan;
+use crate::plan::{CachePlan, Certainty};
 
 pub(super) fn check(plan: &CachePlan, findings: &mut Findings) {
     let (seq_len, positions) = (u128::from(plan.limits.max_seq_len), u128::from(plan.limits.draft_positions));
@@ -20,6 +20,8 @@ pub(super) fn check(plan: &CachePlan, findings: &mut Findings) {
         }
         findings.expect(Rule::Coverage, place("kind"), planned.kind.as_str(), handler.kind().name());
         findings.expect(Rule::Coverage, place("dtype"), planned.dtype, handler.dtype());
+        // Bytes of a shape are never assumed.
+        findings.expect(Rule::Size, place("source"), planned.source, Certainty::Exact);
         let unit = unit_bytes(handler);
         let (token, sequence, fixed) = match handler.growth() {
             Growth::Paged { stride, .. } => (unit.div_ceil(stride.into()), 0, 0),

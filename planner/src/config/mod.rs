@@ -269,7 +269,10 @@ fn contradiction_of(flags: &[Override], error: &BudgetError) -> Option<BudgetErr
     let mut alone = Table::new();
     flags.iter().try_for_each(|flag| set(&mut alone, flag)).ok()?;
     let found = alone.try_into::<Budget>().ok()?.validated().err()?;
-    let origin = flags.last().map(|flag| flag.origin.clone());
+    // The first key that is named is at fault; the last flag where none is.
+    let named = |flag: &&Override| found.message.find(&format!("`{}`", flag.key));
+    let first = flags.iter().filter(|flag| named(flag).is_some()).min_by_key(named);
+    let origin = first.or(flags.last()).map(|flag| flag.origin.clone());
     (found.message == error.message).then_some(BudgetError { origin, ..found })
 }
 

@@ -10,6 +10,7 @@ use super::rules::EngineRules;
 use super::situation::{Situation, Stage};
 use crate::budget::Budget;
 use crate::error::{EngineRefusal, PlanError};
+use crate::plan::LedgerLine;
 use crate::size::ByteSize;
 use crate::solver::demand::Load;
 use crate::solver::inputs::{Inputs, RankResources};
@@ -32,7 +33,7 @@ impl Inputs<'_> {
         let options = stated.only(engine.engine.rules().consumes);
         let budget = Budget { engine: options, ..self.budget.clone() };
         let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
-        Inputs { engine: Some(engine.engine.assumptions()), budget: &budget, ..*self }.predicted(engine)
+        Inputs { engine: Some(engine.assumptions()), budget: &budget, ..*self }.predicted(engine)
     }
 
     fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
@@ -145,22 +146,30 @@ const USUAL_SEQUENCES: u64 = 256;
 /// Bytes that the budget leaves for the caches of an engine, which measures a step of its largest batch; `None` if it
 /// states no memory.
 pub(crate) fn available_bytes(request: &Inputs<'_>, load: &Load) -> Result<Option<u64>, PlanError> {
+    Ok(Room::of(request)?.at(measured_step(request, load)).map(|memory| memory.paged_share.of(memory.bytes)))
+}
+
+/// The step that an engine measures.
+fn measured_step(request: &Inputs<'_>, load: &Load) -> StepSize {
     let sequences = request.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(load.max_num_tokens);
-    let step = StepSize { tokens: load.max_num_tokens, logit_rows: sequences };
-    Ok(Room::of(request)?.at(step).map(|memory| memory.paged_share.of(memory.bytes)))
+    StepSize { tokens: load.max_num_tokens, logit_rows: sequences }
 }
 
 impl Inputs<'_> {
     /// The same at least, as it is taken to be, and at most: what nobody stated or measured is not known exactly.
     pub(crate) fn bytes_between(&self, engine: EngineSpec) -> Result<Option<[u64; 3]>, PlanError> {
-        let assumed = Inputs { engine: Some(engine.engine.assumptions()), ..*self };
+        let assumed = Inputs { engine: Some(engine.assumptions()), ..*self };
         let load = make::load(self.budget, self.budget.max_seq_len_for(self.model))?;
-        let sequences = self.budget.max_batch_size.unwrap_or(USUAL_SEQUENCES).min(load.max_num_tokens);
-        let step = StepSize { tokens: load.max_num_tokens, logit_rows: sequences };
         Ok(match self.budget.engine.cache_bytes {
             Some(bytes) => Some([bytes.0; 3]),
-            None => Room::of(&assumed)?.between(step),
+            None => Room::of(&assumed)?.between(measured_step(self, &load)),
         })
+    }
+
+    /// What is there beside caches while the engine measures a step, line by line.
+    pub(crate) fn beside_caches(&self) -> Result<Vec<LedgerLine>, PlanError> {
+        let load = make::load(self.budget, self.budget.max_seq_len_for(self.model))?;
+        Ok(Room::of(self)?.ledger(measured_step(self, &load)).lines)
     }
 }
 

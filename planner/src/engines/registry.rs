@@ -123,11 +123,6 @@ impl Engine {
         self.0.rules
     }
 
-    /// What a plan that it is to run assumes of it.
-    pub(crate) const fn assumptions(self) -> EngineAssumptions {
-        EngineAssumptions { name: self.0.rules.name, captures_apart: self.0.rules.captures_apart }
-    }
-
     pub(crate) const fn dialect(self) -> &'static LogDialect {
         self.0.words
     }
@@ -162,6 +157,18 @@ impl Engine {
 }
 
 impl EngineSpec {
+    /// What a plan that it is to run assumes of it.
+    pub(crate) fn assumptions(self) -> EngineAssumptions {
+        let rules = self.engine.rules();
+        EngineAssumptions {
+            name: rules.name,
+            captures_apart: rules.captures_apart,
+            logit_bytes: (rules.logit_bytes)(self.version),
+            chunks_delta_rules: rules.chunks_delta_rules,
+            indexed_sequences: rules.indexed_sequences,
+        }
+    }
+
     /// The version as the engine writes it: builds of llama.cpp are `b5913`.
     pub fn version_name(self) -> String {
         self.engine.written(self.version)

@@ -58,7 +58,8 @@ impl MeasuredLedger {
         let limits = MeasuredLimits {
             tp: small(Fact::Tp),
             pp: small(Fact::Pp),
-            max_num_tokens: count(Fact::MaxNumTokens),
+            // llama.cpp computes as many tokens at once as its `n_ubatch`, however many a batch has.
+            max_num_tokens: count(Fact::Ubatch).or_else(|| count(Fact::MaxNumTokens)),
             max_batch_size: count(Fact::MaxBatchSize),
         };
         let version = log.version.map(|version| EngineSpec { engine: log.engine, version }.version_name());

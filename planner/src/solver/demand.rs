@@ -111,7 +111,7 @@ impl Demand {
     /// Further units that hold `tokens` more tokens; none where a window has stopped the growth.
     pub(crate) fn spare_units(&self, tokens: u64) -> u64 {
         match &self.need {
-            Need::Blocks(Blocks { window: None, tokens_per_block, .. }) => tokens / tokens_per_block,
+            Need::Blocks(Blocks { window: None, tokens_per_block, .. }) => tokens.div_ceil(*tokens_per_block),
             _ => 0,
         }
     }

@@ -11,7 +11,8 @@ use crate::parallel::Parallel;
 use crate::plan::{Certainty, LedgerItem, LedgerLine, Owner, Pool};
 use crate::size::ByteSize;
 use crate::solver::inputs::Inputs;
-use crate::solver::step::{StepBytes, StepSize};
+use crate::solver::rank_step::RankStep;
+use crate::solver::step::StepSize;
 use crate::solver::weights;
 
 /// Peak bytes that one token of a step is assumed to need besides weights and caches.
@@ -204,8 +205,8 @@ enum Activations<'a> {
     Logged(&'a MeasuredLedger),
     /// So much for each token of a model whose layers nobody read.
     OfTokens,
-    /// The larger of its tokens in the widest layer, over `tp` ranks, and its logits.
-    OfLayers { step: StepBytes, tp: u64 },
+    /// The larger of its tokens in the widest layer and its logits.
+    OfLayers(RankStep),
 }
 
 impl Activations<'_> {
@@ -226,7 +227,7 @@ impl Activations<'_> {
             (None, Some(stated), _) => known(stated.0, Certainty::Assumed, "stated in the budget"),
             (None, None, Some(measured)) if measured.lines.activations.is_some() => Activations::Logged(measured),
             (None, None, _) => match request.step {
-                Some(step) => Activations::OfLayers { step, tp: request.budget.parallel.tp.into() },
+                Some(step) => Activations::OfLayers(RankStep::of(step, request)),
                 None => Activations::OfTokens,
             },
         }
@@ -239,7 +240,7 @@ impl Activations<'_> {
             Self::Known(line) => (line.bytes, line.uncertain_bytes),
             Self::Logged(_) => (self.line(size).bytes, 0),
             Self::OfTokens => assumed(size.tokens.saturating_mul(ASSUMED_BYTES_PER_STEP_TOKEN)),
-            Self::OfLayers { step, tp } => assumed(step.peak(size, *tp)),
+            Self::OfLayers(step) => assumed(step.peak(size)),
         }
     }
 
@@ -253,10 +254,15 @@ impl Activations<'_> {
                 return LedgerLine { name: LedgerItem::Activations, bytes, source, note, uncertain_bytes: 0 };
             }
             Self::OfTokens => format!("{tokens} tokens a step at {}", ByteSize(ASSUMED_BYTES_PER_STEP_TOKEN)),
-            Self::OfLayers { step, tp } if step.is_widest_in_layers(size, *tp) => {
-                format!("{tokens} tokens a step in the widest layer, {} each", ByteSize(step.of_token(*tp)))
+            Self::OfLayers(step) => {
+                let most = if step.is_widest_in_layers(size) {
+                    format!("{tokens} tokens a step in the widest layer, {} each", ByteSize(step.of_token))
+                } else {
+                    format!("logits of {logit_rows} tokens, {} each", ByteSize(step.of_logits))
+                };
+                let index = ByteSize(step.of_index);
+                if step.of_index == 0 { most } else { format!("{most}; {index} for keys of the indexer") }
             }
-            Self::OfLayers { step, .. } => format!("logits of {logit_rows} tokens, {} each", ByteSize(step.logits)),
         };
         let (bytes, uncertain_bytes) = self.bytes(size);
         LedgerLine { name: LedgerItem::Activations, bytes, source: Certainty::Assumed, note, uncertain_bytes }

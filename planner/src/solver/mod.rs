@@ -11,6 +11,7 @@ mod host;
 pub(crate) mod inputs;
 pub(crate) mod ledger;
 pub(crate) mod make;
+pub(crate) mod rank_step;
 pub(crate) mod ranks;
 pub(crate) mod room;
 pub(crate) mod solve;

@@ -1,7 +1,7 @@
 //! The largest live set of a step: what lies in memory between and inside the layers, and where tokens are chosen.
 
 use cacheplan_transforms::Model;
-use cacheplan_transforms::layers::{BlockSpec, FeedForward};
+use cacheplan_transforms::layers::{BlockSpec, FeedForward, LinearAttention};
 
 /// Peak bytes of a step besides weights and caches, as they grow with what is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,8 +10,12 @@ pub struct StepBytes {
     pub whole: u64,
     /// Of each token, divided over tensor parallel ranks.
     pub divided: u64,
-    /// Of each sequence whose next token is chosen, on every rank.
-    pub logits: u64,
+    /// Of each token beside a delta rule's kernels over chunks of tokens: on every rank, and divided over these.
+    pub chunked: [u64; 2],
+    /// Logits of each sequence whose next token is chosen, on every rank.
+    pub vocab: u64,
+    /// Of each key of an indexer with its scale, where there is one.
+    pub index_key: u64,
 }
 
 /// What is in a step.
@@ -23,8 +27,11 @@ pub(crate) struct StepSize {
     pub(crate) logit_rows: u64,
 }
 
-/// Bytes of a logit: as the head gives it, and in float32 as it is and after the sampler's softmax.
-const LOGIT_BYTES: u64 = 2 + 4 + 4;
+/// Bytes of a logit where no engine is named: as the head gives it, and in float32 as it is and after the sampler's softmax.
+pub(crate) const LOGIT_BYTES: u64 = 2 + 4 + 4;
+
+/// Tokens of a chunk in the kernels for gated delta rules, each of which keeps a state.
+const CHUNK: u64 = 64;
 
 impl StepBytes {
     /// The largest live set of `model`; `None` where a block's sizes or the vocabulary are not known.
@@ -35,32 +42,22 @@ impl StepBytes {
         let inside: Option<Vec<[u64; 2]>> = blocks.map(|block| channels(block, hidden)).collect();
         let [whole, divided] = inside?.into_iter().max_by_key(|[whole, divided]| whole + divided)?;
         // The residual stream, its norm, and what the block before gave.
-        let whole = whole.checked_add(hidden.checked_mul(3)?)?.checked_mul(element)?;
-        let logits = model.vocab_size?.checked_mul(LOGIT_BYTES)?;
-        Some(Self { whole, divided: divided.checked_mul(element)?, logits })
-    }
-
-    /// Bytes of a step on each of `tp` ranks.
-    pub(crate) fn peak(&self, size: StepSize, tp: u64) -> u64 {
-        self.in_layers(size, tp).max(self.of_logits(size))
-    }
-
-    /// Whether its tokens in the widest layer take more than its logits.
-    pub(crate) fn is_widest_in_layers(&self, size: StepSize, tp: u64) -> bool {
-        self.in_layers(size, tp) >= self.of_logits(size)
-    }
-
-    /// Bytes of a token in the widest layer.
-    pub(crate) const fn of_token(&self, tp: u64) -> u64 {
-        self.whole.saturating_add(self.divided.div_ceil(tp))
-    }
-
-    const fn in_layers(&self, size: StepSize, tp: u64) -> u64 {
-        size.tokens.saturating_mul(self.of_token(tp))
-    }
-
-    const fn of_logits(&self, size: StepSize) -> u64 {
-        size.logit_rows.saturating_mul(self.logits)
+        let stream = hidden.checked_mul(3)?.checked_mul(element)?;
+        let whole = whole.checked_mul(element)?.checked_add(stream)?;
+        let blocks = model.layers.iter().flat_map(|layer| &layer.blocks);
+        let keys = blocks.filter_map(|block| match block {
+            // Keys in one byte each, and a scale in float32.
+            BlockSpec::Indexer { index_head_dim } => index_head_dim.checked_add(4),
+            _ => None,
+        });
+        let mut rules = model.layers.iter().flat_map(|layer| &layer.blocks).filter_map(|block| match block {
+            BlockSpec::LinearAttention(dims) if dims.delta_rule => Some(delta_rule(dims)),
+            _ => None,
+        });
+        let chunked = rules.try_fold(0u64, |most, channels| Some(most.max(channels?)))?.checked_mul(element)?;
+        let chunked = if chunked == 0 { [0, 0] } else { [stream, chunked] };
+        let divided = divided.checked_mul(element)?;
+        Some(Self { whole, divided, chunked, vocab: model.vocab_size?, index_key: keys.max().unwrap_or(0) })
     }
 }
 
@@ -101,6 +98,18 @@ fn channels(block: &BlockSpec, hidden: u64) -> Option<[u64; 2]> {
     Some([0, divided?])
 }
 
+/// What the kernels of a gated delta rule hold at once (`chunk_gated_delta_rule_fwd`): queries, keys and values as projected,
+/// convolved and normed, the gate, what each chunk's tokens give each other, new values, the output and its buffer, and the
+/// state before every chunk.
+fn delta_rule(dims: &LinearAttention) -> Option<u64> {
+    let keys = dims.num_k_heads.checked_mul(dims.head_k_dim)?;
+    let values = dims.num_v_heads.checked_mul(dims.head_v_dim)?;
+    let widened = dims.num_v_heads.checked_mul(dims.head_k_dim)?;
+    let (within, states) = (dims.num_v_heads.checked_mul(CHUNK)?, values.checked_mul(dims.head_k_dim)? / CHUNK);
+    let parts = [keys.checked_mul(6)?, values.checked_mul(8)?, widened, within, states];
+    parts.into_iter().try_fold(0u64, u64::checked_add)
+}
+
 /// A gate and what it is multiplied with, and the product; with experts for each that a token goes to, whose outputs stand
 /// side by side before they are added.
 fn feed_forward(dims: &FeedForward, hidden: u64) -> Option<[u64; 2]> {
@@ -129,19 +138,20 @@ mod tests {
     #[test]
     fn the_widest_block_of_llama_is_its_feed_forward_block() {
         let step = read("meta-llama__Llama-3.1-8B-Instruct");
-        assert_eq!(step, StepBytes { whole: 3 * 4096 * 2, divided: 3 * 14_336 * 2, logits: 128_256 * 10 });
-        assert_eq!(step.peak(StepSize { tokens: 8192, logit_rows: 1 }, 1), 8192 * (24_576 + 86_016));
-        assert_eq!(step.peak(StepSize { tokens: 8192, logit_rows: 1 }, 8), 8192 * (24_576 + 10_752));
+        assert_eq!(
+            step,
+            StepBytes { whole: 3 * 4096 * 2, divided: 3 * 14_336 * 2, chunked: [0, 0], vocab: 128_256, index_key: 0 }
+        );
     }
 
-    /// vLLM logged 1.44 GiB for steps of 8,192 tokens and 1,024 sequences (`vllm-0.3x-llama-3.1-8b.log`).
+    /// 16 key and 48 value heads of 128 channels: the kernels over its chunks hold more than the feed-forward block does.
     #[test]
-    fn the_peak_of_llama_is_near_what_vllm_logged() {
-        let peak = read("meta-llama__Llama-3.1-8B-Instruct").peak(StepSize { tokens: 8192, logit_rows: 1024 }, 1)
-            as f64
-            / f64::from(1 << 30);
-        assert!((1.0..1.44).contains(&peak), "{peak}");
-        assert!(peak * 1.5 > 1.44, "{peak}");
+    fn the_kernels_of_a_delta_rule_are_wider_than_its_layers() {
+        let (keys, values) = (16 * 128, 48 * 128);
+        let kernels = 6 * keys + 8 * values + values + 48 * 64 + values * 128 / 64;
+        let step = read("Qwen__Qwen3.5-27B");
+        assert_eq!(step.chunked, [3 * 5120 * 2, kernels * 2]);
+        assert!(kernels * 2 > step.divided);
     }
 
     /// Eight experts' outputs of 7,168 channels lie side by side.

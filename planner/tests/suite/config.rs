@@ -290,3 +290,12 @@ fn a_count_beyond_counting_names_its_key_and_file() {
     let error = Budget::from_toml(text, "budget.toml").unwrap_err().to_string();
     assert!(error.contains("budget.toml") && error.contains("workload.checkpoints_per_sequence"), "{error}");
 }
+
+/// Of flags that contradict each other the one is named whose key the sentence begins with.
+#[test]
+fn a_contradiction_names_the_flag_at_fault() {
+    let flags = [("parallel.ep", "8", "--ep"), ("parallel.cp", "2", "--cp")]
+        .map(|(key, value, flag)| Override::by_flag(key, value, flag));
+    let error = Config::resolve(None, &[], &flags).unwrap_err().to_string();
+    assert_eq!(error, "flag --ep: `parallel.ep` 8 does not divide tp * dp = 1");
+}

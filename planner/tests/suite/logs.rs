@@ -475,3 +475,10 @@ proptest! {
         }
     }
 }
+
+/// Its buffers are those of `n_ubatch` tokens, of which a batch of `n_batch` has several.
+#[test]
+fn llama_cpp_measures_what_it_computes_at_once() {
+    let measured = MeasuredLedger::from_log(&log("llama.cpp-gpt-oss-20b"), "start.log").unwrap();
+    assert_eq!(measured.limits.max_num_tokens, Some(512));
+}

@@ -14,6 +14,7 @@ mod fit;
 mod formulas;
 mod groundtruth;
 mod kubernetes;
+mod leaves;
 mod ledger;
 mod logs;
 mod mla_cache;

@@ -1,6 +1,6 @@
 //! Whole plans: owners, sizes, totals, errors.
 
-use super::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano, published};
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::{ByteSize, DeviceInfo, ForwardProfile, ManagerKind, Owner, PlanError, PlanRequest, SlotDomain};
@@ -330,4 +330,39 @@ fn stated_bytes_lie_on_the_device_beside_everything_else(#[case] bytes: &str, #[
     let budget = budget(&format!("memory.bytes = '{bytes}'"));
     let error = model.request(&budget).with_devices(device.clone()).plan().unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+/// Tokens beyond those of the sequences are whole blocks, which are there.
+#[rstest]
+#[case(16)]
+#[case(64)]
+fn spare_tokens_are_those_that_blocks_hold(#[case] tokens_per_block: u64) {
+    let model = published("Qwen__Qwen3-8B");
+    let text = format!("max_seq_len = 4096\ntokens_per_block = {tokens_per_block}\n[memory]\nbytes = '20GiB'\n");
+    let request = PlanRequest::of(model).with_budget(budget(&text));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
+    let held = (plan.pools[0].units - plan.pools[0].reserved) * tokens_per_block;
+    assert_eq!(plan.capacity.spare_tokens, held - plan.capacity.sequences * 4096);
+    assert!(plan.capacity.spare_tokens > 0);
+}
+
+/// A dtype that no cache takes is a mistake, as other keys are that nothing consumes.
+#[rstest]
+#[case("Qwen__Qwen3-8B", "[dtypes]\nssm = 'f32'", Some("`dtypes.ssm` (--ssm-dtype)"))]
+#[case("Qwen__Qwen3-8B", "[dtypes]\nconv = 'bf16'", Some("`dtypes.conv` (--conv-dtype)"))]
+#[case("Qwen__Qwen3-8B", "[dtypes]\nkv = 'bf16'", None)]
+#[case("Qwen__Qwen3-8B", "[engine]\nmla_cache = 'nz'", Some("`engine.mla_cache` (--mla-cache)"))]
+#[case("deepseek-ai__DeepSeek-R1", "[engine]\nmla_cache = 'nz'", None)]
+#[case("deepseek-ai__DeepSeek-R1", "[dtypes]\nkv = 'fp8'", None)]
+#[case("nvidia__NVIDIA-Nemotron-3-Nano-4B", "[dtypes]\nkv = 'fp8'\nssm = 'f32'\nconv = 'bf16'", None)]
+#[case("RWKV__rwkv-4-169m-pile", "[dtypes]\nkv = 'fp8'", Some("`dtypes.kv` (--kv-dtype)"))]
+#[case("LiquidAI__LFM2-1.2B", "[dtypes]\nssm = 'f32'", Some("`dtypes.ssm` (--ssm-dtype)"))]
+fn a_dtype_that_no_cache_takes_is_refused(#[case] model: &str, #[case] text: &str, #[case] refused: Option<&str>) {
+    let budget = budget(&format!("max_seq_len = 1000\nmax_batch_size = 2\n{text}\n"));
+    let planned = PlanRequest::of(published(model)).with_budget(budget).plan();
+    match refused {
+        None => assert!(planned.is_ok(), "{planned:?}"),
+        Some(key) => assert!(planned.unwrap_err().to_string().starts_with(&format!("{key} is stated, but"))),
+    }
 }

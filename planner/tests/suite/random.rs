@@ -230,7 +230,7 @@ fn random_plans_check_and_admit_exactly_what_counting_finds() {
 fn step_bytes(plan: &CachePlan, budget: &Budget, step: StepBytes, sequences: u64) -> u64 {
     let candidates = sequences * plan.limits.draft_positions;
     let tokens = budget.max_num_tokens.unwrap_or(2_048).max(candidates);
-    (tokens * (step.whole + step.divided)).max(candidates * step.logits)
+    (tokens * (step.whole + step.divided)).max(candidates * step.vocab * 10)
 }
 
 /// Activations are those of the sequences that are admitted: every number up to the plan's own fits beside its step, one more
@@ -256,7 +256,9 @@ fn random_plans_hold_their_own_numbers_beside_the_steps_that_these_take() {
         let step = StepBytes {
             whole: random.pick(&[1, 8, 100]),
             divided: random.pick(&[0, 16]),
-            logits: random.pick(&[1, 50, 3_000]),
+            vocab: random.pick(&[1, 5, 300]),
+            chunked: [0, 0],
+            index_key: 0,
         };
         let planned = |budget: &Budget, bytes: u64| {
             let device = DeviceInfo::cpu("host", 2 * bytes, 2 * bytes);

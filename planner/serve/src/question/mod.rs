@@ -9,7 +9,7 @@ mod vllm;
 
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Kind as CacheKind, ResourceHandler};
 use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
@@ -329,11 +329,24 @@ impl Question {
             _ => llama_cpp::settle,
         };
         let (limits, fits_length) = settle(&mut self, &model)?;
+        self.leave_out_dtypes(&model)?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
         request = draft.into_iter().fold(request, PlanRequest::with_draft);
         Ok((self, Settled { request, limits, fits_length }))
+    }
+
+    /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.
+    fn leave_out_dtypes(&mut self, model: &ModelCaches) -> Result<(), ServeError> {
+        let caches = PlanRequest::of(model.clone()).for_engine(self.engine).caches()?;
+        let any = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|cache| of(&cache.handler));
+        let has_convs = any(|handler| *handler.kind() == CacheKind::CausalConv);
+        let has_states = any(|handler| handler.is_state() && *handler.kind() != CacheKind::CausalConv);
+        let has_pages = any(|handler| !handler.is_state());
+        let kept = [("dtypes.kv", has_pages), ("dtypes.ssm", has_states), ("dtypes.conv", has_convs)];
+        self.stated.retain(|stated| !kept.iter().any(|(key, has)| stated.key == *key && !has));
+        Ok(())
     }
 
     pub(crate) fn device(&self) -> Option<&cacheplan_planner::DeviceInfo> {

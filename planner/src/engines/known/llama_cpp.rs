@@ -17,6 +17,7 @@ use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solver::solve::last;
+use crate::solver::step::LOGIT_BYTES;
 
 pub(crate) use log::WORDS;
 
@@ -58,6 +59,9 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: true,
     consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],
     captures_apart: false,
+    logit_bytes: |_| LOGIT_BYTES,
+    chunks_delta_rules: false,
+    indexed_sequences: 0,
     storage: Storage::AS_MODELLED,
     refuses: |_| None,
     predict,

@@ -16,6 +16,7 @@ use crate::engines::version::Version;
 use crate::error::PlanError;
 use crate::solver::demand::Demand;
 use crate::solver::solve::last;
+use crate::solver::step::LOGIT_BYTES;
 
 pub(crate) use log::WORDS;
 
@@ -29,6 +30,9 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: false,
     consumes: &["block_size", "max_total_tokens", "prefix_caching", "state_slots", "state_ratio", "window_ratio"],
     captures_apart: true,
+    logit_bytes: |_| LOGIT_BYTES,
+    chunks_delta_rules: false,
+    indexed_sequences: 0,
     storage: Storage {
         copies_shared: true,
         quantises_index: true,
@@ -234,7 +238,12 @@ fn ratio(stated: Option<Fraction>, default: u128) -> u128 {
 /// `rest * r / (1 + r)` bytes of slots, unless their number is stated.
 fn state_slots(situation: &Situation<'_>, per_slot: u64, slots_per_request: u64) -> Result<u64, PlanError> {
     if let Some(slots) = situation.options.state_slots {
-        return Ok(slots);
+        return match slots < slots_per_request {
+            true => Err(PlanError::Budget(format!(
+                "`engine.state_slots` (--state-slots) is {slots}, and sglang takes {slots_per_request} for each running request"
+            ))),
+            false => Ok(slots),
+        };
     }
     // Without the radix cache a slot for each running request is all that it takes.
     if let (Some(running), false) = (situation.budget.max_batch_size, situation.prefix_caching()) {

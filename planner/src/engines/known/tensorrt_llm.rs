@@ -17,6 +17,7 @@ use crate::engines::version::Version;
 use crate::error::PlanError;
 use crate::solver::demand::Demand;
 use crate::solver::solve::last;
+use crate::solver::step::LOGIT_BYTES;
 
 pub(crate) use log::WORDS;
 
@@ -30,6 +31,9 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: false,
     consumes: &["block_size", "state_slots"],
     captures_apart: true,
+    logit_bytes: |_| LOGIT_BYTES,
+    chunks_delta_rules: false,
+    indexed_sequences: 0,
     storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
     refuses: |_| None,
     predict,

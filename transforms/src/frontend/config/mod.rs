@@ -116,7 +116,13 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let count = |text: &str| -> Result<Option<u64>, FrontendError> {
         Ok(values.eval(&Expr::parse(text).map_err(invalid)?, 0)?.map(|number| number.value))
     };
-    let vocab_size = count("vocab_size ?? padded_vocab_size")?;
+    let size = |what: &str, text: &str| -> Result<Option<u64>, FrontendError> {
+        let expr = Expr::parse(text).map_err(invalid)?;
+        let number = values.eval(&expr, 0)?;
+        number.iter().try_for_each(|number| values.check_count(what, number))?;
+        Ok(number.map(|number| number.value))
+    };
+    let vocab_size = size("vocab_size", "vocab_size ?? padded_vocab_size")?;
     if let Some(vocab_size) = vocab_size {
         let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
         builder.vocabulary(vocab_size, tied);
@@ -129,7 +135,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     }
     towers::add(&mut builder, &values);
     add_layers(&mut builder, &values, description, &kinds, layers)?;
-    let longest = count(CONTEXT_LENGTH)?;
+    let longest = size("max_position_embeddings", CONTEXT_LENGTH)?;
     let mut decoder_numbers = Vec::new();
     for (key, expr) in &description.decoder_numbers {
         if let Some(number) = count(expr)? {

@@ -3,6 +3,8 @@
 //! A command is answered for the bytes that its engine logged, and what it says beside its log: tokens within 1 %, all else
 //! to the printed digit.
 
+mod ledgers;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
