@@ -21,8 +21,6 @@ export function fitForm(asked: Asked, changed: (asked: Asked) => void): HTMLElem
   return h(
     'div',
     { class: 'controls' },
-    field('Tokens of each', 'context', 'number', 'Tokens of each sequence, prompt and output'),
-    field('Sequences', 'sequences', 'number', 'Sequences at once'),
     field('Devices', 'devices', 'text', 'Names, with blanks between them'),
     field('At most', 'most', 'number', 'The most devices'),
     field('Prices of an hour', 'prices', 'text', 'Such as h100=2.5 h200=3.1'),
@@ -40,7 +38,21 @@ export function prices(text: string): Record<string, number> {
   return found;
 }
 
-function layout({ parallel }: Fit): string {
+/** The price of one device, where it is stated. */
+export function priceOf(text: string, device: string): number | null {
+  return prices(text)[device.toLowerCase()] ?? null;
+}
+
+/** The prices with another one for this device, or without one. */
+export function withPrice(text: string, device: string, price: string): string {
+  const all = prices(text);
+  delete all[device.toLowerCase()];
+  const value = Number(price);
+  if (price !== '' && Number.isFinite(value) && value >= 0) all[device.toLowerCase()] = value;
+  return Object.entries(all).map(([name, each]) => `${name}=${each}`).join(' ');
+}
+
+export function layout({ parallel }: Fit): string {
   const sizes = Object.entries(parallel).filter(([, size]) => typeof size === 'number' && size > 1);
   return sizes.map(([name, size]) => `${name} ${size}`).join(' ') || 'one';
 }

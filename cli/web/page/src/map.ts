@@ -36,7 +36,7 @@ export class MemoryMap {
       if (subject) void this.derive(subject);
     });
     this.picture.replaceChildren(picture);
-    this.tell([path.at(-1)![1].replace(' · ', ': ')]);
+    this.tell([path.at(-1)![1].replace(' · ', ': '), 'next: point at a part, or click it to go into it']);
     if (this.focus) this.picture.querySelector<SVGElement>('.part')?.focus();
     this.focus = false;
     this.numbers.replaceChildren(this.numbers.firstElementChild!, h('div', { class: 'scrolls', tabindex: 0 }, draw(ledger)));
@@ -54,8 +54,13 @@ export class MemoryMap {
 
   async derive(subject: string): Promise<void> {
     const derivation = await this.explain(subject);
-    this.why.replaceChildren(h('h3', {}, `Why: ${subject}`), h('ul', { class: 'derivation' }, step(derivation)));
+    this.why.replaceChildren(h('h3', {}, `Why: ${subject}`), steps(derivation));
   }
+}
+
+/** A derivation as a list in lists. */
+export function steps(derivation: Derivation): HTMLElement {
+  return h('ul', { class: 'derivation' }, step(derivation));
 }
 
 function step({ claim, from }: Derivation): HTMLElement {
