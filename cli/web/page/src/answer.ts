@@ -1,17 +1,25 @@
 // The answer in large words: whether it serves so many people, how many, what caps it, what it costs, and how fast at best.
 
-import { h } from './dom';
+import { byId, h } from './dom';
 import { count, price, rate, short } from './format';
 import { MEANING, meant, type Meant } from './term';
 import type { Planned } from './types';
 
 /** A fact with its name above it. */
 function fact(name: HTMLElement | string, value: string, ...more: (Node | string)[]): HTMLElement {
-  return h('div', { class: 'fact' }, h('dt', {}, name), h('dd', {}, h('span', { class: 'value' }, value), ...more));
+  return h('div', { class: more.length > 0 && value !== '' ? 'fact long-fact' : 'fact' }, h('dt', {}, name), h('dd', {}, h('span', { class: 'value' }, value), ...more));
 }
 
 function cap(name: string): HTMLElement {
   return name in MEANING ? meant(name as Meant) : h('span', {}, name);
+}
+
+/** Where the price is stated. */
+function toPrice(): void {
+  const price = byId('price');
+  const folded = price.closest('details');
+  if (folded) folded.open = true;
+  price.focus();
 }
 
 /** All sequences of a plan, over its replicas. */
@@ -40,7 +48,9 @@ export function answerCard(found: Planned, people: number, title?: string): Node
       fact(meant('at best', 'At best, a bound'), `${rate(best.tokens_per_second)} tokens/s`, ` for ${of}; ${rate(best.alone_per_second)} for one alone, and ${rate(best.prompt_seconds)} s to read ${tokens} tokens`),
     );
   }
-  if (found.per_hour !== null) {
+  if (found.per_hour === null) {
+    cells.push(fact(meant('price', 'Price'), '', h('button', { type: 'button', class: 'to-price', click: toPrice }, 'say what an hour costs')));
+  } else {
     const per_million = best?.per_million_tokens;
     cells.push(
       fact(meant('price', 'Price'), `${price(found.per_hour)} an hour`, ` for ${gpus}`, per_million ? `; ${price(per_million)} for a million tokens at that bound` : ''),
@@ -53,13 +63,12 @@ export function answerCard(found: Planned, people: number, title?: string): Node
   ].filter((node) => node !== '') as Node[];
 }
 
-/** The card of what is refused. */
+/** The card of what is refused; the words of the refusal stand below it. */
 export function noCard(why: string, title?: string): Node[] {
-  const shown = why.split('\n')[0]!;
+  const [, short] = /short of ([\d.]+ \w+)/.exec(why) ?? [];
+  const said = short ? `, it does not fit: short of ${short}.` : /^does not fit/.test(why) ? ', it does not fit.' : ', that cannot be planned.';
   return [
     ...(title === undefined ? [] : [h('p', { class: 'card-title' }, title)]),
-    h('p', { class: 'verdict no' }, h('b', {}, 'No'), /^does not fit/.test(why) ? ', it does not fit.' : ', that cannot be planned.'),
-    h('p', { class: 'refused' }, shown),
+    h('p', { class: 'verdict no' }, h('b', {}, 'No'), said),
   ];
 }
-

@@ -46,7 +46,7 @@ export function modelField(id: string, names: string[], places: Place[], choices
   const show = (chosen: Chosen) => {
     shown = shortName(nameOf(chosen));
     input.title = nameOf(chosen);
-    input.classList.toggle('long', shown.length > 28);
+    input.classList.toggle('long', shown.length > 24);
     input.classList.toggle('longest', shown.length > 42);
     if (document.activeElement !== input) input.value = shown;
     else if (input.value !== shown) input.placeholder = shown;
@@ -111,8 +111,9 @@ export function deviceField(id: string, choices: Choices, set: (device: string) 
     slider,
     show: (device) => {
       ({ count: number, name } = devices(device));
+      which.placeholder = 'no GPU';
       if (document.activeElement !== which) which.value = name;
-      fit(which, name);
+      fit(which, name || which.placeholder);
       if (document.activeElement !== slider) slider.value = String(nearest(number));
       say();
     },
@@ -151,7 +152,6 @@ export class Sentence {
     const labelled = (label: string, input: HTMLElement, ...more: HTMLElement[]) => h('div', { class: 'side' }, h('label', { for: input.id }, label), ...more, input);
     byId('ask').append(
       h('p', { class: 'sentence' }, 'Does ', ...this.model.nodes, ' serve ', this.people, ' people at ', this.context, ' tokens on ', ...this.device.nodes, '?'),
-      h('div', { class: 'sides' }, labelled('GPUs', this.device.slider)),
     );
     const more = folded(
       'Weights, price, another beside it',
@@ -163,9 +163,16 @@ export class Sentence {
         h('button', { type: 'button', id: 'set-beside', click: () => on.beside() }, 'Set another beside it'),
       ),
     );
-    more.open = matchMedia('(min-width: 821px)').matches;
+    more.id = 'more';
+    // On a phone the answer comes first.
+    const wide = matchMedia('(min-width: 821px)');
+    const open = () => {
+      more.open = wide.matches;
+    };
+    wide.addEventListener('change', open);
+    open();
     byId('ask').append(
-      more,
+      h('div', { class: 'ask-row' }, labelled('GPUs', this.device.slider), more),
       folded(
         'A model of your own: a file, or a config.json',
         h('p', { class: 'help' }, choices.reads_disk ? 'A folder or file of this machine, or a name on Hugging Face, can be typed into the sentence.' : 'A name on Hugging Face, org/name, can be typed into the sentence.', ' Files can be dropped anywhere; nothing is uploaded.'),
@@ -193,11 +200,17 @@ export class Sentence {
     fit(this.people);
     this.device.show(state.device);
     this.bits.value = String(state.bits);
+    // What the planner makes of it follows, where it makes anything of it.
+    const [, stated] = /^\s*max_seq_len\s*=\s*["']?([^"'\s#]+)/m.exec(state.budget) ?? [];
+    if (stated && document.activeElement !== this.context) this.context.value = /^\d+$/.test(stated) ? short(Number(stated)) : stated;
+    fit(this.context);
     const price = priceOf(state.fit.prices, devices(state.device).name);
     if (document.activeElement !== this.price) this.price.value = price === null ? '' : String(price);
   }
 
-  showPlan({ plan }: Planned): void {
+  showPlan({ plan, devices: planned }: Planned, state: State): void {
+    // Ranks that the budget states are GPUs too.
+    this.device.show(devicesText(planned, devices(state.device).name));
     const text = short(plan.limits.max_seq_len);
     if (document.activeElement !== this.context) this.context.value = text;
     fit(this.context, text);

@@ -6,14 +6,13 @@ import { deviceField, modelField } from './ask';
 import { nameOf, type Chosen } from './model';
 import { Refused } from './planner';
 import type { State } from './state';
-import type { Choices, Place, Planned } from './types';
+import type { Choices, Pictures, Place, Planned } from './types';
 
 export class Beside {
   private readonly model: ReturnType<typeof modelField>;
   private readonly device: ReturnType<typeof deviceField>;
   private readonly form: HTMLElement;
   private readonly card = h('div', { class: 'card', id: 'beside-card', role: 'status' });
-  private readonly map = h('div', { class: 'small-map' });
 
   constructor(choices: Choices, names: string[], places: Place[], change: (beside: State['beside']) => void, private state: () => State) {
     const set = (part: Partial<NonNullable<State['beside']>>) => change({ ...this.state().beside!, ...part });
@@ -26,7 +25,7 @@ export class Beside {
       h('p', { class: 'sentence second' }, 'And ', ...this.model.nodes, ' on ', ...this.device.nodes, '?'),
       h('div', { class: 'sides' }, h('div', { class: 'side' }, h('label', { for: 'beside-device-slider' }, 'GPUs'), this.device.slider), away),
     );
-    byId('ask').querySelector('.sides')!.after(this.form);
+    byId('ask').querySelector('.ask-row')!.after(this.form);
     byId('answers').append(this.card);
     this.card.hidden = true;
   }
@@ -50,12 +49,16 @@ export class Beside {
     const title = `${nameOf(chosen)} on ${beside.device}`;
     try {
       const found = await plan(chosen, beside.device);
-      this.map.replaceChildren(draw(found.pictures.map));
-      this.card.replaceChildren(...answerCard(found, state.people, title), this.map);
+      this.card.replaceChildren(...answerCard(found, state.people, title), smallMap(found.pictures));
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.card.replaceChildren(...noCard(error.message, title));
+      this.card.replaceChildren(...noCard(error.message, title), h('p', { class: 'refused' }, error.message.split('\n')[0]));
     }
   }
 }
 
+
+/** The memory of one of two. */
+export function smallMap({ map }: Pictures): HTMLElement {
+  return h('div', { class: 'small-map' }, draw(map));
+}

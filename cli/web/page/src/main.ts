@@ -1,23 +1,25 @@
 // Wires the parts: a change of the state asks for a plan, which is drawn; what takes longer follows when it is looked at.
 
-import { Beside } from './beside';
+import { Beside, smallMap } from './beside';
 import { admitted, answerCard, noCard } from './answer';
 import { Sentence } from './ask';
 import { showCapacity } from './capacity';
-import { Command, isCommand } from './command';
+import { Command } from './command';
+import { ONE, changeButton, proposed, type Change } from './change';
 import { byId, download, h, type Drawing } from './dom';
+import { listen } from './drop';
 import { fitAnswer, fitForm, layout, priceOf, prices, showFit, withPrice } from './fit';
 import { Flags } from './flags';
 import { count, devices, devicesText } from './format';
 import { makeInputs } from './inputs';
 import { Later } from './later';
 import { MemoryMap } from './map';
-import { Model, filesOf, isOfModel, nameOf, type Chosen } from './model';
+import { Model, filesOf, nameOf, type Chosen } from './model';
 import { Refused, planners, type Planner } from './planner';
 import { CHECKPOINTS, rates, showPrefix, workloadForm } from './prefix';
 import { type State, fromFragment, toFragment } from './state';
 import { showLayers } from './strip';
-import type { Choices, Curves, Derivation, Fit, Fits, Opened, Place, Plan, Planned, Simulated, Told } from './types';
+import type { Choices, Curves, Derivation, Fit, Fits, Opened, Place, Planned, Simulated, Told } from './types';
 import { Why } from './why';
 
 const { quick, slow } = planners();
@@ -103,7 +105,12 @@ async function start(): Promise<void> {
     choose,
     people: (people) => change({ people }),
     context: (tokens) => set('max_seq_len', tokens),
-    device: (device) => change({ device, stage: 0 }),
+    device: (device) => {
+      // Other GPUs are divided anew.
+      const [before, after] = [devices(state.device).count, devices(device).count];
+      if (before !== after) for (const name of ['tp', 'pp', 'dp', 'ep', 'cp', 'dcp']) edits.set(`parallel.${name}`, null);
+      change({ device, stage: 0 });
+    },
     bits: (bits) => change({ bits }),
     price: (price) => change({ fit: { ...state.fit, prices: withPrice(state.fit.prices, devices(state.device).name, price) } }),
     // Twice as many of the same, until somebody says otherwise.
@@ -138,6 +145,7 @@ async function start(): Promise<void> {
     byId('command').hidden = !asksCommand;
     ways.forEach((button, at) => button.setAttribute('aria-pressed', String((at === 1) === asksCommand)));
     byId('error').hidden = true;
+    byId(asksCommand ? 'command' : 'answers').after(byId('error'));
     if (asksCommand) command.showDevice(devices(state.device).name);
     else refresh();
   }
@@ -234,49 +242,37 @@ async function start(): Promise<void> {
     return state.beside ? `${nameOf(state.chosen)} on ${state.device}` : undefined;
   }
 
+  /** How wide one of two is. */
+  const half = () => (width() > 700 ? width() / 2 - 40 : width() - 24);
+
   async function besidePlan(): Promise<void> {
     await beside.refresh(state, (chosen, device) => {
-      if (chosen === state.chosen) return planOn(model, device, [], Math.min(width(), 640) / 2);
+      if (chosen === state.chosen) return planOn(model, device, [], half());
       if (besides?.chosen !== chosen) besides = { chosen, model: modelOf(chosen) };
-      return planOn(besides.model, device, [], Math.min(width(), 640) / 2);
+      return planOn(besides.model, device, [], half());
     });
   }
 
   function draw(found: Planned): void {
     const { plan, pictures } = found;
     if (!classList.contains('of-command')) byId('error').hidden = true;
-    classList.remove('stale');
+    classList.remove('stale', 'unplanned');
     inputs.show(found);
     inputs.showStages(found.stages, state.stage);
-    sentence.showPlan(found);
-    byId('summary').replaceChildren(...answerCard(found, state.people, heading()));
+    sentence.showPlan(found, state);
+    byId('summary').replaceChildren(...answerCard(found, state.people, heading()), ...(state.beside ? [smallMap(pictures)] : []));
     why.showPlan(found);
     byId('change')
       .querySelector('.knobs')!
-      .replaceChildren(...found.knobs.map((knob) => turn(knob.change, `${knob.change}${onGpus(knob.change, plan)} would admit ${count(knob.sequences)}`)));
+      .replaceChildren(...found.knobs.map(({ change, sequences }) => changeButton(change, ` would admit ${count(sequences)}`, plan.parallel, make)));
     map.show(pictures);
     flags.showPlan(plan);
     showLayers(pictures.layers, (subject) => void guarded(() => map.derive(subject)));
   }
 
-  /** How many GPUs a plan would be for once it is divided otherwise. */
-  function onGpus(change: string, { parallel }: Plan): string {
-    const [, name, size] = /^parallel\.(tp|pp|dp) = (\d+)$/.exec(change) ?? [];
-    if (!name) return '';
-    const { tp, pp, dp, cp }: Plan['parallel'] = { ...parallel, [name]: Number(size) };
-    return ` (${count(tp * pp * dp * cp)} GPUs)`;
-  }
-
-  /** A change that the planner proposes: a button where it is one key with its value. */
-  function turn(change: string, text: string): HTMLElement {
-    const assignment = /^([a-z_.]+) = (.+)$/.exec(change);
-    if (!assignment) return h('span', { class: 'note' }, text);
-    const [, key, value] = assignment as unknown as [string, string, string];
-    const click = () => {
-      edits.set(key, value);
-      refresh();
-    };
-    return h('button', { type: 'button', class: 'knob', click }, text);
+  function make({ device, keys }: Change): void {
+    for (const [key, value] of keys) edits.set(key, value);
+    change(device === null ? {} : { device });
   }
 
   const fits = (names: string[], most: number): Promise<Fits> => {
@@ -358,22 +354,27 @@ async function start(): Promise<void> {
       // Of a proposal that cannot be made nothing is said.
       if (section) return false;
       const code = error instanceof Refused && error.failure.code > 0 ? ` (exit code ${error.failure.code})` : '';
-      byId('error').replaceChildren(h('pre', {}, `error: ${message}${code}`), ...tries(message));
+      // A name on the hub that is not yet asked for is no error.
+      const waits = isAsking();
+      byId('error').classList.toggle('calm', waits);
+      byId('error').replaceChildren(h('pre', {}, waits ? message : `error: ${message}${code}`), ...tries(message));
       byId('error').hidden = false;
       await remember();
       return false;
     }
   }
 
-  /** What an error proposes, line by line: `  try max_seq_len = 2048: 3 sequence(s), …`. */
-  function tries(message: string): HTMLElement[] {
-    const found = message.matchAll(/^ {2}try ([a-z_.]+ = [^:]+): (.*)$/gm);
+  /** Whether a model on the hub waits for somebody to say that the hub may be asked. */
+  function isAsking(): boolean {
     const { chosen } = state;
-    const asks = chosen.from === 'hub' && !chosen.asked && !choices.reads_disk && !classList.contains('of-command');
-    const hub = () => choose({ ...(chosen as { from: 'hub'; name: string }), asked: true });
+    return chosen.from === 'hub' && !chosen.asked && !choices.reads_disk && !classList.contains('of-command');
+  }
+
+  function tries(message: string): HTMLElement[] {
+    const hub = () => choose({ ...(state.chosen as { from: 'hub'; name: string }), asked: true });
     return [
-      ...(asks ? [h('button', { type: 'button', class: 'main', click: hub }, 'Ask huggingface.co')] : []),
-      ...[...found].map(([, change, rest]) => turn(change!, `${change}: ${rest}`)),
+      ...(isAsking() ? [h('button', { type: 'button', class: 'main', click: hub }, 'Ask huggingface.co')] : []),
+      ...proposed(message).map(({ change, rest }) => changeButton(change, `: ${rest}`, ONE, make)),
     ];
   }
 
@@ -391,34 +392,18 @@ async function start(): Promise<void> {
     });
   });
 
-  /** Files that are dropped or pasted: of a model, or commands. */
-  function take(files: File[]): void {
-    const commands = files.filter((file) => !isOfModel(file));
-    if (commands.length > 0) {
+  const config = (chosen: Chosen) => (classList.contains('of-command') ? command.use(chosen) : choose(chosen));
+  listen({
+    model: (files) => config(filesOf(files)),
+    config: (text) => config({ from: 'text', name: 'config.json', text }),
+    commands: (files) => {
       way(true);
-      void guarded(() => command.take(commands));
-    } else if (classList.contains('of-command')) {
-      command.use(filesOf(files));
-    } else if (files.length > 0) {
-      choose(filesOf(files));
-    }
-  }
-  addEventListener('dragover', (event) => event.preventDefault());
-  addEventListener('drop', (event) => {
-    event.preventDefault();
-    take([...(event.dataTransfer?.files ?? [])]);
-  });
-  addEventListener('paste', (event) => {
-    if (event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement) return;
-    const text = event.clipboardData?.getData('text') ?? '';
-    if (isCommand(text)) {
+      void guarded(() => command.take(files));
+    },
+    command: (text) => {
       way(true);
       command.set(text);
-    } else if (text.trimStart().startsWith('{')) {
-      const config: Chosen = { from: 'text', name: 'config.json', text };
-      if (classList.contains('of-command')) command.use(config);
-      else choose(config);
-    }
+    },
   });
 
   let drawn = width();

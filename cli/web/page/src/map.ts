@@ -17,7 +17,8 @@ export class MemoryMap {
     private readonly go: (into: string[]) => void,
     private readonly explain: (subject: string) => Promise<Derivation>,
   ) {
-    const side = h('div', { class: 'beside' }, this.facts, this.why);
+    const how = h('p', { class: 'help' }, 'Point at a part for its bytes, its owner and why; click it to go into it.');
+    const side = h('div', { class: 'beside' }, how, this.facts, this.why);
     within.append(this.path, h('div', { class: 'with-side' }, this.picture, side), this.numbers);
   }
 
@@ -36,7 +37,7 @@ export class MemoryMap {
       if (subject) void this.derive(subject);
     });
     this.picture.replaceChildren(picture);
-    this.tell([path.at(-1)![1].replace(' · ', ': '), 'next: point at a part, or click it to go into it']);
+    this.tell([path.at(-1)![1].replace(' · ', ': ')]);
     if (this.focus) this.picture.querySelector<SVGElement>('.part')?.focus();
     this.focus = false;
     this.numbers.replaceChildren(this.numbers.firstElementChild!, h('div', { class: 'scrolls', tabindex: 0 }, draw(ledger)));

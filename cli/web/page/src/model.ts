@@ -48,7 +48,7 @@ export class Model {
       case 'hub': {
         const { name, asked } = chosen;
         if (readsDisk) return Model.of({ from: 'path', path: name }, zoo, readsDisk);
-        if (!asked) throw new Refused({ message: `${name} is on huggingface.co, which is asked only where you say so: press “Ask huggingface.co”`, code: 1 });
+        if (!asked) throw new Refused({ message: `${name} is on huggingface.co, which is asked only where you say so`, code: 1 });
         let pieces: Promise<Piece[]> | null = null;
         return new Model(async (planner) => openPieces(planner, await (pieces ??= fromHub(name))));
       }
