@@ -110,3 +110,75 @@ fn refused(refusal: Refusal) -> Result<Value, Refused> {
         "changed": changed.as_slice(),
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use cacheplan_transforms::{Model, ReadOptions};
+    use rstest::rstest;
+
+    use super::*;
+
+    const LLAMA: &str = r#"{ "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8,
+        "intermediate_size": 256, "vocab_size": 256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16" }"#;
+
+    fn text(name: &str, text: &str) -> CommandText {
+        let (name, text, files) = (name.into(), text.into(), BTreeMap::new());
+        CommandText { name, text, files, device: "h100".into(), cache_bytes: String::new() }
+    }
+
+    fn llama() -> Option<Models> {
+        Some(Model::read_config("config.json", LLAMA, &ReadOptions::default()).unwrap().into())
+    }
+
+    #[test]
+    fn the_models_of_commands_are_named_without_secrets() {
+        let of =
+            text("a.sh", "HF_TOKEN=sesame vllm serve org/a --api-key sesame\nvllm serve org/b --max-model-lenn 8\n");
+        let found = found(&of).unwrap();
+        assert!(!found.to_string().contains("sesame"), "{found}");
+        assert_eq!([&found["commands"][0]["model"], &found["commands"][1]["model"]], ["org/a", "org/b"]);
+    }
+
+    #[rstest]
+    #[case::answered("vllm serve org/a --api-key sesame")]
+    #[case::refused("vllm serve org/a --max-model-lenn 8 --api-key sesame")]
+    fn no_answer_shows_a_secret(#[case] command: &str) {
+        let said = start(&text("a.sh", command), 0, llama()).unwrap();
+        assert!(!said.to_string().contains("sesame") && said.to_string().contains("<hidden>"), "{said}");
+    }
+
+    #[test]
+    fn bytes_of_a_log_make_its_numbers_exact() {
+        let mut of = text("a.sh", "vllm serve org/a --max-model-len 4096");
+        let tokens = |of: &CommandText| start(of, 0, llama()).unwrap()["answer"]["sequences"].clone();
+        let guessed = tokens(&of);
+        assert_ne!(guessed["low"], guessed["high"]);
+        of.cache_bytes = "1GiB".into();
+        let known = tokens(&of);
+        assert_eq!(known["low"], known["high"]);
+    }
+
+    #[test]
+    fn a_file_of_options_is_asked_for_and_read() {
+        let mut of = text("a.sh", "vllm serve org/a --config /etc/options.yaml");
+        let why = serde_json::to_value(start(&of, 0, llama()).unwrap_err()).unwrap();
+        assert!(why["message"].as_str().unwrap().contains("`/etc/options.yaml`; drop that file"), "{why}");
+        of.files.insert("options.yaml".into(), "max-model-len: 2048\n".into());
+        assert_eq!(start(&of, 0, llama()).unwrap()["answer"]["limits"]["max_seq_len"], 2048);
+    }
+
+    #[test]
+    fn a_device_is_asked_for() {
+        let of = CommandText { device: String::new(), ..text("a.sh", "vllm serve org/a") };
+        assert_eq!(start(&of, 0, llama()).unwrap()["wants_device"], true);
+    }
+
+    #[rstest]
+    #[case::no_command("echo hello", 0, "no command")]
+    #[case::none_there("vllm serve org/a", 1, "no such command")]
+    #[case::no_model("vllm serve org/a", 0, "`org/a` was not read")]
+    fn what_cannot_be_answered_is_an_error(#[case] command: &str, #[case] at: usize, #[case] expected: &str) {
+        let why = serde_json::to_value(start(&text("a.sh", command), at, None).unwrap_err()).unwrap();
+        assert!(why["message"].as_str().unwrap().contains(expected), "{why}");
+    }
+}

@@ -24,8 +24,8 @@ const MODELS = (await readdir(CONFIGS)).filter((name) => name.endsWith('.json'))
 /** The config of the zoo whose plan is the longest, on which a slider is moved. */
 const LARGEST = 'Zyphra/Zamba2-7B';
 
-/** The model of the page as it opens, and one whose layers are known by number. */
-const FIRST = 'Qwen/Qwen3-Next-80B-A3B-Thinking';
+/** A model that fits one GPU, and one whose layers are known by number. */
+const SMALL = 'Qwen/Qwen3-8B';
 const NANO = 'nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16';
 
 const BUDGET = "max_seq_len = 8192\n\n[memory]\nbytes = '40GiB'\n";
@@ -234,7 +234,7 @@ test('files of the command are those of the page, and offline', async ({ address
 test('a config that is dropped is planned', async ({ address }) => {
   const file = fileOf('ai21labs/Jamba-v0.1').pathname;
   const text = await readFile(file, 'utf8');
-  await open(address, fragment({ device: 'h200' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h200' }), async (page) => {
     await settled(page);
     await page.evaluate((text) => {
       const dataTransfer = new DataTransfer();
@@ -251,7 +251,7 @@ test('a config that is dropped is planned', async ({ address }) => {
 test('a config that is pasted is planned, and its link holds everything', async ({ address }) => {
   const file = fileOf('ai21labs/Jamba-v0.1').pathname;
   let link;
-  await open(address, fragment({ device: 'h200' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h200' }), async (page) => {
     await settled(page);
     const text = await readFile(file, 'utf8');
     await page.$eval('#pasted', (area, text) => {
@@ -329,7 +329,7 @@ test('weights in several files are read with their index', async ({ address }) =
     paths.push(`${folder}/shards/${name}`);
   }
   const expected = await commandPlan(`${folder}/shards`, ['--device-memory', 'h100', '--max-seq-len', '512']);
-  await open(address, fragment({ budget: 'max_seq_len = 512\n' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h100', budget: 'max_seq_len = 512\n' }), async (page) => {
     await settled(page);
     await (await page.$('#files')).uploadFile(...paths);
     await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'llama');
@@ -374,7 +374,7 @@ test('the hub is asked only where somebody says so, and for headers alone', asyn
   });
   const expected = await commandPlan(`${folder}/shards`, ['--device-memory', 'h100', '--max-seq-len', '512']);
   // A link that names a model on the hub asks nobody yet.
-  await page.goto(`${address}#${fragment({ hub: 'org/tiny', budget: 'max_seq_len = 512\n' })}`);
+  await page.goto(`${address}#${fragment({ hub: 'org/tiny', device: 'h100', budget: 'max_seq_len = 512\n' })}`);
   assert.match(await refusal(page), /asked only where you say so/);
   assert.deepEqual(asked, []);
   const named = async (name) => {
@@ -400,7 +400,7 @@ test('a draft model is planned with the other', async ({ address }) => {
   const [own, draft] = ['Qwen/Qwen3-8B', 'Qwen/Qwen3-0.6B'].map((name) => (MODELS.includes(name) ? name : 'Qwen/Qwen3-8B'));
   const flags = ['--draft', fileOf(draft).pathname, '--draft-tokens', '4', '--device-memory', 'h100', '--max-seq-len', '8192'];
   const expected = await commandPlan(fileOf(own).pathname, flags);
-  await open(address, fragment({ zoo: own, budget: 'max_seq_len = 8192\n' }), async (page) => {
+  await open(address, fragment({ zoo: own, device: 'h100', budget: 'max_seq_len = 8192\n' }), async (page) => {
     await settled(page);
     await page.$$eval('#change details summary', (all) => all.find((one) => one.textContent === 'Draft model').click());
     await page.type('#draft-zoo', draft);
@@ -419,7 +419,7 @@ test('a GGUF file is read in the page', async ({ address }) => {
   assert.ok(files.length > 0);
   const file = new URL(`tests/fixtures/gguf/${files.sort()[0]}`, TOP).pathname;
   const expected = await commandPlan(file, ['--device-memory', 'h100', '--max-seq-len', '32768']);
-  await open(address, '', async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h100' }), async (page) => {
     await settled(page);
     await (await page.$('#files')).uploadFile(file);
     await page.waitForFunction((type) => document.querySelector('.chosen')?.textContent === type, {}, expected.model.type);
@@ -693,7 +693,7 @@ test('a command is answered as the command line does, and its secrets are not sh
   await writeFile(file, words(fileOf('Qwen/Qwen3-8B').pathname));
   const { stdout } = await run(COMMAND, ['plan', file, '--device-memory', 'h100']);
   const expected = /\nLOG\n((?: {2}.*\n)+)/.exec(stdout)[1].split('\n').map((line) => line.trim()).join('\n').trim();
-  await open(address, fragment({ device: '2xh100' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: '2xh100' }), async (page) => {
     await settled(page);
     const said = await asksCommand(page, words('Qwen/Qwen3-8B'));
     assert.match(said, /^Yes, it starts/);
@@ -723,7 +723,7 @@ test('a command is answered as the command line does, and its secrets are not sh
 test('a manifest is dropped, its options and its model after it', async ({ address }) => {
   const compose = 'services:\n  one:\n    image: vllm/vllm-openai:v0.33.0\n    command: --model org/mine --config options.yaml\n';
   const config = await readFile(fileOf('Qwen/Qwen3-8B'), 'utf8');
-  await open(address, fragment({ device: 'h100' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h100' }), async (page) => {
     await settled(page);
     const drop = (name, text) => page.evaluate((name, text) => {
       const dataTransfer = new DataTransfer();

@@ -7,7 +7,7 @@ import type { Planned } from './types';
 
 /** A fact with its name above it. */
 function fact(name: HTMLElement | string, value: string, ...more: (Node | string)[]): HTMLElement {
-  return h('div', { class: more.length > 0 && value !== '' ? 'fact long-fact' : 'fact' }, h('dt', {}, name), h('dd', {}, h('span', { class: 'value' }, value), ...more));
+  return h('div', { class: 'fact' }, h('dt', {}, name), h('dd', {}, h('span', { class: 'value' }, value), ...more));
 }
 
 function cap(name: string): HTMLElement {

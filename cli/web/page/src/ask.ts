@@ -1,13 +1,12 @@
 // The question as a sentence to fill in: which model, how many people, how long, on what.
 
 import { byId, folded, h } from './dom';
-import { devices, devicesText, short } from './format';
+import { bytes, devices, devicesText, short, tokensOf } from './format';
 import { chosenBy, filesOf, nameOf, type Chosen } from './model';
 import { priceOf } from './fit';
 import { hint, MEANING } from './term';
 import type { Choices, Opened, Place, Planned } from './types';
 import type { State } from './state';
-import { bytes } from './format';
 
 export interface Asking {
   choose(chosen: Chosen): void;
@@ -192,6 +191,11 @@ export class Sentence {
       const said = bits === '0' ? 'as stored' : `${bits} bit, assumed`;
       option.textContent = taken === null ? said : `${said}: ${bytes(taken)}`;
     }
+  }
+
+  /** Tokens of each sequence, as the sentence has them. */
+  tokens(): number | null {
+    return tokensOf(this.context.value);
   }
 
   /** What the state says; what is being typed stays. */

@@ -1,7 +1,7 @@
 // Changes that the planner proposes, in its words: `max_seq_len = 2048`, `--device-memory 4xh100 parallel.tp = 4`.
 
 import { h } from './dom';
-import { devices } from './format';
+import { devices, short } from './format';
 
 export interface Change {
   /** Other devices, where it says any. */
@@ -25,7 +25,14 @@ export function inWords({ device, keys }: Change, parallel: Sizes): string {
   const isSize = (key: string) => /^parallel\.(tp|pp|dp|cp|ep)$/.test(key);
   const after: Sizes = { ...parallel };
   for (const [key, value] of keys) if (isSize(key) && key !== 'parallel.ep') after[key.slice('parallel.'.length) as keyof Sizes] = Number(value);
-  const said = keys.map(([key, value]) => (isSize(key) ? `${key.slice('parallel.'.length)} ${value}` : `${key} = ${value}`)).join(', ');
+  const one = ([key, value]: [string, string]) => {
+    if (isSize(key)) return `${key.slice('parallel.'.length)} ${value}`;
+    if (key === 'max_seq_len' && /^\d+$/.test(value)) return `${short(Number(value))} tokens each`;
+    if (key === 'max_batch_size') return `at most ${value} sequences`;
+    if (key === 'dtypes.kv') return `keys and values as ${value.replaceAll('"', '')}`;
+    return `${key} = ${value}`;
+  };
+  const said = keys.map(one).join(', ');
   if (!keys.some(([key]) => isSize(key))) return said;
   const { count, name } = devices(device ?? '');
   const gpus = device === null ? after.tp * after.pp * after.dp * after.cp : count;

@@ -22,6 +22,13 @@ export function short(tokens: number): string {
   return count(tokens);
 }
 
+/** What `32k` says; null where the planner must read it. */
+export function tokensOf(text: string): number | null {
+  const [, digits, letter] = /^([\d,]+)\s*([km]?)$/i.exec(text.trim()) ?? [];
+  if (!digits) return null;
+  return Number(digits.replaceAll(',', '')) * ({ k: 1 << 10, m: 1 << 20 }[letter!.toLowerCase()] ?? 1);
+}
+
 /** Three digits, or all of those before the point. */
 export function rate(value: number): string {
   return value.toLocaleString('en', value >= 100 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 3 });

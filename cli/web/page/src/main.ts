@@ -1,25 +1,25 @@
 // Wires the parts: a change of the state asks for a plan, which is drawn; what takes longer follows when it is looked at.
 
-import { Beside, smallMap } from './beside';
-import { admitted, answerCard, noCard } from './answer';
+import { answerCard, noCard } from './answer';
 import { Sentence } from './ask';
-import { showCapacity } from './capacity';
+import { below } from './below';
+import { Beside, smallMap } from './beside';
+import { changeButton, type Change } from './change';
 import { Command } from './command';
-import { ONE, changeButton, proposed, type Change } from './change';
-import { byId, download, h, type Drawing } from './dom';
+import { byId, download, h } from './dom';
 import { listen } from './drop';
-import { fitAnswer, fitForm, layout, priceOf, prices, showFit, withPrice } from './fit';
+import { clearError, showError, showInSection } from './errors';
+import { fitForm, priceOf, withPrice } from './fit';
 import { Flags } from './flags';
 import { count, devices, devicesText } from './format';
 import { makeInputs } from './inputs';
-import { Later } from './later';
 import { MemoryMap } from './map';
 import { Model, filesOf, nameOf, type Chosen } from './model';
 import { Refused, planners, type Planner } from './planner';
-import { CHECKPOINTS, rates, showPrefix, workloadForm } from './prefix';
+import { workloadForm } from './prefix';
 import { type State, fromFragment, toFragment } from './state';
 import { showLayers } from './strip';
-import type { Choices, Curves, Derivation, Fit, Fits, Opened, Place, Planned, Simulated, Told } from './types';
+import type { Choices, Derivation, Fit, Opened, Place, Planned } from './types';
 import { Why } from './why';
 
 const { quick, slow } = planners();
@@ -144,7 +144,7 @@ async function start(): Promise<void> {
     classList.toggle('of-command', asksCommand);
     byId('command').hidden = !asksCommand;
     ways.forEach((button, at) => button.setAttribute('aria-pressed', String((at === 1) === asksCommand)));
-    byId('error').hidden = true;
+    clearError();
     byId(asksCommand ? 'command' : 'answers').after(byId('error'));
     if (asksCommand) command.showDevice(devices(state.device).name);
     else refresh();
@@ -255,7 +255,7 @@ async function start(): Promise<void> {
 
   function draw(found: Planned): void {
     const { plan, pictures } = found;
-    if (!classList.contains('of-command')) byId('error').hidden = true;
+    if (!classList.contains('of-command')) clearError();
     classList.remove('stale', 'unplanned');
     inputs.show(found);
     inputs.showStages(found.stages, state.stage);
@@ -275,59 +275,21 @@ async function start(): Promise<void> {
     change(device === null ? {} : { device });
   }
 
-  const fits = (names: string[], most: number): Promise<Fits> => {
-    const per_hour = prices(state.fit.prices);
-    const context = planned?.plan.limits.max_seq_len ?? 32768;
-    return model.ask<Fits>(slow, (number) => ({
-      ask: 'fit',
-      model: number,
-      context,
-      sequences: state.people,
-      devices: names,
-      max_devices: most,
-      prices: Object.keys(per_hour).length > 0 ? { currency: '', per_hour } : null,
-      bits: state.bits || null,
-      width: width(),
-    }));
-  };
-
-  const part = (run: () => Promise<void>) => ({ due: false, seen: false, run });
-  const later = new Later(
+  const later = below(
     {
-      change: part(async () => {
-        // The same GPUs divided otherwise, where that holds more.
-        const { count: number, name } = devices(state.device);
-        if (!planned || number === 1 || number > 64) return;
-        const all = (await fits([name], number)).answer.fits.filter((fit) => fit.devices === number && fit.kv_dtype === null && fit.state_dtype === null);
-        const best = all.reduce<Fit | null>((best, fit) => (fit.sequences > (best?.sequences ?? admitted(planned!)) ? fit : best), null);
-        const knobs = byId('change').querySelector('.knobs')!;
-        knobs.querySelector('.layout')?.remove();
-        if (best) knobs.prepend(h('button', { type: 'button', class: 'knob layout', click: () => apply(best) }, `the same ${number} GPUs as ${layout(best)} would admit ${count(best.sequences)}`));
-      }),
-      capacity: part(async () => showCapacity((await ask<Curves>(slow, { ask: 'curves', width: width() })).pictures)),
-      fit: part(async () => {
-        showFit(fitAnswer(await fits(state.fit.devices.split(/[\s,]+/).filter(Boolean), state.fit.most), apply));
-        await remember();
-      }),
-      prefix: part(async () => {
-        // Each takes as long as a long trace does; where the plan changes meanwhile, the rest is not asked for.
-        const found: Simulated[] = [];
-        for (const checkpoints of CHECKPOINTS) {
-          const one = await ask<Simulated>(slow, { ask: 'simulate', workload: state.workload, checkpoints: [checkpoints] });
-          found.push(one);
-          const drawn = await ask<{ picture: Drawing; numbers: Drawing }>(slow, { ask: 'rates', rates: rates(found), width: width() });
-          if (later.isDue('prefix')) return;
-          showPrefix(one, drawn);
-        }
-        await remember();
-      }),
-      flags: part(async () => {
-        const name = state.chosen.from === 'zoo' ? state.chosen.name : null;
-        flags.show((await ask<{ targets: Told[] }>(slow, { ask: 'flags', model: name })).targets);
-      }),
+      planner: slow,
+      state: () => state,
+      model: () => model,
+      planned: () => planned,
+      tokens: () => sentence.tokens() ?? planned?.plan.limits.max_seq_len ?? 4096,
+      ask: (planner, question) => ask(planner, question),
+      width,
+      apply,
+      remember,
+      busy: () => running !== null,
+      guarded,
     },
-    () => running !== null,
-    (run, section) => guarded(run, section),
+    flags,
   );
 
   function apply(fit: Fit): void {
@@ -338,44 +300,23 @@ async function start(): Promise<void> {
     scrollTo({ top: 0, behavior: 'smooth' });
   }
 
-  /** Runs it, and says whether that went well; what is refused is shown as the command says it. */
+  /** Runs it, and says whether that went well; what is refused is shown. */
   async function guarded(run: () => Promise<void>, section?: HTMLElement): Promise<boolean> {
     try {
       await run();
-      if (!section && classList.contains('of-command')) byId('error').hidden = true;
+      if (!section && classList.contains('of-command')) clearError();
       return true;
     } catch (error) {
-      const message = error instanceof Error ? error.message : String(error);
-      const answer = section?.querySelector('.answer');
-      if (answer) {
-        answer.replaceChildren(h('p', { class: 'refused' }, message));
-        return false;
+      if (section) {
+        showInSection(error, section);
+      } else {
+        const { chosen } = state;
+        const waits = chosen.from === 'hub' && !chosen.asked && !choices.reads_disk && !classList.contains('of-command');
+        showError(error, { make, askHub: waits ? () => choose({ ...chosen, asked: true }) : null });
+        await remember();
       }
-      // Of a proposal that cannot be made nothing is said.
-      if (section) return false;
-      const code = error instanceof Refused && error.failure.code > 0 ? ` (exit code ${error.failure.code})` : '';
-      // A name on the hub that is not yet asked for is no error.
-      const waits = isAsking();
-      byId('error').classList.toggle('calm', waits);
-      byId('error').replaceChildren(h('pre', {}, waits ? message : `error: ${message}${code}`), ...tries(message));
-      byId('error').hidden = false;
-      await remember();
       return false;
     }
-  }
-
-  /** Whether a model on the hub waits for somebody to say that the hub may be asked. */
-  function isAsking(): boolean {
-    const { chosen } = state;
-    return chosen.from === 'hub' && !chosen.asked && !choices.reads_disk && !classList.contains('of-command');
-  }
-
-  function tries(message: string): HTMLElement[] {
-    const hub = () => choose({ ...(state.chosen as { from: 'hub'; name: string }), asked: true });
-    return [
-      ...(isAsking() ? [h('button', { type: 'button', class: 'main', click: hub }, 'Ask huggingface.co')] : []),
-      ...proposed(message).map(({ change, rest }) => changeButton(change, `: ${rest}`, ONE, make)),
-    ];
   }
 
   async function remember(): Promise<void> {
@@ -414,8 +355,4 @@ async function start(): Promise<void> {
   }).observe(outputs);
 }
 
-start().catch((error: unknown) => {
-  const said = byId('error');
-  said.replaceChildren(h('pre', {}, `error: ${error instanceof Error ? error.message : String(error)}`));
-  said.hidden = false;
-});
+start().catch((error: unknown) => showError(error, { make: () => undefined, askHub: null }));
