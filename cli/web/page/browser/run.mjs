@@ -590,6 +590,8 @@ test('the command serves the same page, with the model that it was given', async
       await page.waitForFunction(() => document.querySelector('.said').textContent.includes('Qwen3-32B'));
       const expected = await commandPlan(fileOf('Qwen/Qwen3-32B').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
       assert.deepEqual((await shownPlan(page)).capacity, expected.capacity);
+      // A command names models as they lie there.
+      assert.match(await asksCommand(page, `vllm serve ${fileOf('Qwen/Qwen3-8B').pathname} --max-model-len 8192`), /Using max model len 8192/);
     });
   });
 });

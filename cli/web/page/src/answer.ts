@@ -6,7 +6,7 @@ import { MEANING, meant, type Meant } from './term';
 import type { Planned } from './types';
 
 /** A fact with its name above it. */
-function fact(name: HTMLElement | string, value: string, ...more: (Node | string)[]): HTMLElement {
+export function fact(name: HTMLElement | string, value: string, ...more: (Node | string)[]): HTMLElement {
   return h('div', { class: 'fact' }, h('dt', {}, name), h('dd', {}, h('span', { class: 'value' }, value), ...more));
 }
 

@@ -78,8 +78,9 @@ export function below(asked: Asked, flags: Flags): Later {
       change: part(change),
       capacity: part(async () => showCapacity((await ask<Curves>(planner, { ask: 'curves', width: width() })).pictures)),
       fit: part(async () => {
-        const { devices, most } = state().fit;
-        showFit(fitAnswer(await fits(devices.split(/[\s,]+/).filter(Boolean), most), asked.apply));
+        const { chosen, fit } = state();
+        const name = chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : '<MODEL>';
+        showFit(fitAnswer(await fits(fit.devices.split(/[\s,]+/).filter(Boolean), fit.most), name, asked.apply));
         await asked.remember();
       }),
       prefix: part(prefix),

@@ -1,5 +1,6 @@
 // A command, script or manifest that starts an engine: what it would log, what caps it, and what would change that.
 
+import { fact } from './answer';
 import { byId, folded, h } from './dom';
 import { count } from './format';
 import { Model, chosenBy, nameOf, type Chosen } from './model';
@@ -34,7 +35,7 @@ export class Command {
   private instead: Chosen | null = null;
   private at = 0;
   private asked = 0;
-  private readonly text = h('textarea', { id: 'command-text', rows: 5, spellcheck: 'false', autocomplete: 'off', placeholder: EXAMPLE });
+  private readonly text = h('textarea', { id: 'command-text', rows: 5, spellcheck: 'false', autocomplete: 'off', placeholder: 'vllm serve …' });
   private readonly file = h('input', { id: 'command-file', type: 'file', multiple: true, accept: '.sh,.bash,.zsh,.txt,.yaml,.yml' });
   private readonly device = h('input', { id: 'command-device', type: 'text', list: 'devices', placeholder: 'as the text says', autocomplete: 'off', spellcheck: 'false' });
   private readonly bytes = h('input', { id: 'command-bytes', type: 'text', placeholder: 'not known', autocomplete: 'off', spellcheck: 'false' });
@@ -68,12 +69,22 @@ export class Command {
         'div',
         { class: 'sides' },
         h('div', { class: 'side' }, h('label', { for: 'command-file' }, 'Or a file'), this.file),
-        h('div', { class: 'side' }, h('label', { for: 'command-device' }, 'On'), this.device),
-        h('div', { class: 'side' }, h('label', { for: 'command-bytes' }, 'Its log has for caches'), this.bytes),
+        h('div', { class: 'side' }, h('label', { for: 'command-device' }, 'GPU'), this.device),
+        h('div', { class: 'side' }, h('label', { for: 'command-bytes' }, 'Bytes for caches, from its log'), this.bytes),
         this.choose,
       ),
       this.answer,
     );
+    this.answer.append(...this.example());
+  }
+
+  /** What stands there before anything is asked. */
+  private example(): Node[] {
+    return [
+      h('p', { class: 'help' }, 'For instance'),
+      h('pre', { tabindex: 0 }, EXAMPLE),
+      h('button', { type: 'button', click: () => this.set(EXAMPLE) }, 'Put it into the field'),
+    ];
   }
 
   /** Where nobody said another. */
@@ -110,7 +121,7 @@ export class Command {
     const asked = (this.asked += 1);
     this.answer.setAttribute('aria-busy', 'true');
     const went = await this.around.guarded(async () => {
-      if (this.text.value.trim() === '') return this.answer.replaceChildren();
+      if (this.text.value.trim() === '') return this.answer.replaceChildren(...this.example());
       const of = { name: this.name, text: this.text.value, files: this.files, device: this.device.value.trim(), cache_bytes: this.bytes.value.trim() };
       const { commands } = await this.around.planner.ask<{ commands: Found[] }>({ ask: 'commands', of });
       if (asked !== this.asked) return;
@@ -167,10 +178,10 @@ export class Command {
     const { engine, version, model, starts, reason, sequences, capped_by, lines, changes, notes, read, limits } = answer!;
     const words = { yes: ['yes', 'Yes', ', it starts.'], maybe: ['maybe', 'Perhaps', ': the bytes for caches are not known exactly.'], no: ['no', 'No', ', it would not start.'] }[starts];
     const cells = [
-      sequences ? this.fact(meant('sequences', 'Holds'), range(sequences), ` at once of ${count(limits.max_seq_len)} tokens`) : '',
-      this.fact(meant('capped by', 'Capped by'), '', capped_by in MEANING ? meant(capped_by as Meant) : h('span', {}, capped_by)),
-      this.fact('Engine', '', h('span', {}, `${engine} ${version}`)),
-      this.fact('Model', '', h('span', {}, this.instead ? `${nameOf(this.instead)}, for ${model}` : model)),
+      sequences ? fact(meant('sequences', 'Holds'), range(sequences), ` at once of ${count(limits.max_seq_len)} tokens`) : '',
+      fact(meant('capped by', 'Capped by'), '', capped_by in MEANING ? meant(capped_by as Meant) : h('span', {}, capped_by)),
+      fact('Engine', '', h('span', {}, `${engine} ${version}`)),
+      fact('Model', '', h('span', {}, this.instead ? `${nameOf(this.instead)}, for ${model}` : model)),
     ].filter((cell) => cell !== '') as Node[];
     return [
       h('p', { class: `verdict ${words![0]}` }, h('b', {}, words![1]), words![2]),
@@ -191,17 +202,13 @@ export class Command {
   }
 
   private refused({ refused, wants_device, changes, changed }: Started, found: Found): Node[] {
-    if (wants_device) return [h('p', { class: 'verdict' }, 'On which GPU? ', h('b', {}, 'Name it'), ' behind “On”.'), h('pre', { tabindex: 0 }, found.shown)];
+    if (wants_device) return [h('p', { class: 'verdict' }, 'On which GPU? ', h('b', {}, 'Name it'), ' in the field “GPU”.'), h('pre', { tabindex: 0 }, found.shown)];
     return [
       h('p', { class: 'verdict no' }, h('b', {}, 'No'), ', it would not start.'),
       h('pre', { class: 'refused', tabindex: 0 }, `error: ${refused!.message} (exit code ${refused!.code})`),
       ...this.changes(changes ?? [], changed ?? []),
       h('pre', { tabindex: 0 }, found.shown),
     ];
-  }
-
-  private fact(name: Node | string, value: string, ...more: (Node | string)[]): HTMLElement {
-    return h('div', { class: 'fact' }, h('dt', {}, name), h('dd', {}, h('span', { class: 'value' }, value), ...more));
   }
 
   private changes(changes: Change[], commands: string[]): Node[] {

@@ -57,7 +57,8 @@ export function layout({ parallel }: Fit): string {
   return sizes.map(([name, size]) => `${name} ${size}`).join(' ') || 'one';
 }
 
-export function fitAnswer(fits: Fits, apply: (fit: Fit) => void): Node[] {
+/** `model` is what a command calls it. */
+export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void): Node[] {
   const { answer, pictures } = fits;
   const best = answer.fits[0]?.holds ? answer.fits[0] : undefined;
   const flags = fits.flags[0];
@@ -70,7 +71,7 @@ export function fitAnswer(fits: Fits, apply: (fit: Fit) => void): Node[] {
   return [
     h('p', {}, said, best?.per_million_tokens ? `; ${best.per_million_tokens.toFixed(4)} an hour for each million tokens that are held` : ''),
     ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
-    best && flags ? h('pre', { tabindex: 0 }, `vllm serve <MODEL> ${flags.vllm}`) : h('span'),
+    best && flags ? h('pre', { tabindex: 0 }, `vllm serve ${model} ${flags.vllm}`) : h('span'),
     draw(pictures.curves),
     told,
     h('div', { class: 'scrolls', tabindex: 0, role: 'region', 'aria-label': 'Devices by layout' }, map),
