@@ -635,6 +635,19 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
   });
 });
 
+test('what another layout of the same GPUs holds is said, and a click takes it', async ({ address }) => {
+  // Four heads of keys and values: eight ranks hold each twice.
+  await open(address, fragment({ zoo: 'Qwen/Qwen3-30B-A3B', device: '8xh100', people: '150' }), async (page) => {
+    await page.waitForSelector('#summary .otherwise .layout', { timeout: 60000 });
+    const verdict = () => page.$eval('#summary .verdict', (said) => said.textContent);
+    assert.match(await verdict(), /^Yes, divided otherwise: as tp 8 it holds \d+ of 150\.$/);
+    const promised = /hold ([\d,]+)$/.exec(await page.$eval('#summary .otherwise', (said) => said.textContent))[1];
+    await page.click('#summary .otherwise .layout');
+    await page.waitForFunction(() => /^Yes, it holds/.test(document.querySelector('#summary .verdict').textContent));
+    assert.ok((await verdict()).includes(`it holds ${promised} `), `${promised}: ${await verdict()}`);
+  });
+});
+
 test('words say what they mean by keyboard, within the page', async ({ address }) => {
   for (const width of [1280, 390]) {
     await open(address, '', async (page) => {

@@ -31,7 +31,7 @@ export interface Asked {
 
 export function below(asked: Asked, flags: Flags): Later {
   const { planner, state, ask, width } = asked;
-  const part = (run: () => Promise<void>): Part => ({ due: false, seen: false, run });
+  const part = (run: () => Promise<void>, always = false): Part => ({ due: false, seen: always, always, run });
   const fits = (names: string[], most: number): Promise<Fits> => {
     const { fit, people, bits } = state();
     const per_hour = prices(fit.prices);
@@ -48,16 +48,28 @@ export function below(asked: Asked, flags: Flags): Later {
     }));
   };
 
-  /** The same GPUs divided otherwise, where that holds more. */
+  /** The same GPUs divided otherwise, where that holds more. Devices are tried with no other key of the budget. */
   async function change(): Promise<void> {
-    const { count: number, name } = devices(state().device);
+    const { device, people } = state();
+    const { count: number, name } = devices(device);
     const planned = asked.planned();
-    if (!planned || number === 1 || number > 64) return;
+    const isPlain = planned && Object.keys(planned.stated).every((key) => key === 'max_seq_len' || key === 'memory.weights');
+    if (!isPlain || number === 1 || number > 64) return;
     const alike = (await fits([name], number)).answer.fits.filter((fit) => fit.devices === number && fit.kv_dtype === null && fit.state_dtype === null);
     const best = alike.reduce<Fit | null>((best, fit) => (fit.sequences > (best?.sequences ?? admitted(planned)) ? fit : best), null);
+    if (!best || asked.planned() !== planned) return;
     const knobs = byId('change').querySelector('.knobs')!;
+    const divide = (text: string) => h('button', { type: 'button', class: 'knob layout', click: () => asked.apply(best) }, text);
+    const said = `the same ${number} GPUs as ${layout(best)}`;
     knobs.querySelector('.layout')?.remove();
-    if (best) knobs.prepend(h('button', { type: 'button', class: 'knob layout', click: () => asked.apply(best) }, `the same ${number} GPUs as ${layout(best)} would admit ${count(best.sequences)}`));
+    knobs.prepend(divide(`${said} would admit ${count(best.sequences)}`));
+    // A No that another layout turns is a Yes.
+    const [held, verdict] = [admitted(planned), byId('summary').querySelector('.verdict')];
+    if (held < people && best.sequences >= people && verdict) {
+      verdict.replaceChildren(h('b', {}, 'Yes'), `, divided otherwise: as ${layout(planned.plan)} it holds ${count(held)} of ${count(people)}.`);
+      verdict.className = 'verdict yes';
+      verdict.after(h('p', { class: 'otherwise' }, divide(`${said} hold ${count(best.sequences)}`)));
+    }
   }
 
   async function prefix(): Promise<void> {
@@ -75,7 +87,7 @@ export function below(asked: Asked, flags: Flags): Later {
 
   const later = new Later(
     {
-      change: part(change),
+      change: part(change, true),
       capacity: part(async () => showCapacity((await ask<Curves>(planner, { ask: 'curves', width: width() })).pictures)),
       fit: part(async () => {
         const { chosen, fit } = state();

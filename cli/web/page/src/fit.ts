@@ -52,7 +52,8 @@ export function withPrice(text: string, device: string, price: string): string {
   return Object.entries(all).map(([name, each]) => `${name}=${each}`).join(' ');
 }
 
-export function layout({ parallel }: Fit): string {
+/** How GPUs are divided: `tp 4 dp 2`. */
+export function layout({ parallel }: Pick<Fit, 'parallel'>): string {
   const sizes = Object.entries(parallel).filter(([, size]) => typeof size === 'number' && size > 1);
   return sizes.map(([name, size]) => `${name} ${size}`).join(' ') || 'one';
 }

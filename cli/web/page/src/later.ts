@@ -5,6 +5,8 @@ import { byId } from './dom';
 export interface Part {
   due: boolean;
   seen: boolean;
+  /** Asked for whether it is in sight or not. */
+  always: boolean;
   run: () => Promise<void>;
 }
 
@@ -22,7 +24,7 @@ export class Later {
         for (const { target, isIntersecting } of entries) {
           const part = parts[target.id]!;
           // What was in sight when it fell due is drawn, also where what is drawn above it pushes it out.
-          part.seen = isIntersecting || (part.seen && part.due);
+          part.seen = isIntersecting || part.always || (part.seen && part.due);
         }
         this.look();
       },
