@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn bytes_of_a_log_make_its_numbers_exact() {
         let mut of = text("a.sh", "vllm serve org/a --max-model-len 4096");
-        let tokens = |of: &CommandText| start(of, 0, llama()).unwrap()["answer"]["sequences"].clone();
+        let tokens = |of: &CommandText| start(of, 0, llama()).unwrap()["answer"]["facts"]["tokens"].clone();
         let guessed = tokens(&of);
         assert_ne!(guessed["low"], guessed["high"]);
         of.cache_bytes = "1GiB".into();
