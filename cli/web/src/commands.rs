@@ -77,10 +77,10 @@ pub(crate) fn found(text: &CommandText) -> Result<Value, Refused> {
 }
 
 /// What one of them would do; its models are there where they could be had.
-pub(crate) fn start(text: &CommandText, at: usize, models: Option<Models>) -> Result<Value, Refused> {
+pub(crate) fn start(text: &CommandText, at: usize, models: Option<&Models>) -> Result<Value, Refused> {
     let launch = text.launches()?.into_iter().nth(at).ok_or_else(|| Refused::usage("there is no such command"))?;
     let (launch, options) = (text.whole(launch)?, text.options()?);
-    let error = match (Asked::of(&launch, &options), &models) {
+    let error = match (Asked::of(&launch, &options), models) {
         (Asked::Taken(_), Some(models)) => match answer(&launch, models.clone(), &options) {
             Ok(answer) => {
                 let commands: Vec<String> = answer.changes.iter().map(|change| line(&change.command)).collect();
@@ -96,10 +96,10 @@ pub(crate) fn start(text: &CommandText, at: usize, models: Option<Models>) -> Re
         }
         (Asked::Refused { error, .. }, _) => error,
     };
-    refused(Refusal::of(error, &launch, models.as_ref(), &options))
+    refused(&Refusal::of(error, &launch, models, &options))
 }
 
-fn refused(refusal: Refusal) -> Result<Value, Refused> {
+fn refused(refusal: &Refusal) -> Result<Value, Refused> {
     let changed = refusal.change.as_ref().map(|change| line(&change.command));
     // Which device it is, the page asks for by itself.
     let wants_device = matches!(refusal.error, ServeError::NoDevice);
@@ -143,14 +143,14 @@ mod tests {
     #[case::answered("vllm serve org/a --api-key sesame")]
     #[case::refused("vllm serve org/a --max-model-lenn 8 --api-key sesame")]
     fn no_answer_shows_a_secret(#[case] command: &str) {
-        let said = start(&text("a.sh", command), 0, llama()).unwrap();
+        let said = start(&text("a.sh", command), 0, llama().as_ref()).unwrap();
         assert!(!said.to_string().contains("sesame") && said.to_string().contains("<hidden>"), "{said}");
     }
 
     #[test]
     fn bytes_of_a_log_make_its_numbers_exact() {
         let mut of = text("a.sh", "vllm serve org/a --max-model-len 4096");
-        let tokens = |of: &CommandText| start(of, 0, llama()).unwrap()["answer"]["facts"]["tokens"].clone();
+        let tokens = |of: &CommandText| start(of, 0, llama().as_ref()).unwrap()["answer"]["facts"]["tokens"].clone();
         let guessed = tokens(&of);
         assert_ne!(guessed["low"], guessed["high"]);
         of.cache_bytes = "1GiB".into();
@@ -161,16 +161,16 @@ mod tests {
     #[test]
     fn a_file_of_options_is_asked_for_and_read() {
         let mut of = text("a.sh", "vllm serve org/a --config /etc/options.yaml");
-        let why = serde_json::to_value(start(&of, 0, llama()).unwrap_err()).unwrap();
+        let why = serde_json::to_value(start(&of, 0, llama().as_ref()).unwrap_err()).unwrap();
         assert!(why["message"].as_str().unwrap().contains("`/etc/options.yaml`; drop that file"), "{why}");
         of.files.insert("options.yaml".into(), "max-model-len: 2048\n".into());
-        assert_eq!(start(&of, 0, llama()).unwrap()["answer"]["limits"]["max_seq_len"], 2048);
+        assert_eq!(start(&of, 0, llama().as_ref()).unwrap()["answer"]["limits"]["max_seq_len"], 2048);
     }
 
     #[test]
     fn a_device_is_asked_for() {
         let of = CommandText { device: String::new(), ..text("a.sh", "vllm serve org/a") };
-        assert_eq!(start(&of, 0, llama()).unwrap()["wants_device"], true);
+        assert_eq!(start(&of, 0, llama().as_ref()).unwrap()["wants_device"], true);
     }
 
     #[rstest]

@@ -80,7 +80,7 @@ impl OpenModels {
             Question::Start { of, at, model, draft } => {
                 let draft = draft.map(|draft| self.model(draft)).transpose()?;
                 let model = model.map(|model| self.model(model)).transpose()?;
-                commands::start(&of, at, model.map(|model| Models { model, draft }))
+                commands::start(&of, at, model.map(|model| Models { model, draft }).as_ref())
             }
             Question::Curves { of, contexts, width } => {
                 self.about(&of, |about| answers::curves(about, &contexts, width.0))

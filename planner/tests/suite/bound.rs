@@ -141,8 +141,9 @@ fn without_rates_there_is_no_bound() {
 
 #[test]
 fn fewer_bits_are_those_of_the_layers_alone() {
-    let request = PlanRequest::of(read(&format!("{{\"model_type\": \"llama\", {SMALL}}}")));
-    let stored = request.info().weights.unwrap().bytes as f64;
+    let model = read(&format!("{{\"model_type\": \"llama\", {SMALL}}}"));
+    let stored = model.info.weights.unwrap().bytes as f64;
+    let request = PlanRequest::of(model);
     let layers = 2.0 * (ATTENTION + DENSE);
     let at = |bits| request.weights_at(bits).unwrap() as f64;
     // 32 elements of 8 bits, or 4, and a scale of 16 bits, in the place of 64 bytes; norms are among what is counted with attention.
@@ -155,8 +156,9 @@ fn fewer_bits_are_those_of_the_layers_alone() {
 
 #[test]
 fn fewer_bits_than_are_stored_save_nothing() {
-    let request = PlanRequest::of(fixture("openai__gpt-oss-120b"));
-    let stored = request.info().weights.unwrap().bytes;
+    let model = fixture("openai__gpt-oss-120b");
+    let stored = model.info.weights.unwrap().bytes;
+    let request = PlanRequest::of(model);
     let eight = request.weights_at(WeightBits::Eight).unwrap();
     // Only its attention is of 16 bits; experts are of 4.
     assert!(eight < stored && eight as f64 > 0.9 * stored as f64, "{eight} of {stored}");
