@@ -177,6 +177,12 @@ impl Work {
         [self.attention, self.dense, self.shared, self.head, self.whole, self.routed].iter().map(|of| of.bytes).sum()
     }
 
+    /// Bytes that its layers' weights would save where an element took so many; what takes fewer already stays.
+    pub(crate) fn saved_at(&self, bytes: f64) -> f64 {
+        let saved = |part: &Part| (part.bytes - part.elements * bytes).max(0.0);
+        [self.attention, self.dense, self.shared, self.routed].iter().map(saved).sum()
+    }
+
     /// Bytes as headers or a budget state them, class by class where these tell the classes, else in proportion.
     fn weigh(&mut self, weights: WeightBytes, table: Part, of_dimensions: Option<WeightBytes>) {
         if of_dimensions == Some(weights) && !weights.exact {
@@ -380,9 +386,16 @@ impl PlanRequest {
     /// What the device does at best with the sequences of these plans, one for each pipeline stage; `None` where its rates,
     /// the layers or the size of the weights are not known.
     pub fn bound(&self, stages: &[CachePlan]) -> Option<SpeedBound> {
+        self.bound_of(stages, None)
+    }
+
+    /// What the device does at best with so many sequences over all replicas, of those that the plans admit.
+    pub fn bound_of(&self, stages: &[CachePlan], sequences: Option<u64>) -> Option<SpeedBound> {
         let work = self.work()?;
         let plan = stages.first()?;
-        let (tokens, sequences) = (plan.capacity.tokens_per_sequence, plan.capacity.sequences);
+        let (tokens, admitted) = (plan.capacity.tokens_per_sequence, plan.capacity.sequences);
+        let of_replica = sequences.map(|all| all.div_ceil(u64::from(plan.parallel.dp).max(1)));
+        let sequences = of_replica.map_or(admitted, |asked| asked.min(admitted));
         work.bound(stages, plan.parallel, self.device()?.rates()?, tokens, sequences)
     }
 

@@ -58,6 +58,7 @@ pub mod size;
 mod solver;
 mod stated;
 mod suggest;
+mod weight_bits;
 
 pub use budget::key::{BudgetKey, Values};
 pub use budget::{Budget, BudgetError, Memory};
@@ -82,3 +83,4 @@ pub use request::PlanRequest;
 pub use size::ByteSize;
 pub use solver::step::StepBytes;
 pub use stated::Stated;
+pub use weight_bits::WeightBits;

@@ -7,9 +7,8 @@ use cacheplan::files::{Limit, Shown};
 use cacheplan::planner::{EngineLog, Override};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::{
-    Answer, Change, Launch, Models, Options, Question, ServeError, Starts, answer, manifest, nearest, repaired,
+    Answer, Asked, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
 };
-use serde_json::json;
 
 use crate::commands::hub;
 use crate::commands::load::{OnDevice, open, unread};
@@ -128,26 +127,23 @@ impl StartArgs {
     /// Answers a command.
     fn answer(&self, launch: &Launch, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
         let options = self.options(beside);
-        let found = match self.question(launch, &options, beside) {
-            Ok((_, models)) => answer(launch, models.clone(), &options).map_err(|error| (error, Some(models))),
-            Err(Asked::Refused(error)) => {
-                // A command that its parser refuses still names its model, mostly.
-                let models = nearest(launch, &options).and_then(|question| opened(&question, beside).ok());
-                Err((error, models))
+        let found = match Asked::of(launch, &options) {
+            Asked::Taken(question) => {
+                let models = opened(&question, beside)?;
+                answer(launch, models.clone(), &options).map_err(|error| (error, Some(models)))
             }
-            Err(Asked::Failed(failure)) => return Err(failure),
+            Asked::Refused { error, nearest } => {
+                Err((error, nearest.and_then(|question| opened(&question, beside).ok())))
+            }
         };
+        let found = found.map_err(|(error, models)| Refusal::of(error, launch, models.as_ref(), &options));
         match found {
             Ok(found) => self.judged(&found, print_as),
-            Err((error, models)) => {
-                let change =
-                    models.and_then(|models| repaired(launch, &models, &options)).map(|(_, answer)| changed(answer));
+            Err(refusal) => {
                 if print_as == Print::Json {
-                    let said = json!({ "starts": "no", "reason": error.to_string(), "changes": change.iter().collect::<Vec<_>>() });
-                    print(&(serde_json::to_string_pretty(&said).map_err(Failure::error)? + "\n"))?;
+                    print(&(serde_json::to_string_pretty(&refusal).map_err(Failure::error)? + "\n"))?;
                 }
-                let try_this = change.map(|change| format!("\ntry {}", line(&change.command))).unwrap_or_default();
-                Err(Failure::new(error.exit_code(), format!("{error}{try_this}")))
+                Err(Failure::new(refusal.error.exit_code(), refusal.text()))
             }
         }
     }
@@ -158,7 +154,7 @@ impl StartArgs {
         let mut options = self.options(beside);
         options.cache_bytes = log.get(cacheplan::planner::logs::Fact::CacheBytes);
         options.version = options.version.or_else(|| log.version.map(|version| version.to_string()));
-        let (_, models) = self.question(&launch, &options, beside).map_err(Asked::failure)?;
+        let (_, models) = self.question(&launch, &options, beside)?;
         let found = answer(&launch, models, &options).map_err(failed)?;
         let rows = found.beside(log);
         match print_as {
@@ -184,7 +180,7 @@ impl StartArgs {
     /// The question with its model, the longest sequence, and the sequences that it is told to run, for a search over devices.
     pub(crate) fn sought(&self, beside: &Beside<'_>) -> Result<(Question, Models, u64, Option<u64>), Failure> {
         let (launch, options) = (self.launch()?, self.options(beside));
-        let (question, models) = self.question(&launch, &options, beside).map_err(Asked::failure)?;
+        let (question, models) = self.question(&launch, &options, beside)?;
         let limits = question.limits(&models).map_err(failed)?;
         let sequences = self.expect_sequences.or(question.stated_sequences());
         Ok((question, models, limits.max_seq_len, sequences))
@@ -199,9 +195,9 @@ impl StartArgs {
         }
     }
 
-    fn question(&self, launch: &Launch, options: &Options, beside: &Beside<'_>) -> Result<(Question, Models), Asked> {
-        let question = Question::of(launch, options).map_err(Asked::Refused)?;
-        let models = opened(&question, beside).map_err(Asked::Failed)?;
+    fn question(&self, launch: &Launch, options: &Options, beside: &Beside<'_>) -> Result<(Question, Models), Failure> {
+        let question = Question::of(launch, options).map_err(failed)?;
+        let models = opened(&question, beside)?;
         Ok((question, models))
     }
 
@@ -219,21 +215,6 @@ impl StartArgs {
         }
         let short = found.short_of(self.expect_sequences, self.expect_tokens);
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
-    }
-}
-
-/// Why there is no question.
-enum Asked {
-    Refused(ServeError),
-    Failed(Failure),
-}
-
-impl Asked {
-    fn failure(self) -> Failure {
-        match self {
-            Self::Refused(error) => failed(error),
-            Self::Failed(failure) => failure,
-        }
     }
 }
 
@@ -278,17 +259,4 @@ fn opened(question: &Question, beside: &Beside<'_>) -> Result<Models, Failure> {
 
 fn failed(error: ServeError) -> Failure {
     Failure::new(error.exit_code(), error)
-}
-
-fn changed(answer: Answer) -> Change {
-    Change {
-        change: "the nearest command that starts".into(),
-        command: answer.command,
-        starts: answer.starts,
-        sequences: answer.sequences,
-    }
-}
-
-fn line(words: &[String]) -> String {
-    cacheplan_serve::line(words)
 }

@@ -2,8 +2,9 @@
 
 use cacheplan_managers::simulate::{Policy, Scenario, Workload};
 use cacheplan_planner::{
-    Budget, BudgetError, BudgetKey, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion, MeasuredLedger,
-    ModelCaches, Parallel, PlanError, PlanRequest, Prices, Serving, Target, Values,
+    Budget, BudgetError, BudgetKey, ByteSize, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion,
+    MeasuredLedger, ModelCaches, Override, Parallel, PlanError, PlanRequest, Prices, Serving, Target, Values,
+    WeightBits,
 };
 use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::LayerSpec;
@@ -55,7 +56,7 @@ impl From<BudgetError> for Refused {
     }
 }
 
-fn json_of(value: &impl Serialize) -> Result<Value, Refused> {
+pub(crate) fn json_of(value: &impl Serialize) -> Result<Value, Refused> {
     serde_json::to_value(value).map_err(Refused::error)
 }
 
@@ -70,12 +71,18 @@ pub(crate) fn request(
         text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
     };
     let resolve = if devices.is_some() { Config::resolve_for_device } else { Config::resolve };
-    let mut config = resolve(Some((&of.budget, "the budget")), &[], &[])?;
+    let request = PlanRequest::of(model);
+    let weights = |bits| -> Result<Override, Refused> {
+        let bytes = weights_at(&request, bits)?;
+        Ok(Override::by_flag("memory.weights", bytes.0.to_string(), format!("{bits} weights, assumed")))
+    };
+    let weights = of.bits.map(weights).transpose()?;
+    let mut config = resolve(Some((&of.budget, "the budget")), &[], weights.as_slice())?;
     if let Some(workload) = &mut config.budget.workload {
         let beside = |file: &str| Err(format!("`{file}` is a file; the page reads none beside a budget"));
         workload.load(beside).map_err(Refused::error)?;
     }
-    let request = PlanRequest::of(model).with_config(config).of_stage(of.stage);
+    let request = request.with_config(config).of_stage(of.stage);
     let request = devices.into_iter().fold(request, PlanRequest::with_devices);
     let request = draft.into_iter().fold(request, PlanRequest::with_draft);
     let engine = of.engine.as_deref().map(str::parse).transpose().map_err(Refused::usage)?;
@@ -83,6 +90,12 @@ pub(crate) fn request(
     let measured = of.measured.as_deref().map(|text| MeasuredLedger::from_toml(text, "the measured lines"));
     let measured = measured.transpose().map_err(Refused::error)?;
     Ok(measured.into_iter().fold(request, PlanRequest::with_measured))
+}
+
+/// What the weights would take with so many bits each.
+pub(crate) fn weights_at(request: &PlanRequest, bits: WeightBits) -> Result<ByteSize, Refused> {
+    let why = "the size of the weights is not known, so what fewer bits would take is not either";
+    request.weights_at(bits).map(ByteSize).ok_or_else(|| Refused::usage(why))
 }
 
 fn layers(request: &PlanRequest) -> &[LayerSpec] {
@@ -123,6 +136,8 @@ pub(crate) fn choices(reads_disk: bool) -> Value {
 /// What a model says of itself.
 pub(crate) fn opened(number: u64, model: &Model) -> Value {
     let info = &model.info;
+    let request = PlanRequest::of(ModelCaches::from(model.clone()));
+    let weights = WeightBits::ALL.map(|bits| request.weights_at(bits));
     let walked = model.graph.clone().collect(&Budget::default().pass_context(info));
     let inspection = walked.map(|collected| model.inspection(&collected).to_string());
     json!({
@@ -131,16 +146,39 @@ pub(crate) fn opened(number: u64, model: &Model) -> Value {
         "source": model.source,
         "dtype": info.dtype.to_string(),
         "longest": info.max_position_embeddings,
+        "weights": { "stored": info.weights.map(|weights| weights.bytes), "8": weights[0], "4": weights[1] },
         "assumed": model.facts.iter().filter(|fact| fact.assumed).count(),
         "inspection": inspection.unwrap_or_default(),
     })
 }
 
-pub(crate) fn plan(request: &PlanRequest, into: &[String], width: f64) -> Result<Value, Refused> {
+/// The plan with its pictures; the bound of speed is that of so many people at once, or of as many as are admitted.
+pub(crate) fn plan(
+    request: &PlanRequest,
+    into: &[String],
+    width: f64,
+    people: Option<u64>,
+    price: Option<f64>,
+) -> Result<Value, Refused> {
     let ranks = request.ranks()?;
     let several = ranks.parallel != Parallel::default();
     let (stages, heading) = (ranks.parallel.pp, several.then(|| ranks.heading()));
-    let at_best = request.bound(&ranks.stages).map(|bound| format!("At best {}.", bound.in_words()));
+    let devices = u64::from(ranks.parallel.tp)
+        * u64::from(ranks.parallel.pp)
+        * u64::from(ranks.parallel.dp)
+        * u64::from(ranks.parallel.cp);
+    let per_hour = price.filter(|price| price.is_finite() && *price >= 0.0).map(|price| price * devices as f64);
+    let at_best = request.bound_of(&ranks.stages, people).map(|bound| {
+        json!({
+            "sequences": bound.all.sequences * u64::from(ranks.parallel.dp),
+            "tokens_per_second": bound.tokens_per_second,
+            "alone_per_second": bound.alone_per_second(),
+            "prompt_seconds": bound.prompt.seconds,
+            "bound_by": bound.all.bound_by,
+            "source": bound.source,
+            "per_million_tokens": per_hour.map(|price| bound.per_million_tokens(price)),
+        })
+    });
     let plan = ranks.into_stage(request.stage())?;
     let pictures = plan.pictures(request.device(), layers(request), into, width);
     let planned = match request.engine() {
@@ -164,6 +202,8 @@ pub(crate) fn plan(request: &PlanRequest, into: &[String], width: f64) -> Result
         "knobs": knobs,
         "totals": plan.totals_in_words(),
         "at_best": at_best,
+        "devices": devices,
+        "per_hour": per_hour,
         "stated": stated,
         "usual": usual,
         "notes": request.notes(),
@@ -214,12 +254,14 @@ pub(crate) fn flags(request: &PlanRequest, model: Option<String>) -> Result<Valu
     Ok(json!({ "targets": targets? }))
 }
 
+#[expect(clippy::too_many_arguments, reason = "one for each field of the question")]
 pub(crate) fn fit(
-    model: ModelCaches,
+    request: &PlanRequest,
     context: u64,
     sequences: u64,
     devices: &[String],
     max_devices: u32,
+    weights: Option<ByteSize>,
     prices: Prices,
     width: f64,
 ) -> Result<Value, Refused> {
@@ -241,11 +283,11 @@ pub(crate) fn fit(
         sequences,
         devices: devices?,
         max_devices,
-        weights: None,
+        weights,
         prices,
         engines: Vec::new(),
     };
-    let answer = PlanRequest::of(model).fit(&question)?;
+    let answer = request.fit(&question)?;
     let flags: Vec<Value> =
         answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": fit.vllm_flags(context) })).collect();
     let pictures = json_of(&answer.pictures(width))?;

@@ -9,6 +9,7 @@
 mod answers;
 mod asset;
 mod budget_text;
+mod commands;
 mod open_models;
 mod question;
 #[cfg(not(target_family = "wasm"))]

@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use cacheplan_planner::{ModelCaches, PlanRequest};
+use cacheplan_serve::Models;
 use cacheplan_transforms::{Assumption, FrontendError, Model, ReadOptions};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::answers::{self, Refused};
-use crate::budget_text;
 use crate::question::{File, PlanQuestion, Question};
 use crate::slices::{missing, sources};
+use crate::{budget_text, commands};
 
 /// Models that are kept; the page opens one again that was dropped.
 const KEPT: usize = 8;
@@ -72,7 +73,15 @@ impl OpenModels {
             Question::Set { budget, key, value } => budget_text::set(&budget, &key, value.as_deref())
                 .map(|budget| json!({ "budget": budget }))
                 .map_err(Refused::error),
-            Question::Plan { of, into, width } => self.about(&of, |about| answers::plan(about, &into, width.0)),
+            Question::Plan { of, into, width, people, price } => {
+                self.about(&of, |about| answers::plan(about, &into, width.0, people, price))
+            }
+            Question::Commands { of } => commands::found(&of),
+            Question::Start { of, at, model, draft } => {
+                let draft = draft.map(|draft| self.model(draft)).transpose()?;
+                let model = model.map(|model| self.model(model)).transpose()?;
+                commands::start(&of, at, model.map(|model| Models { model, draft }).as_ref())
+            }
             Question::Curves { of, contexts, width } => {
                 self.about(&of, |about| answers::curves(about, &contexts, width.0))
             }
@@ -83,9 +92,11 @@ impl OpenModels {
             }
             Question::Rates { of, rates, width } => self.about(&of, |about| answers::rates(about, &rates, width.0)),
             Question::File { of, format } => self.about(&of, |about| answers::file(about, format)),
-            Question::Fit { model, context, sequences, devices, max_devices, prices, width } => {
+            Question::Fit { model, context, sequences, devices, max_devices, prices, bits, width } => {
+                let request = PlanRequest::of(self.model(model)?);
+                let weights = bits.map(|bits| answers::weights_at(&request, bits)).transpose()?;
                 let prices = prices.unwrap_or_default();
-                answers::fit(self.model(model)?, context, sequences, &devices, max_devices, prices, width.0)
+                answers::fit(&request, context, sequences, &devices, max_devices, weights, prices, width.0)
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Questions as the page writes them: four bytes with the length of a JSON text, that text, and the bytes it speaks of.
 
 use cacheplan_files::Limit;
-use cacheplan_planner::Prices;
+use cacheplan_planner::{Prices, WeightBits};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
+
+use crate::commands::CommandText;
 
 /// The longest JSON text of a question. A budget is 128 KiB of it at most.
 const LONGEST: usize = 1 << 20;
@@ -40,6 +42,12 @@ pub(crate) enum Question {
         into: Vec<String>,
         #[serde(default)]
         width: Width,
+        /// Sequences that are to run at once, of which the bound of speed is.
+        #[serde(default)]
+        people: Option<u64>,
+        /// The price of an hour of one device.
+        #[serde(default)]
+        price: Option<f64>,
     },
     /// How the plan's capacity and that of every engine fall with the length of sequences.
     Curves {
@@ -63,6 +71,8 @@ pub(crate) enum Question {
         max_devices: u32,
         prices: Option<Prices>,
         #[serde(default)]
+        bits: Option<WeightBits>,
+        #[serde(default)]
         width: Width,
     },
     /// Hit rates over checkpoints.
@@ -74,6 +84,10 @@ pub(crate) enum Question {
         #[serde(default)]
         width: Width,
     },
+    /// The commands in a text that start engines.
+    Commands { of: CommandText },
+    /// What one of them would do with these models.
+    Start { of: CommandText, at: usize, model: Option<u64>, draft: Option<u64> },
     /// The plan as a file of pictures.
     File { of: PlanQuestion, format: Format },
 }
@@ -124,6 +138,9 @@ pub(crate) struct PlanQuestion {
     /// The engine that is to run the model, `vllm@0.33.0`.
     #[serde(default)]
     pub(crate) engine: Option<String>,
+    /// Bits of each weight, where the model is to be quantised.
+    #[serde(default)]
+    pub(crate) bits: Option<WeightBits>,
     /// What an engine logged, as TOML.
     #[serde(default)]
     pub(crate) measured: Option<String>,

@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
 mod answer;
+mod asked;
 mod change;
 mod command;
 mod error;
@@ -23,6 +24,7 @@ mod secret;
 mod words;
 
 pub use answer::{Answer, Change, Compared, Starts};
+pub use asked::{Asked, Refusal};
 pub use error::ServeError;
 pub use found::request;
 pub use launch::Launch;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cacheplan_planner::bound::{SpeedBound, StepBound};
-use cacheplan_planner::{Budget, DeviceInfo, Parallel, PlanRequest};
+use cacheplan_planner::{Budget, DeviceInfo, Parallel, PlanRequest, WeightBits};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
@@ -137,4 +137,42 @@ fn without_rates_there_is_no_bound() {
         let request = request(device);
         assert_eq!(request.bound(&request.ranks().unwrap().stages).is_some(), known, "{device}");
     }
+}
+
+#[test]
+fn fewer_bits_are_those_of_the_layers_alone() {
+    let model = read(&format!("{{\"model_type\": \"llama\", {SMALL}}}"));
+    let stored = model.info.weights.unwrap().bytes as f64;
+    let request = PlanRequest::of(model);
+    let layers = 2.0 * (ATTENTION + DENSE);
+    let at = |bits| request.weights_at(bits).unwrap() as f64;
+    // 32 elements of 8 bits, or 4, and a scale of 16 bits, in the place of 64 bytes; norms are among what is counted with attention.
+    for (bits, taken) in [(WeightBits::Eight, 34.0 / 64.0), (WeightBits::Four, 18.0 / 64.0)] {
+        let saved = stored - at(bits);
+        assert!(saved >= layers * (1.0 - taken) && saved < layers * (1.0 - taken) * 1.01, "{bits}: {saved}");
+    }
+    assert_eq!(WeightBits::try_from(5), Err("weights of 5 bits; 8 or 4 were expected".into()));
+}
+
+#[test]
+fn fewer_bits_than_are_stored_save_nothing() {
+    let model = fixture("openai__gpt-oss-120b");
+    let stored = model.info.weights.unwrap().bytes;
+    let request = PlanRequest::of(model);
+    let eight = request.weights_at(WeightBits::Eight).unwrap();
+    // Only its attention is of 16 bits; experts are of 4.
+    assert!(eight < stored && eight as f64 > 0.9 * stored as f64, "{eight} of {stored}");
+}
+
+#[test]
+fn the_bound_of_fewer_sequences_is_theirs() {
+    let mut budget = Budget::default();
+    (budget.max_seq_len, budget.parallel.dp) = (Some(1024), 2);
+    let request = PlanRequest::of(fixture("Qwen__Qwen3-8B")).with_budget(budget);
+    let request = request.with_devices("h100".parse::<DeviceInfo>().unwrap());
+    let stages = request.ranks().unwrap().stages;
+    let of = |sequences| request.bound_of(&stages, sequences).unwrap();
+    assert_eq!(of(Some(9)).all.sequences, 5);
+    assert_eq!(of(Some(u64::MAX)), request.bound(&stages).unwrap());
+    assert!(of(Some(8)).tokens_per_second < of(None).tokens_per_second);
 }

@@ -24,6 +24,10 @@ const MODELS = (await readdir(CONFIGS)).filter((name) => name.endsWith('.json'))
 /** The config of the zoo whose plan is the longest, on which a slider is moved. */
 const LARGEST = 'Zyphra/Zamba2-7B';
 
+/** A model that fits one GPU, and one whose layers are known by number. */
+const SMALL = 'Qwen/Qwen3-8B';
+const NANO = 'nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16';
+
 const BUDGET = "max_seq_len = 8192\n\n[memory]\nbytes = '40GiB'\n";
 
 const tests = [];
@@ -204,7 +208,7 @@ test('files of the command are those of the page, and offline', async ({ address
       HTMLAnchorElement.prototype.click = () => {};
     });
     for (const [at, format] of ['svg', 'html'].entries()) {
-      await page.$$eval('#map > button', (buttons, at) => buttons[at].click(), at);
+      await page.$$eval('#downloads > button', (buttons, at) => buttons[at].click(), at);
       await page.waitForFunction((at) => window.kept.length > at, {}, at);
       assert.equal(await page.evaluate((at) => window.kept[at], at), printed[format], format);
     }
@@ -230,7 +234,7 @@ test('files of the command are those of the page, and offline', async ({ address
 test('a config that is dropped is planned', async ({ address }) => {
   const file = fileOf('ai21labs/Jamba-v0.1').pathname;
   const text = await readFile(file, 'utf8');
-  await open(address, fragment({ device: 'h200' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h200' }), async (page) => {
     await settled(page);
     await page.evaluate((text) => {
       const dataTransfer = new DataTransfer();
@@ -247,7 +251,7 @@ test('a config that is dropped is planned', async ({ address }) => {
 test('a config that is pasted is planned, and its link holds everything', async ({ address }) => {
   const file = fileOf('ai21labs/Jamba-v0.1').pathname;
   let link;
-  await open(address, fragment({ device: 'h200' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h200' }), async (page) => {
     await settled(page);
     const text = await readFile(file, 'utf8');
     await page.$eval('#pasted', (area, text) => {
@@ -325,7 +329,7 @@ test('weights in several files are read with their index', async ({ address }) =
     paths.push(`${folder}/shards/${name}`);
   }
   const expected = await commandPlan(`${folder}/shards`, ['--device-memory', 'h100', '--max-seq-len', '512']);
-  await open(address, fragment({ budget: 'max_seq_len = 512\n' }), async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h100', budget: 'max_seq_len = 512\n' }), async (page) => {
     await settled(page);
     await (await page.$('#files')).uploadFile(...paths);
     await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'llama');
@@ -370,19 +374,24 @@ test('the hub is asked only where somebody says so, and for headers alone', asyn
   });
   const expected = await commandPlan(`${folder}/shards`, ['--device-memory', 'h100', '--max-seq-len', '512']);
   // A link that names a model on the hub asks nobody yet.
-  await page.goto(`${address}#${fragment({ hub: 'org/tiny', budget: 'max_seq_len = 512\n' })}`);
+  await page.goto(`${address}#${fragment({ hub: 'org/tiny', device: 'h100', budget: 'max_seq_len = 512\n' })}`);
   assert.match(await refusal(page), /asked only where you say so/);
   assert.deepEqual(asked, []);
-  await page.type('#hub', 'org/tiny');
-  await page.keyboard.press('Enter');
+  const named = async (name) => {
+    await page.focus('#zoo');
+    await page.$eval('#zoo', (input) => { input.value = ''; });
+    await page.type('#zoo', name);
+    await page.keyboard.press('Enter');
+    await page.waitForFunction((name) => document.querySelector('#error:not([hidden]) pre')?.textContent.includes(`${name} is on`), {}, name);
+    await page.click('#error .main');
+  };
+  await page.click('#error .main');
   await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'llama');
   assert.deepEqual((await shownPlan(page)).ledger, expected.ledger);
   assert.ok(asked.some((line) => /^\/org\/tiny\/resolve\/main\/model-00001-of-00002.safetensors bytes=0-/.test(line)), asked.join('\n'));
   assert.ok(!asked.some((line) => line.startsWith('past')), asked.join('\n'));
   assert.ok((await page.evaluate(() => location.hash)).includes('hub=org'));
-  await page.$eval('#hub', (input) => { input.value = 'org/closed'; });
-  await page.focus('#hub');
-  await page.keyboard.press('Enter');
+  await named('org/closed');
   await page.waitForFunction(() => document.querySelector('#error pre')?.textContent.includes('not open to all'));
   await context.close();
 });
@@ -391,15 +400,16 @@ test('a draft model is planned with the other', async ({ address }) => {
   const [own, draft] = ['Qwen/Qwen3-8B', 'Qwen/Qwen3-0.6B'].map((name) => (MODELS.includes(name) ? name : 'Qwen/Qwen3-8B'));
   const flags = ['--draft', fileOf(draft).pathname, '--draft-tokens', '4', '--device-memory', 'h100', '--max-seq-len', '8192'];
   const expected = await commandPlan(fileOf(own).pathname, flags);
-  await open(address, fragment({ zoo: own, budget: 'max_seq_len = 8192\n' }), async (page) => {
+  await open(address, fragment({ zoo: own, device: 'h100', budget: 'max_seq_len = 8192\n' }), async (page) => {
     await settled(page);
-    await page.$$eval('#model details summary', (all) => all.find((one) => one.textContent === 'Draft model').click());
+    await page.$$eval('#change details summary', (all) => all.find((one) => one.textContent === 'Draft model').click());
     await page.type('#draft-zoo', draft);
+    await page.keyboard.press('Tab');
     await page.waitForFunction(() => document.querySelector('#toml').value.includes('draft_tokens = 4'));
     await page.waitForFunction(() => location.hash.includes('draft.zoo='));
     const shown = await shownPlan(page);
     assert.deepEqual([shown.pools, shown.ledger, shown.capacity], [expected.pools, expected.ledger, expected.capacity]);
-    await page.$$eval('#model details button', (all) => all.find((one) => one.textContent === 'Without a draft model').click());
+    await page.$$eval('#change details button', (all) => all.find((one) => one.textContent === 'Without a draft model').click());
     await page.waitForFunction(() => !document.querySelector('#toml').value.includes('draft_tokens'));
   });
 });
@@ -409,7 +419,7 @@ test('a GGUF file is read in the page', async ({ address }) => {
   assert.ok(files.length > 0);
   const file = new URL(`tests/fixtures/gguf/${files.sort()[0]}`, TOP).pathname;
   const expected = await commandPlan(file, ['--device-memory', 'h100', '--max-seq-len', '32768']);
-  await open(address, '', async (page) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h100' }), async (page) => {
     await settled(page);
     await (await page.$('#files')).uploadFile(file);
     await page.waitForFunction((type) => document.querySelector('.chosen')?.textContent === type, {}, expected.model.type);
@@ -419,7 +429,7 @@ test('a GGUF file is read in the page', async ({ address }) => {
 });
 
 test('a slider changes the TOML, the TOML changes the slider', async ({ address }) => {
-  await open(address, fragment({ zoo: 'nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16', device: 'b200', budget: '# mine\nmax_seq_len = 32768\n' }), async (page) => {
+  await open(address, fragment({ zoo: NANO, device: 'b200', budget: '# mine\nmax_seq_len = 32768\n' }), async (page) => {
     await settled(page);
     await page.focus('#input-Context');
     const before = await page.$eval('#summary', (said) => said.textContent);
@@ -466,7 +476,7 @@ test('what a model calls itself stays text', async ({ address }) => {
         area.value = text;
         area.dispatchEvent(new Event('change'));
       }, text);
-      const answered = () => !document.querySelector('#error').hidden || document.querySelector('.chosen')?.textContent !== 'nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16';
+      const answered = () => !document.querySelector('#error').hidden || document.querySelector('.chosen')?.textContent !== 'Qwen/Qwen3-Next-80B-A3B-Thinking';
       await page.waitForFunction(answered, { timeout: 20000 });
       assert.equal(await page.$$eval('main img, main script, main iframe', (found) => found.length), 0);
       assert.ok(['1', '2'].every((bad) => bad !== title));
@@ -475,7 +485,7 @@ test('what a model calls itself stays text', async ({ address }) => {
 });
 
 test('every part answers: capacity, devices, prefix cache, flags, reasons', async ({ address, screenshots }) => {
-  await open(address, fragment({ 'fit.prices': 'h100=2.5 h200=3.5' }), async (page) => {
+  await open(address, fragment({ zoo: NANO, device: 'h100', 'fit.prices': 'h100=2.5 h200=3.5' }), async (page) => {
     await settled(page);
     for (const [id, wanted] of [['capacity', 'svg.chart'], ['fit', '.heat .part'], ['prefix', 'svg.chart'], ['flags', '.file']]) {
       await page.$eval(`#${id}`, (section) => section.scrollIntoView());
@@ -544,7 +554,8 @@ test('what is refused leaves nothing of the plan before', async ({ address }) =>
     // No plan: its model stays, and the devices that would hold it.
     await page.evaluate((hash) => { location.hash = hash; }, fragment({ device: '1GiB' }));
     assert.match(await refusal(page), /exit code 3/);
-    assert.deepEqual(await shown(page), ['chosen', 'fit']);
+    assert.deepEqual(await shown(page), ['summary', 'why', 'chosen', 'change', 'fit']);
+    assert.match(await page.$eval('#summary', (card) => card.textContent), /^No, it does not fit: short of [\d.]+ \w+\.$/);
     // No model: nothing stays.
     await page.$eval('#pasted', (area) => {
       area.value = '{';
@@ -560,8 +571,9 @@ test('several devices are shown as the ranks that they are', async ({ address })
     await settled(page);
     const tp = await page.$eval('#input-Tensor-parallel', (slider) => slider.parentElement.querySelector('output').textContent);
     assert.equal(tp, '8');
-    for (const knob of await page.$$eval('#summary .knob', (knobs) => knobs.map((knob) => knob.textContent))) {
-      if (/parallel\.(tp|pp|dp) = /.test(knob)) assert.match(knob, /\(\d+ GPUs\)/);
+    for (const knob of await page.$$eval('#change .knob', (knobs) => knobs.map((knob) => knob.textContent))) {
+      assert.doesNotMatch(knob, /parallel\.|--/);
+      if (/\b(tp|pp|dp) \d/.test(knob)) assert.match(knob, /^(the same )?\d+ (GPUs|× h100) as /);
     }
   });
 });
@@ -572,13 +584,176 @@ test('the command serves the same page, with the model that it was given', async
       await settled(page);
       assert.equal(await page.$eval('.chosen', (title) => title.textContent), 'qwen3');
       assert.ok(!(await page.evaluate(() => location.href)).includes(token));
-      assert.equal(await page.$$eval('#places option', (options) => options.length), 1);
-      await page.type('#path', fileOf('Qwen/Qwen3-32B').pathname);
+      assert.equal(await page.$$eval('#zoo-names option', (options) => options[0].textContent), 'Qwen__Qwen3-8B.json');
+      await page.type('#zoo', fileOf('Qwen/Qwen3-32B').pathname);
       await page.keyboard.press('Enter');
       await page.waitForFunction(() => document.querySelector('.said').textContent.includes('Qwen3-32B'));
       const expected = await commandPlan(fileOf('Qwen/Qwen3-32B').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
       assert.deepEqual((await shownPlan(page)).capacity, expected.capacity);
+      // A command names models as they lie there.
+      assert.match(await asksCommand(page, `vllm serve ${fileOf('Qwen/Qwen3-8B').pathname} --max-model-len 8192`), /Using max model len 8192/);
     });
+  });
+});
+
+test('the sentence is answered: people, GPUs, weights, price', async ({ address }) => {
+  await open(address, '', async (page) => {
+    await settled(page);
+    const verdict = () => page.$eval('#summary .verdict', (said) => said.textContent);
+    const becomes = (pattern) => page.waitForFunction((source) => new RegExp(source).test(document.querySelector('#summary').textContent), {}, pattern.source);
+    const [first] = [/^Yes, it holds \d+ sequences?/];
+    assert.match(await verdict(), first);
+    await page.$eval('#people', (input) => {
+      input.value = '5000';
+      input.dispatchEvent(new Event('input'));
+    });
+    await becomes(/^No, it holds \d+ of 5,000/);
+    const before = await verdict();
+    // Twice the GPUs by a step of the slider, with the layout that is theirs.
+    await page.focus('#device-slider');
+    await page.keyboard.press('ArrowRight');
+    await page.waitForFunction((before) => document.querySelector('#summary .verdict').textContent !== before, {}, before);
+    assert.equal(await page.$eval('#device-count', (input) => input.value), '4');
+    await page.waitForFunction(() => location.hash.includes('device=4xh200'));
+    const stored = await verdict();
+    await page.select('#bits', '4');
+    await page.waitForFunction((before) => document.querySelector('#summary .verdict').textContent !== before, {}, stored);
+    assert.match(await page.$eval('#bits', (select) => select.selectedOptions[0].textContent), /^4 bit, assumed: [\d.]+ GiB$/);
+    await page.waitForFunction(() => location.hash.includes('bits=4'));
+    await page.type('#price', '3.5');
+    await page.keyboard.press('Enter');
+    await becomes(/14\.00 an hour for 4 GPUs; [\d.]+ for a million tokens at that bound/);
+    // The bound is that of as many as are held, and falls with the people who are there.
+    const rate = () => page.$eval('#summary', (card) => Number(/([\d,]+) tokens\/s/.exec(card.textContent)[1].replaceAll(',', '')));
+    const all = await rate();
+    await page.$eval('#people', (input) => {
+      input.value = '2';
+      input.dispatchEvent(new Event('input'));
+    });
+    await becomes(/^Yes/);
+    assert.ok((await rate()) < all);
+  });
+});
+
+test('what another layout of the same GPUs holds is said, and a click takes it', async ({ address }) => {
+  // Four heads of keys and values: eight ranks hold each twice.
+  await open(address, fragment({ zoo: 'Qwen/Qwen3-30B-A3B', device: '8xh100', people: '150' }), async (page) => {
+    await page.waitForSelector('#summary .otherwise .layout', { timeout: 60000 });
+    const verdict = () => page.$eval('#summary .verdict', (said) => said.textContent);
+    assert.match(await verdict(), /^Yes, divided otherwise: as tp 8 it holds \d+ of 150\.$/);
+    const promised = /hold ([\d,]+)$/.exec(await page.$eval('#summary .otherwise', (said) => said.textContent))[1];
+    await page.click('#summary .otherwise .layout');
+    await page.waitForFunction(() => /^Yes, it holds/.test(document.querySelector('#summary .verdict').textContent));
+    assert.ok((await verdict()).includes(`it holds ${promised} `), `${promised}: ${await verdict()}`);
+  });
+});
+
+test('words say what they mean by keyboard, within the page', async ({ address }) => {
+  for (const width of [1280, 390]) {
+    await open(address, '', async (page) => {
+      await settled(page);
+      const count = await page.$$eval('#summary .term', (terms) => terms.length);
+      assert.ok(count >= 4);
+      for (let at = 0; at < count; at += 1) {
+        const [shown, within] = await page.$$eval('#summary .with-tip', (all, at) => {
+          all[at].querySelector('.term').focus();
+          const { left, right } = all[at].querySelector('.tip').getBoundingClientRect();
+          return [right > left, left >= 0 && right <= document.documentElement.clientWidth];
+        }, at);
+        assert.ok(shown && within, `${at} at ${width}`);
+        await page.keyboard.press('Escape');
+        assert.equal(await page.$$eval('#summary .tip', (tips, at) => tips[at].checkVisibility(), at), false);
+      }
+    }, { width });
+  }
+});
+
+test('two stand side by side, and a link holds both', async ({ address, screenshots }) => {
+  let link;
+  const cards = (page) => page.$$eval('#answers .card', (all) => all.filter((card) => card.checkVisibility()).map((card) => card.querySelector('.verdict').textContent));
+  await open(address, fragment({ zoo: 'Qwen/Qwen3-32B', device: 'h100' }), async (page) => {
+    await settled(page);
+    await page.click('#set-beside');
+    await page.waitForSelector('#beside-card .verdict');
+    const two = await cards(page);
+    assert.equal(two.length, 2);
+    assert.notEqual(two[0], two[1]);
+    await page.waitForFunction(() => location.hash.includes('beside.device=2xh100'));
+    link = await page.evaluate(() => location.hash.slice(1));
+    await screenshots(page, 'beside');
+  });
+  await open(address, link, async (page) => {
+    await page.waitForSelector('#beside-card .verdict');
+    await page.$$eval('#ask button', (buttons) => buttons.find((button) => button.textContent === 'Take it away').click());
+    await page.waitForFunction(() => !location.hash.includes('beside'));
+    assert.equal((await cards(page)).length, 1);
+  });
+});
+
+/** Asks about a command in the page, and waits for its answer. */
+async function asksCommand(page, text) {
+  await page.$$eval('#ways button', (buttons) => buttons[1].click());
+  await page.$eval('#command .answer', (answer) => answer.replaceChildren());
+  await page.$eval('#command-text', (area, text) => {
+    area.value = text;
+    area.dispatchEvent(new Event('input'));
+  }, text);
+  await page.waitForSelector('#command .answer .verdict', { timeout: 30000 });
+  return page.$eval('#command .answer', (answer) => answer.textContent);
+}
+
+test('a command is answered as the command line does, and its secrets are not shown', async ({ address, screenshots }) => {
+  const words = (model) => `HF_TOKEN=sesame1 vllm serve ${model} --max-model-len 16384 --api-key sesame2`;
+  const file = `${folder}/serve.sh`;
+  await writeFile(file, words(fileOf('Qwen/Qwen3-8B').pathname));
+  const { stdout } = await run(COMMAND, ['plan', file, '--device-memory', 'h100']);
+  const expected = /\nLOG\n((?: {2}.*\n)+)/.exec(stdout)[1].split('\n').map((line) => line.trim()).join('\n').trim();
+  await open(address, fragment({ zoo: SMALL, device: '2xh100' }), async (page) => {
+    await settled(page);
+    const said = await asksCommand(page, words('Qwen/Qwen3-8B'));
+    assert.match(said, /^Yes, it starts/);
+    assert.equal(await page.$eval('#command .log', (log) => log.textContent), expected);
+    assert.ok(!said.includes('sesame') && said.includes('<hidden>'), said);
+    assert.ok(!(await page.evaluate(() => location.href)).includes('sesame'));
+    await screenshots(page, 'command');
+    // What would change it goes into the field, and is answered.
+    await page.$eval('#command .answer', (answer) => answer.querySelector('.changes button').click());
+    await page.waitForFunction((before) => document.querySelector('#command .log')?.textContent !== before, {}, expected);
+    assert.ok(!(await page.$eval('#command-text', (area) => area.value)).includes('sesame'));
+    // What its parser refuses is said in its words, with the nearest that starts.
+    const refused = await asksCommand(page, 'vllm serve Qwen/Qwen3-8B --max-model-lenn 16384');
+    assert.match(refused, /^No, it would not start/);
+    assert.match(refused, /unrecognized arguments: --max-model-lenn/);
+    assert.match(refused, /vllm serve Qwen\/Qwen3-8B --max-model-len 16384/);
+    const none = page.waitForFunction(() => /no command that starts an engine/.test(document.querySelector('#error:not([hidden])')?.textContent));
+    await page.$eval('#command-text', (area) => {
+      area.value = 'echo hello';
+      area.dispatchEvent(new Event('input'));
+    });
+    await none;
+    assert.equal(await page.$eval('#command .answer', (answer) => answer.textContent), '');
+  });
+});
+
+test('a manifest is dropped, its options and its model after it', async ({ address }) => {
+  const compose = 'services:\n  one:\n    image: vllm/vllm-openai:v0.33.0\n    command: --model org/mine --config options.yaml\n';
+  const config = await readFile(fileOf('Qwen/Qwen3-8B'), 'utf8');
+  await open(address, fragment({ zoo: SMALL, device: 'h100' }), async (page) => {
+    await settled(page);
+    const drop = (name, text) => page.evaluate((name, text) => {
+      const dataTransfer = new DataTransfer();
+      dataTransfer.items.add(new File([text], name));
+      document.body.dispatchEvent(new DragEvent('drop', { dataTransfer, bubbles: true, cancelable: true }));
+    }, name, text);
+    const says = (pattern) => page.waitForFunction((source) => new RegExp(source).test(document.querySelector('#command').textContent + document.querySelector('#error:not([hidden])')?.textContent), { timeout: 30000 }, pattern.source);
+    await drop('compose.yaml', compose);
+    await says(/Its model is org\/mine/);
+    await drop('config.json', config);
+    await says(/takes options from `options.yaml`; drop that file/);
+    await drop('options.yaml', 'max-model-len: 4096\n');
+    await says(/Using max model len 4096/);
+    assert.match(await page.$eval('#command .answer', (answer) => answer.textContent), /^Yes, it starts.*vllm 0\.33\.0.*config\.json, for org\/mine/s);
+    assert.ok(await page.$eval('#error', (error) => error.hidden));
   });
 });
 

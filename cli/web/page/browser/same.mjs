@@ -34,11 +34,13 @@ function* questions(number, thorough) {
     yield { ask: 'plan', of };
     yield { ask: 'explain', of, subject: 'capacity' };
     if (!thorough) continue;
+    yield { ask: 'plan', of: { ...of, bits: 4 }, people: 7, price: 2.5 };
     yield { ask: 'curves', of, contexts: [1024, 32768] };
     yield { ask: 'flags', of, model: 'm' };
     yield { ask: 'file', of, format: 'svg' };
     yield { ask: 'simulate', of, workload: 'chat', checkpoints: [16] };
   }
+  if (thorough) yield { ask: 'start', of: { name: 'c', text: 'vllm serve m --max-model-len 2048', device: 'h100' }, at: 0, model: number, draft: null };
   if (thorough) yield { ask: 'fit', model: number, context: 8192, sequences: 8, devices: ['h100', 'b200'], max_devices: 4 };
 }
 

@@ -21,8 +21,6 @@ export function fitForm(asked: Asked, changed: (asked: Asked) => void): HTMLElem
   return h(
     'div',
     { class: 'controls' },
-    field('Tokens of each', 'context', 'number', 'Tokens of each sequence, prompt and output'),
-    field('Sequences', 'sequences', 'number', 'Sequences at once'),
     field('Devices', 'devices', 'text', 'Names, with blanks between them'),
     field('At most', 'most', 'number', 'The most devices'),
     field('Prices of an hour', 'prices', 'text', 'Such as h100=2.5 h200=3.1'),
@@ -40,12 +38,28 @@ export function prices(text: string): Record<string, number> {
   return found;
 }
 
-function layout({ parallel }: Fit): string {
+/** The price of one device, where it is stated. */
+export function priceOf(text: string, device: string): number | null {
+  return prices(text)[device.toLowerCase()] ?? null;
+}
+
+/** The prices with another one for this device, or without one. */
+export function withPrice(text: string, device: string, price: string): string {
+  const all = prices(text);
+  delete all[device.toLowerCase()];
+  const value = Number(price);
+  if (price !== '' && Number.isFinite(value) && value >= 0) all[device.toLowerCase()] = value;
+  return Object.entries(all).map(([name, each]) => `${name}=${each}`).join(' ');
+}
+
+/** How GPUs are divided: `tp 4 dp 2`. */
+export function layout({ parallel }: Pick<Fit, 'parallel'>): string {
   const sizes = Object.entries(parallel).filter(([, size]) => typeof size === 'number' && size > 1);
   return sizes.map(([name, size]) => `${name} ${size}`).join(' ') || 'one';
 }
 
-export function fitAnswer(fits: Fits, apply: (fit: Fit) => void): Node[] {
+/** `model` is what a command calls it. */
+export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void): Node[] {
   const { answer, pictures } = fits;
   const best = answer.fits[0]?.holds ? answer.fits[0] : undefined;
   const flags = fits.flags[0];
@@ -58,7 +72,7 @@ export function fitAnswer(fits: Fits, apply: (fit: Fit) => void): Node[] {
   return [
     h('p', {}, said, best?.per_million_tokens ? `; ${best.per_million_tokens.toFixed(4)} an hour for each million tokens that are held` : ''),
     ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
-    best && flags ? h('pre', { tabindex: 0 }, `vllm serve <MODEL> ${flags.vllm}`) : h('span'),
+    best && flags ? h('pre', { tabindex: 0 }, `vllm serve ${model} ${flags.vllm}`) : h('span'),
     draw(pictures.curves),
     told,
     h('div', { class: 'scrolls', tabindex: 0, role: 'region', 'aria-label': 'Devices by layout' }, map),

@@ -15,3 +15,35 @@ export function bytes(count: number): string {
 export function count(value: number): string {
   return value.toLocaleString('en');
 }
+
+/** Tokens as people say them: `32k` of 1,024 each. */
+export function short(tokens: number): string {
+  for (const [letter, size] of [['m', 1 << 20], ['k', 1 << 10]] as const) if (tokens >= size && tokens % size === 0) return `${tokens / size}${letter}`;
+  return count(tokens);
+}
+
+/** What `32k` says; null where the planner must read it. */
+export function tokensOf(text: string): number | null {
+  const [, digits, letter] = /^([\d,]+)\s*([km]?)$/i.exec(text.trim()) ?? [];
+  if (!digits) return null;
+  return Number(digits.replaceAll(',', '')) * ({ k: 1 << 10, m: 1 << 20 }[letter!.toLowerCase()] ?? 1);
+}
+
+/** Three digits, or all of those before the point. */
+export function rate(value: number): string {
+  return value.toLocaleString('en', value >= 100 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 3 });
+}
+
+export function price(value: number): string {
+  return value.toLocaleString('en', value >= 0.1 ? { minimumFractionDigits: 2, maximumFractionDigits: 2 } : { maximumSignificantDigits: 3 });
+}
+
+/** How many devices, and which: `8xh100` is eight of `h100`. */
+export function devices(text: string): { count: number; name: string } {
+  const [, number, name] = /^(\d+)\s*[x×]\s*(.+)$/i.exec(text.trim()) ?? [];
+  return number && name ? { count: Number(number), name } : { count: 1, name: text.trim() };
+}
+
+export function devicesText(count: number, name: string): string {
+  return count > 1 && name !== '' ? `${count}x${name}` : name;
+}

@@ -1,8 +1,10 @@
-// The model and the budget. Every control is a key of the budget's TOML: either edits the other.
+// The budget. Every control is a key of its TOML: either edits the other.
 
 import { byId, folded, h } from './dom';
 import { count } from './format';
-import type { Chosen } from './model';
+import { modelField } from './ask';
+import { filesOf, type Chosen } from './model';
+import { hint } from './term';
 import type { Choices, Key, Place, Planned } from './types';
 
 interface Slider {
@@ -49,20 +51,15 @@ export interface Inputs {
   /** Shows the values that a budget states; a control that is being moved stays. */
   show(found: Planned): void;
   showBudget(text: string): void;
-  showDevice(device: string): void;
+  showDraft(draft: Chosen | null): void;
   showStages(stages: number, stage: number): void;
-  showModel(title: string, lines: string[], inspection: string): void;
-  /** Takes away what was said of the model before. */
-  showNoModel(): void;
 }
 
 export interface Events {
-  choose(chosen: Chosen): void;
   /** The model that drafts, or none. */
   draft(chosen: Chosen | null): void;
   set(key: string, value: string | null): void;
   budget(text: string): void;
-  device(device: string): void;
   stage(stage: number): void;
 }
 
@@ -77,21 +74,15 @@ export function makeInputs(
   places: Place[],
   on: Events,
 ): Inputs {
-  const said = h('div', { class: 'said' });
-  makeModel(choices, zoo, places, said, on);
-
   const shows: Show[] = [];
   const control = (label: string, help: string, input: HTMLElement, ...more: HTMLElement[]) => {
     const id = `input-${label.replaceAll(/[^a-zA-Z]+/g, '-')}`;
     input.id = id;
-    return h('div', { class: 'control' }, h('label', { for: id, title: help }, label), input, ...more);
+    return h('div', { class: 'control' }, h('label', { for: id }, label), hint(label, help), input, ...more);
   };
   const helpOf = (path: string) => choices.keys.find((key) => key.path === path)?.help ?? '';
 
-  const device = h('input', { type: 'text', list: 'devices', spellcheck: 'false', autocomplete: 'off' });
-  device.addEventListener('change', () => on.device(device.value.trim()));
-  const devices = h('datalist', { id: 'devices' }, ...choices.devices.map((name) => h('option', { value: name })));
-  const parts: HTMLElement[] = [control('Device', 'A name, a size such as 24GiB, or several such as 8xh100', device), devices];
+  const parts: HTMLElement[] = [];
 
   for (const slider of SLIDERS) {
     const input = h('input', { type: 'range', min: 0, max: slider.steps.length - 1, step: 1 });
@@ -152,32 +143,37 @@ export function makeInputs(
     const keys = rest.filter((key) => key.section === section);
     return folded(section === '' ? 'Other keys' : `[${section}]`, ...keys.map((key) => otherKey(key, control, shows, on)));
   });
-  byId('budget').append(h('div', { class: 'controls' }, ...parts), budget, ...sections);
+  const draft = modelField('draft-zoo', zoo, places, choices, on.draft);
+  const draftFiles = h('input', { id: 'draft-files', type: 'file', multiple: true, accept: '.json,.gguf,.safetensors' });
+  draftFiles.addEventListener('change', () => draftFiles.files && draftFiles.files.length > 0 && on.draft(filesOf(draftFiles.files)));
+  const drafts = folded(
+    'Draft model',
+    h('p', { class: 'help' }, 'A smaller model that guesses tokens ahead; 4 of them where nothing else is said.'),
+    ...draft.nodes,
+    h('label', { for: 'draft-files' }, 'Or its files'),
+    draftFiles,
+    h('button', { type: 'button', click: () => on.draft(null) }, 'Without a draft model'),
+  );
+  byId('change').append(
+    h('div', { class: 'knobs' }),
+    h('div', { class: 'controls' }, ...parts),
+    drafts,
+    folded('Every other key of the budget', ...sections),
+    budget,
+  );
 
   return {
     show: (found) => shows.forEach((show) => show(found)),
     showBudget: (value) => {
       if (text.value !== value) text.value = value;
     },
-    showDevice: (value) => {
-      device.value = value;
+    showDraft: (chosen) => {
+      if (chosen) draft.show(chosen);
     },
     showStages: (stages, shown) => {
       stagePlace.hidden = stages < 2;
       stage.max = String(stages - 1);
       if (document.activeElement !== stage) stage.value = String(shown);
-    },
-    showModel: (title, lines, inspection) => {
-      document.title = `${title} · cacheplan`;
-      said.replaceChildren(
-        h('p', { class: 'chosen' }, title),
-        ...lines.map((line) => h('p', {}, line)),
-        folded('What was read, and what was assumed', h('pre', { tabindex: 0 }, inspection)),
-      );
-    },
-    showNoModel: () => {
-      document.title = 'cacheplan';
-      said.replaceChildren();
     },
   };
 }
@@ -194,7 +190,7 @@ function otherKey(
   shows: Show[],
   on: Events,
 ): HTMLElement {
-  const help = h('p', { class: 'help' }, `${key.help} Default: ${key.default}.`);
+  const help = h('p', { class: 'help' }, `Default: ${key.default}.`);
   if (key.values.kind === 'choice') {
     const names = key.values.names.map(([name, meaning]) => h('option', { value: name, title: meaning }, name));
     const input = h('select', {}, h('option', { value: '' }, 'not set'), ...names);
@@ -210,79 +206,4 @@ function otherKey(
     if (document.activeElement !== input) input.value = plain(stated[key.path] ?? '""');
   });
   return control(key.path, key.help, input, help);
-}
-
-/** Where a model is chosen: searched, named, dropped. Its fields have names that begin with `prefix`. */
-function chooser(
-  prefix: string,
-  choices: Choices,
-  zoo: string[],
-  places: Place[],
-  choose: (chosen: Chosen) => void,
-): HTMLElement[] {
-  const search = h('input', { id: `${prefix}zoo`, type: 'search', list: `${prefix}zoo-names`, placeholder: `Search ${zoo.length} models`, autocomplete: 'off' });
-  const names = h('datalist', { id: `${prefix}zoo-names` }, ...zoo.map((name) => h('option', { value: name })));
-  search.addEventListener('input', () => {
-    const name = zoo.find((known) => known.toLowerCase() === search.value.trim().toLowerCase());
-    if (name) choose({ from: 'zoo', name });
-  });
-  search.addEventListener('keydown', (event) => {
-    if (event.key !== 'Enter') return;
-    const words = search.value.toLowerCase().split(/\s+/);
-    const name = zoo.find((known) => words.every((word) => known.toLowerCase().includes(word)));
-    if (name) {
-      search.value = name;
-      choose({ from: 'zoo', name });
-    }
-  });
-  const files = h('input', { id: `${prefix}files`, type: 'file', multiple: true, accept: '.json,.gguf,.safetensors,.onnx' });
-  files.addEventListener('change', () => {
-    if (files.files && files.files.length > 0) choose({ from: 'files', files: [...files.files] });
-  });
-  const parts: HTMLElement[] = [h('label', { for: search.id }, 'From the zoo'), search, names];
-  if (choices.reads_disk) {
-    const path = h('input', { id: `${prefix}path`, type: 'text', list: `${prefix}places`, spellcheck: 'false', autocomplete: 'off' });
-    const known = places.map(({ name, path }) => h('option', { value: path }, name));
-    path.addEventListener('change', () => choose({ from: 'path', path: path.value.trim() }));
-    parts.push(h('label', { for: path.id }, 'A folder or file of this machine, or a name on Hugging Face'), path, h('datalist', { id: `${prefix}places` }, ...known));
-  } else {
-    const name = h('input', { id: `${prefix}hub`, type: 'text', placeholder: 'org/name', spellcheck: 'false', autocomplete: 'off' });
-    const ask = () => {
-      if (name.value.trim() !== '') choose({ from: 'hub', name: name.value.trim(), asked: true });
-    };
-    name.addEventListener('keydown', (event) => event.key === 'Enter' && ask());
-    parts.push(h('label', { for: name.id }, 'Or by its name on Hugging Face'), name, h('button', { type: 'button', click: ask }, 'Ask huggingface.co'));
-  }
-  return [...parts, h('label', { for: files.id }, 'Or choose config.json, .gguf, .safetensors, .onnx; nothing is uploaded'), files];
-}
-
-function makeModel(
-  choices: Choices,
-  zoo: string[],
-  places: Place[],
-  said: HTMLElement,
-  on: Events,
-): void {
-  addEventListener('dragover', (event) => event.preventDefault());
-  addEventListener('drop', (event) => {
-    event.preventDefault();
-    const files = [...(event.dataTransfer?.files ?? [])];
-    if (files.length > 0) on.choose({ from: 'files', files });
-  });
-  const pasted = h('textarea', { id: 'pasted', rows: 3, spellcheck: 'false', placeholder: '{ "model_type": …' });
-  const take = (text: string) => {
-    if (text.trim() !== '') on.choose({ from: 'text', name: 'config.json', text });
-  };
-  pasted.addEventListener('change', () => take(pasted.value));
-  addEventListener('paste', (event) => {
-    const inField = event.target instanceof HTMLInputElement || event.target instanceof HTMLTextAreaElement;
-    const text = event.clipboardData?.getData('text') ?? '';
-    if (!inField && text.trimStart().startsWith('{')) take(text);
-  });
-  byId('model').append(
-    ...chooser('', choices, zoo, places, on.choose),
-    folded('Or paste a config.json', h('label', { for: 'pasted' }, 'config.json; one can also be dropped anywhere'), pasted),
-    folded('Draft model', ...chooser('draft-', choices, zoo, places, on.draft), h('button', { type: 'button', click: () => on.draft(null) }, 'Without a draft model')),
-    said,
-  );
 }

@@ -1,20 +1,29 @@
 // Wires the parts: a change of the state asks for a plan, which is drawn; what takes longer follows when it is looked at.
 
-import { byId, download, h, type Drawing } from './dom';
-import { count } from './format';
-import { showCapacity } from './capacity';
-import { fitAnswer, fitForm, prices, showFit } from './fit';
+import { answerCard, noCard } from './answer';
+import { Sentence } from './ask';
+import { below } from './below';
+import { Beside, smallMap } from './beside';
+import { changeButton, type Change } from './change';
+import { Command } from './command';
+import { byId, download, h } from './dom';
+import { listen } from './drop';
+import { clearError, showError, showInSection } from './errors';
+import { fitForm, priceOf, withPrice } from './fit';
 import { Flags } from './flags';
+import { count, devices, devicesText } from './format';
 import { makeInputs } from './inputs';
 import { MemoryMap } from './map';
-import { Model, type Chosen } from './model';
+import { Model, filesOf, nameOf, type Chosen } from './model';
 import { Refused, planners, type Planner } from './planner';
-import { CHECKPOINTS, rates, showPrefix, workloadForm } from './prefix';
+import { workloadForm } from './prefix';
 import { type State, fromFragment, toFragment } from './state';
 import { showLayers } from './strip';
-import type { Choices, Curves, Derivation, Fit, Fits, Opened, Place, Plan, Planned, Simulated, Told } from './types';
+import type { Choices, Derivation, Fit, Opened, Place, Planned } from './types';
+import { Why } from './why';
 
 const { quick, slow } = planners();
+const { classList } = document.body;
 const outputs = document.querySelector('.outputs')!;
 
 async function start(): Promise<void> {
@@ -36,18 +45,24 @@ async function start(): Promise<void> {
   };
   let model = modelOf(state.chosen);
   let draft = state.draft && modelOf(state.draft);
+  let besides: { chosen: Chosen; model: Model } | null = null;
   let planned: Planned | null = null;
   /** The names of the parts of the map that were gone into. */
   let into: string[] = [];
 
   /** Asks something of the models, the budget and the device that are there by then. */
-  const ask = <T>(planner: Planner, question: object, about: Model = model): Promise<T> => {
-    const { budget, device, stage } = state;
-    return about.ask<T>(planner, (model, draft) => ({ of: { model, draft, budget, device, stage }, ...question }), draft);
+  const ask = <T>(planner: Planner, question: object, about: Model = model, device = state.device): Promise<T> => {
+    const { budget, stage, bits } = state;
+    const of = { budget, device, stage: device === state.device ? stage : 0, bits: bits || null };
+    return about.ask<T>(planner, (model, draft) => ({ of: { model, draft, ...of }, ...question }), draft);
   };
   /** How wide pictures are drawn. */
   const width = () => outputs.clientWidth;
   const explain = async (subject: string) => (await ask<{ derivation: Derivation }>(quick, { ask: 'explain', subject })).derivation;
+  const planOn = (about: Model, device: string, into: string[], width: number) => {
+    const price = priceOf(state.fit.prices, devices(device).name);
+    return ask<Planned>(quick, { ask: 'plan', into, width, people: state.people, price }, about, device);
+  };
 
   // Edits of keys wait here, the newest of each key, until they are written into the TOML.
   const edits = new Map<string, string | null>();
@@ -60,8 +75,10 @@ async function start(): Promise<void> {
     running ??= (async () => {
       while (again) {
         again = false;
-        const { classList } = document.body;
+        const waits = setTimeout(() => classList.add('asking'), 250);
         classList.toggle('stale', !(await guarded(round)));
+        clearTimeout(waits);
+        classList.remove('asking');
       }
       running = null;
     })();
@@ -70,15 +87,40 @@ async function start(): Promise<void> {
     state = { ...state, ...part };
     refresh();
   };
+  const choose = (chosen: Chosen): void => {
+    model = modelOf(chosen);
+    into = [];
+    change({ chosen, stage: 0 });
+  };
+  const set = (key: string, value: string | null): void => {
+    edits.set(key, value);
+    // A share is of something, which must be said; of the device as its maker counts it, unless it is stated.
+    if (key === 'memory.fraction' && value !== null && !planned?.stated['memory.of']) edits.set('memory.of', 'total');
+    if (key === 'memory.fraction' && value === null) edits.set('memory.of', null);
+    refresh();
+  };
 
-  const inputs = makeInputs(choices, Object.keys(zoo), places, {
-    choose: (chosen) => {
-      void guarded(async () => {
-        model = modelOf(chosen);
-        into = [];
-        change({ chosen, stage: 0 });
-      });
+  const names = Object.keys(zoo);
+  const sentence = new Sentence(choices, names, places, {
+    choose,
+    people: (people) => change({ people }),
+    context: (tokens) => set('max_seq_len', tokens),
+    device: (device) => {
+      // Other GPUs are divided anew.
+      const [before, after] = [devices(state.device).count, devices(device).count];
+      if (before !== after) for (const name of ['tp', 'pp', 'dp', 'ep', 'cp', 'dcp']) edits.set(`parallel.${name}`, null);
+      change({ device, stage: 0 });
     },
+    bits: (bits) => change({ bits }),
+    price: (price) => change({ fit: { ...state.fit, prices: withPrice(state.fit.prices, devices(state.device).name, price) } }),
+    // Twice as many of the same, until somebody says otherwise.
+    beside: () => {
+      const { count, name } = devices(state.device);
+      change({ beside: { chosen: null, device: devicesText(2 * count, name) } });
+    },
+  });
+  const beside = new Beside(choices, names, places, (beside) => change({ beside }), () => state);
+  const inputs = makeInputs(choices, names, places, {
     draft: (chosen) => {
       draft = chosen && modelOf(chosen);
       // A draft is for speculation, which must be said.
@@ -86,18 +128,30 @@ async function start(): Promise<void> {
       if (!chosen) edits.set('speculation.draft_tokens', null);
       change({ draft: chosen });
     },
-    set: (key, value) => {
-      edits.set(key, value);
-      // A share is of something, which must be said; of the device as its maker counts it, unless it is stated.
-      if (key === 'memory.fraction' && value !== null && !planned?.stated['memory.of']) edits.set('memory.of', 'total');
-      if (key === 'memory.fraction' && value === null) edits.set('memory.of', null);
-      refresh();
-    },
+    set,
     budget: (budget) => change({ budget }),
-    device: (device) => change({ device }),
     stage: (stage) => change({ stage }),
   });
+  const command = new Command({ planner: slow, zoo, readsDisk: choices.reads_disk, modelOf, guarded: (run) => guarded(run) });
+  const ways = [
+    ['Plan a model', false],
+    ['Read a command', true],
+  ].map(([title, isCommand]) => h('button', { type: 'button', click: () => way(isCommand as boolean) }, title as string));
+  byId('ways').append(...ways);
 
+  /** What is asked about: a command, or a model. */
+  function way(asksCommand: boolean): void {
+    classList.toggle('of-command', asksCommand);
+    byId('command').hidden = !asksCommand;
+    ways.forEach((button, at) => button.setAttribute('aria-pressed', String((at === 1) === asksCommand)));
+    clearError();
+    byId(asksCommand ? 'command' : 'answers').after(byId('error'));
+    if (asksCommand) command.showDevice(devices(state.device).name);
+    else refresh();
+  }
+  way(false);
+
+  const why = new Why(explain, (run) => guarded(run));
   const map = new MemoryMap(
     byId('map'),
     (names) => {
@@ -108,24 +162,20 @@ async function start(): Promise<void> {
   );
   const save = (format: string, type: string) => () =>
     void guarded(async () => download(`plan.${format}`, (await ask<{ text: string }>(quick, { ask: 'file', format })).text, type));
-  byId('map').append(
-    h('button', { type: 'button', click: save('svg', 'image/svg+xml') }, 'Download as SVG'),
-    h('button', { type: 'button', click: save('html', 'text/html') }, 'all pictures as one HTML file'),
+  byId('downloads').append(
+    h('button', { type: 'button', click: save('svg', 'image/svg+xml') }, 'The map as SVG'),
+    h('button', { type: 'button', click: save('html', 'text/html') }, 'All pictures as one HTML file'),
+    h('p', { class: 'help' }, 'The plan as JSON, and files for each engine, stand under “Engines’ flags”.'),
   );
   const flags = new Flags(choices.targets);
   byId('fit').append(
-    fitForm(state.fit, (fit) => {
-      state = { ...state, fit };
-      later.fit.due = true;
-      lookAgain();
-    }),
+    fitForm(state.fit, (fit) => change({ fit })),
     h('div', { class: 'answer' }),
   );
   byId('prefix').append(
     workloadForm(state.workload, (workload) => {
       state = { ...state, workload };
-      later.prefix.due = true;
-      lookAgain();
+      later.due('prefix');
     }),
     h('div', { class: 'answer' }),
   );
@@ -146,9 +196,10 @@ async function start(): Promise<void> {
       state.budget = (await quick.ask<{ budget: string }>({ ask: 'set', budget: state.budget, key, value })).budget;
     }
     inputs.showBudget(state.budget);
-    inputs.showDevice(state.device);
-    const asked = model;
-    const { classList } = document.body;
+    inputs.showDraft(state.draft);
+    sentence.show(state);
+    beside.show(state);
+    const [asked, chosen] = [model, state.chosen];
     let opened: Opened;
     try {
       opened = await asked.opened(quick);
@@ -156,194 +207,116 @@ async function start(): Promise<void> {
       // Nothing that is shown is of this model.
       if (asked === model) {
         classList.add('unread');
-        inputs.showNoModel();
+        sentence.showModel(chosen, null);
+        why.showNoModel();
+        byId('summary').replaceChildren();
       }
       throw error;
     }
     if (asked !== model) return;
     classList.remove('unread');
     // Shown also where its plan is then refused, and so is what would hold it.
-    showModel(opened);
-    later.fit.due = true;
-    const found = await ask<Planned>(quick, { ask: 'plan', into, width: width() }, asked);
+    sentence.showModel(chosen, opened);
+    why.showModel(chosen.from === 'zoo' ? chosen.name : opened.type, opened);
+    later.due('fit');
+    let found: Planned;
+    try {
+      found = await planOn(asked, state.device, into, width());
+    } catch (error) {
+      if (asked === model && error instanceof Refused) byId('summary').replaceChildren(...noCard(error.message, heading()));
+      await besidePlan();
+      throw error;
+    }
     if (asked !== model) return;
     planned = found;
     into = found.pictures.path.slice(1).map(([name]) => name);
     draw(found);
     measure();
-    for (const part of Object.values(later)) part.due = true;
-    lookAgain();
+    await besidePlan();
+    later.due();
     await remember();
   }
 
-  function showModel(model: Opened): void {
-    const longest = model.longest === null ? '' : `, up to ${count(model.longest)} tokens`;
-    const title = state.chosen.from === 'zoo' ? state.chosen.name : model.type;
-    inputs.showModel(title, [`${model.type}, ${model.dtype}${longest}`, `${model.source}; assumed: ${model.assumed}`], model.inspection);
+  /** What stands above the answer where there are two. */
+  function heading(): string | undefined {
+    return state.beside ? `${nameOf(state.chosen)} on ${state.device}` : undefined;
+  }
+
+  /** How wide one of two is. */
+  const half = () => (width() > 700 ? width() / 2 - 40 : width() - 24);
+
+  async function besidePlan(): Promise<void> {
+    await beside.refresh(state, (chosen, device) => {
+      if (chosen === state.chosen) return planOn(model, device, [], half());
+      if (besides?.chosen !== chosen) besides = { chosen, model: modelOf(chosen) };
+      return planOn(besides.model, device, [], half());
+    });
   }
 
   function draw(found: Planned): void {
     const { plan, pictures } = found;
-    byId('error').hidden = true;
-    document.body.classList.remove('stale');
+    if (!classList.contains('of-command')) clearError();
+    classList.remove('stale', 'unplanned');
     inputs.show(found);
     inputs.showStages(found.stages, state.stage);
-    const { capacity } = plan;
-    const all = plan.deployment ? `, ${count(plan.deployment.sequences)} over all replicas` : '';
-    byId('summary').replaceChildren(
-      h('b', {}, `${count(capacity.sequences)} sequences`),
-      ` of ${count(capacity.tokens_per_sequence)} tokens at once${all}, capped by `,
-      h('b', {}, capacity.capped_by),
-      `. ${found.totals}. `,
-      found.at_best === null ? '' : `${found.at_best} `,
-      ...found.knobs.map((knob) => turn(knob.change, `${knob.change}${onGpus(knob.change, plan)} would admit ${count(knob.sequences)}`)),
-      ...found.notes.map((note) => h('span', { class: 'note' }, note)),
-    );
+    sentence.showPlan(found, state);
+    byId('summary').replaceChildren(...answerCard(found, state.people, heading()), ...(state.beside ? [smallMap(pictures)] : []));
+    why.showPlan(found);
+    byId('change')
+      .querySelector('.knobs')!
+      .replaceChildren(...found.knobs.map(({ change, sequences }) => changeButton(change, ` would admit ${count(sequences)}`, plan.parallel, make)));
     map.show(pictures);
     flags.showPlan(plan);
     showLayers(pictures.layers, (subject) => void guarded(() => map.derive(subject)));
   }
 
-  /** How many GPUs a plan would be for once it is divided otherwise. */
-  function onGpus(change: string, { parallel }: Plan): string {
-    const [, name, size] = /^parallel\.(tp|pp|dp) = (\d+)$/.exec(change) ?? [];
-    if (!name) return '';
-    const { tp, pp, dp, cp }: Plan['parallel'] = { ...parallel, [name]: Number(size) };
-    return ` (${count(tp * pp * dp * cp)} GPUs)`;
+  function make({ device, keys }: Change): void {
+    for (const [key, value] of keys) edits.set(key, value);
+    change(device === null ? {} : { device });
   }
 
-  /** A change that the planner proposes: a button where it is one key with its value. */
-  function turn(change: string, text: string): HTMLElement {
-    const assignment = /^([a-z_.]+) = (.+)$/.exec(change);
-    if (!assignment) return h('span', { class: 'note' }, text);
-    const [, key, value] = assignment as unknown as [string, string, string];
-    const click = () => {
-      edits.set(key, value);
-      refresh();
-    };
-    return h('button', { type: 'button', class: 'knob', click }, text);
-  }
-
-  // What is below is asked for when it is in sight, one after the other, with the newest state.
-  const later: Record<'capacity' | 'fit' | 'prefix' | 'flags', { due: boolean; seen: boolean; run: () => Promise<void> }> = {
-    capacity: {
-      due: false,
-      seen: false,
-      run: async () => {
-        showCapacity((await ask<Curves>(slow, { ask: 'curves', width: width() })).pictures);
-      },
+  const later = below(
+    {
+      planner: slow,
+      state: () => state,
+      model: () => model,
+      planned: () => planned,
+      tokens: () => sentence.tokens() ?? planned?.plan.limits.max_seq_len ?? 4096,
+      ask: (planner, question) => ask(planner, question),
+      width,
+      apply,
+      remember,
+      busy: () => running !== null,
+      guarded,
     },
-    flags: {
-      due: false,
-      seen: false,
-      run: async () => {
-        const name = state.chosen.from === 'zoo' ? state.chosen.name : null;
-        const { targets } = await ask<{ targets: Told[] }>(slow, { ask: 'flags', model: name });
-        flags.show(targets);
-      },
-    },
-    fit: {
-      due: false,
-      seen: false,
-      run: async () => {
-        const { fit } = state;
-        const per_hour = prices(fit.prices);
-        const fits = await model.ask<Fits>(slow, (number) => ({
-          ask: 'fit',
-          model: number,
-          context: fit.context,
-          sequences: fit.sequences,
-          devices: fit.devices.split(/[\s,]+/).filter(Boolean),
-          max_devices: fit.most,
-          prices: Object.keys(per_hour).length > 0 ? { currency: '', per_hour } : null,
-          width: width(),
-        }));
-        showFit(fitAnswer(fits, apply));
-        await remember();
-      },
-    },
-    prefix: {
-      due: false,
-      seen: false,
-      run: async () => {
-        // Each takes as long as a long trace does; where the plan changes meanwhile, the rest is not asked for.
-        const found: Simulated[] = [];
-        for (const checkpoints of CHECKPOINTS) {
-          const one = await ask<Simulated>(slow, { ask: 'simulate', workload: state.workload, checkpoints: [checkpoints] });
-          found.push(one);
-          const drawn = await ask<{ picture: Drawing; numbers: Drawing }>(slow, { ask: 'rates', rates: rates(found), width: width() });
-          if (later.prefix.due) return;
-          showPrefix(one, drawn);
-        }
-        await remember();
-      },
-    },
-  };
+    flags,
+  );
 
   function apply(fit: Fit): void {
     const { tp, pp, dp, ep } = fit.parallel;
     for (const [name, size] of Object.entries({ tp, pp, dp, ep })) edits.set(`parallel.${name}`, size > 1 ? String(size) : null);
-    edits.set('max_seq_len', String(state.fit.context));
     edits.set('max_batch_size', null);
-    change({ device: fit.device, stage: 0 });
-    byId('map').scrollIntoView({ behavior: 'smooth' });
+    change({ device: devicesText(fit.devices, devices(fit.device).name), stage: 0 });
+    scrollTo({ top: 0, behavior: 'smooth' });
   }
 
-  let looking: Promise<void> | null = null;
-  function lookAgain(): void {
-    looking ??= (async () => {
-      for (;;) {
-        // A slider that moves is drawn first.
-        await new Promise((resolve) => setTimeout(resolve, 60));
-        if (running) continue;
-        const [name, part] = Object.entries(later).find(([, part]) => part.due && part.seen) ?? [];
-        if (!name || !part) break;
-        part.due = false;
-        const section = byId(name);
-        section.setAttribute('aria-busy', 'true');
-        await guarded(part.run, section);
-        section.removeAttribute('aria-busy');
-      }
-      looking = null;
-    })();
-  }
-  const observer = new IntersectionObserver(
-    (entries) => {
-      for (const { target, isIntersecting } of entries) {
-        const part = later[target.id as keyof typeof later];
-        // What was in sight when it fell due is drawn, also where what is drawn above it pushes it out.
-        part.seen = isIntersecting || (part.seen && part.due);
-      }
-      lookAgain();
-    },
-    { rootMargin: '200px' },
-  );
-  for (const name of Object.keys(later)) observer.observe(byId(name));
-
-  /** Runs it, and says whether that went well; what is refused is shown as the command says it. */
+  /** Runs it, and says whether that went well; what is refused is shown. */
   async function guarded(run: () => Promise<void>, section?: HTMLElement): Promise<boolean> {
     try {
       await run();
+      if (!section && classList.contains('of-command')) clearError();
       return true;
     } catch (error) {
-      const message = error instanceof Error ? error.message : String(error);
-      const answer = section?.querySelector('.answer');
-      if (answer) {
-        answer.replaceChildren(h('p', { class: 'refused' }, message));
-        return false;
+      if (section) {
+        showInSection(error, section);
+      } else {
+        const { chosen } = state;
+        const waits = chosen.from === 'hub' && !chosen.asked && !choices.reads_disk && !classList.contains('of-command');
+        showError(error, { make, askHub: waits ? () => choose({ ...chosen, asked: true }) : null });
+        await remember();
       }
-      const code = error instanceof Refused && error.failure.code > 0 ? ` (exit code ${error.failure.code})` : '';
-      byId('error').replaceChildren(h('pre', {}, `error: ${message}${code}`), ...tries(message));
-      byId('error').hidden = false;
-      await remember();
       return false;
     }
-  }
-
-  /** What an error proposes, line by line: `  try max_seq_len = 2048: 3 sequence(s), …`. */
-  function tries(message: string): HTMLElement[] {
-    const found = message.matchAll(/^ {2}try ([a-z_.]+ = [^:]+): (.*)$/gm);
-    return [...found].map(([, change, rest]) => turn(change!, `${change}: ${rest}`));
   }
 
   async function remember(): Promise<void> {
@@ -359,17 +332,27 @@ async function start(): Promise<void> {
       refresh();
     });
   });
+
+  const config = (chosen: Chosen) => (classList.contains('of-command') ? command.use(chosen) : choose(chosen));
+  listen({
+    model: (files) => config(filesOf(files)),
+    config: (text) => config({ from: 'text', name: 'config.json', text }),
+    commands: (files) => {
+      way(true);
+      void guarded(() => command.take(files));
+    },
+    command: (text) => {
+      way(true);
+      command.set(text);
+    },
+  });
+
   let drawn = width();
   new ResizeObserver(() => {
     // What is drawn makes the page no narrower.
-    if (planned && Math.abs(width() - drawn) > 8) refresh();
-    drawn = width();
+    if (planned && width() > 0 && Math.abs(width() - drawn) > 8) refresh();
+    drawn = width() || drawn;
   }).observe(outputs);
-  refresh();
 }
 
-start().catch((error: unknown) => {
-  const said = byId('error');
-  said.replaceChildren(h('pre', {}, `error: ${error instanceof Error ? error.message : String(error)}`));
-  said.hidden = false;
-});
+start().catch((error: unknown) => showError(error, { make: () => undefined, askHub: null }));

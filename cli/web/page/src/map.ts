@@ -17,7 +17,8 @@ export class MemoryMap {
     private readonly go: (into: string[]) => void,
     private readonly explain: (subject: string) => Promise<Derivation>,
   ) {
-    const side = h('div', { class: 'beside' }, this.facts, this.why);
+    const how = h('p', { class: 'help' }, 'Point at a part for its bytes, its owner and why; click it to go into it.');
+    const side = h('div', { class: 'beside' }, how, this.facts, this.why);
     within.append(this.path, h('div', { class: 'with-side' }, this.picture, side), this.numbers);
   }
 
@@ -54,8 +55,13 @@ export class MemoryMap {
 
   async derive(subject: string): Promise<void> {
     const derivation = await this.explain(subject);
-    this.why.replaceChildren(h('h3', {}, `Why: ${subject}`), h('ul', { class: 'derivation' }, step(derivation)));
+    this.why.replaceChildren(h('h3', {}, `Why: ${subject}`), steps(derivation));
   }
+}
+
+/** A derivation as a list in lists. */
+export function steps(derivation: Derivation): HTMLElement {
+  return h('ul', { class: 'derivation' }, step(derivation));
 }
 
 function step({ claim, from }: Derivation): HTMLElement {

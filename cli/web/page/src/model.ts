@@ -48,7 +48,7 @@ export class Model {
       case 'hub': {
         const { name, asked } = chosen;
         if (readsDisk) return Model.of({ from: 'path', path: name }, zoo, readsDisk);
-        if (!asked) throw new Refused({ message: `${name} is on huggingface.co, which is asked only where you say so: press “Ask huggingface.co”`, code: 1 });
+        if (!asked) throw new Refused({ message: `${name} is on huggingface.co, which is asked only where you say so`, code: 1 });
         let pieces: Promise<Piece[]> | null = null;
         return new Model(async (planner) => openPieces(planner, await (pieces ??= fromHub(name))));
       }
@@ -87,6 +87,40 @@ export class Model {
       return ask();
     }
   }
+}
+
+/** What a typed name means: a model of the zoo, a path where the disk is read, or a name on the hub. */
+export function chosenBy(text: string, zoo: string[], readsDisk: boolean): Chosen {
+  const same = (known: string) => known.toLowerCase() === text.toLowerCase();
+  const words = text.toLowerCase().split(/\s+/);
+  const named = zoo.find(same) ?? (/[/\\]/.test(text) ? undefined : zoo.find((known) => words.every((word) => known.toLowerCase().includes(word))));
+  if (named) return { from: 'zoo', name: named };
+  return readsDisk ? { from: 'path', path: text } : { from: 'hub', name: text, asked: false };
+}
+
+/** What a model is called where it was chosen. */
+export function nameOf(chosen: Chosen): string {
+  switch (chosen.from) {
+    case 'zoo':
+    case 'text':
+    case 'hub':
+      return chosen.name;
+    case 'path':
+      return chosen.path;
+    case 'files':
+      return chosen.files.map(({ name }) => name).join(', ');
+  }
+}
+
+export function filesOf(files: Iterable<File>): Chosen {
+  return { from: 'files', files: [...files] };
+}
+
+/** Endings of files that a model is read of. */
+const MODEL_FILES = ['.json', '.gguf', '.safetensors', '.onnx'];
+
+export function isOfModel({ name }: { name: string }): boolean {
+  return MODEL_FILES.some((ending) => hasEnding(name, ending));
 }
 
 export function hasEnding(name: string, ending: string): boolean {

@@ -6,27 +6,36 @@ export interface State {
   chosen: Chosen;
   /** The model that drafts for it. */
   draft: Chosen | null;
+  /** How many are to be served at once. */
+  people: number;
   device: string;
+  /** Bits of a weight; 0 as they are stored. */
+  bits: 0 | 8 | 4;
   budget: string;
   stage: number;
+  /** What is asked beside it: another device, another model where one is named. */
+  beside: { chosen: Chosen | null; device: string } | null;
   workload: string;
-  fit: { context: number; sequences: number; devices: string; most: number; prices: string };
+  fit: { devices: string; most: number; prices: string };
 }
 
 export const START: State = {
-  chosen: { from: 'zoo', name: 'nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16' },
+  chosen: { from: 'zoo', name: 'Qwen/Qwen3-Next-80B-A3B-Thinking' },
   draft: null,
-  device: 'h100',
+  people: 100,
+  device: '2xh200',
+  bits: 0,
   budget: 'max_seq_len = 32768\n',
   stage: 0,
+  beside: null,
   workload: 'agents',
-  fit: { context: 32768, sequences: 32, devices: 'l40s h100 h200 b200 mi300x', most: 8, prices: '' },
+  fit: { devices: 'l40s h100 h200 b200 mi300x', most: 8, prices: '' },
 };
 
 /** The state as the part of an address behind `#`. Files that were dropped cannot stand in it. */
 export async function toFragment(state: State): Promise<string> {
   const fields = new URLSearchParams();
-  for (const [prefix, chosen] of [['', state.chosen], ['draft.', state.draft]] as const) {
+  for (const [prefix, chosen] of [['', state.chosen], ['draft.', state.draft], ['beside.', state.beside?.chosen ?? null]] as const) {
     if (chosen?.from === 'zoo') fields.set(`${prefix}zoo`, chosen.name);
     if (chosen?.from === 'path') fields.set(`${prefix}path`, chosen.path);
     if (chosen?.from === 'hub') fields.set(`${prefix}hub`, chosen.name);
@@ -35,9 +44,12 @@ export async function toFragment(state: State): Promise<string> {
       fields.set(`${prefix}config`, await packed(chosen.text));
     }
   }
+  fields.set('people', String(state.people));
   fields.set('device', state.device);
+  if (state.bits > 0) fields.set('bits', String(state.bits));
   fields.set('budget', state.budget);
   if (state.stage > 0) fields.set('stage', String(state.stage));
+  if (state.beside) fields.set('beside.device', state.beside.device);
   fields.set('workload', state.workload);
   for (const [name, value] of Object.entries(state.fit)) if (value !== '') fields.set(`fit.${name}`, String(value));
   return fields.toString();
@@ -50,21 +62,27 @@ export async function fromFragment(fragment: string, first = START.chosen): Prom
     const value = Number(fields.get(name) ?? otherwise);
     return Number.isInteger(value) && value >= 0 && value <= most ? value : otherwise;
   };
+  const besides = fields.get('beside.device');
   return {
     chosen: (await chosenOf(fields, '')) ?? first,
     draft: await chosenOf(fields, 'draft.'),
+    people: number('people', START.people, 2 ** 32) || 1,
     device: fields.get('device') ?? START.device,
+    bits: bitsOf(fields.get('bits')),
     budget: fields.get('budget') ?? START.budget,
     stage: number('stage', 0, 4096),
+    beside: besides === null ? null : { chosen: await chosenOf(fields, 'beside.'), device: besides },
     workload: fields.get('workload') ?? START.workload,
     fit: {
-      context: number('fit.context', START.fit.context, 2 ** 32),
-      sequences: number('fit.sequences', START.fit.sequences, 2 ** 32),
       devices: fields.get('fit.devices') ?? START.fit.devices,
       most: number('fit.most', START.fit.most, 64),
       prices: fields.get('fit.prices') ?? START.fit.prices,
     },
   };
+}
+
+function bitsOf(text: string | null): State['bits'] {
+  return text === '8' ? 8 : text === '4' ? 4 : 0;
 }
 
 async function chosenOf(fields: URLSearchParams, prefix: string): Promise<Chosen | null> {

@@ -15,6 +15,8 @@ export interface Opened {
   source: string;
   dtype: string;
   longest: number | null;
+  /** Bytes of all weights as they are stored, and what fewer bits would take. */
+  weights: Record<'stored' | '8' | '4', number | null>;
   assumed: number;
   inspection: string;
 }
@@ -49,6 +51,17 @@ export interface Charts {
   numbers: Drawing | null;
 }
 
+/** What no software exceeds, with so many sequences over all replicas. */
+export interface AtBest {
+  sequences: number;
+  tokens_per_second: number;
+  alone_per_second: number;
+  prompt_seconds: number;
+  bound_by: string;
+  source: string;
+  per_million_tokens: number | null;
+}
+
 export interface Planned {
   plan: Plan;
   pictures: Pictures;
@@ -57,8 +70,12 @@ export interface Planned {
   knobs: { change: string; sequences: number }[];
   /** What a token, full windows and the states of a sequence take. */
   totals: string;
-  /** The bound of speed in words; null where the device's rates are not known. */
-  at_best: string | null;
+  /** The bound of speed; null where the device's rates are not known. */
+  at_best: AtBest | null;
+  /** GPUs of the plan. */
+  devices: number;
+  /** What all of them cost an hour, where that of one is stated. */
+  per_hour: number | null;
   stated: Record<string, string>;
   /** What holds of a device where nobody states it. */
   usual: Record<string, string>;
@@ -139,4 +156,50 @@ export interface Told {
     };
     error?: string;
   };
+}
+
+/** A command in a text. */
+export interface Found {
+  place: string;
+  /** Without secrets. */
+  shown: string;
+  model: string | null;
+  draft: string | null;
+  device: string | null;
+}
+
+/** A number that is only known to lie between two. */
+export interface Interval {
+  low: number;
+  high: number;
+}
+
+export interface Change {
+  change: string;
+  starts: 'no' | 'maybe' | 'yes';
+  sequences?: Interval;
+}
+
+/** What a command would do, or why that is not known. */
+export interface Started {
+  answer?: {
+    engine: string;
+    version: string;
+    model: string;
+    read: { flag: string; value: string; says: string }[];
+    limits: { max_seq_len: number };
+    starts: 'no' | 'maybe' | 'yes';
+    reason?: string;
+    sequences?: Interval;
+    lines: string[];
+    capped_by: string;
+    changes: Change[];
+    notes: string[];
+  };
+  text?: string;
+  refused?: Failure;
+  wants_device?: boolean;
+  changes?: Change[];
+  /** The changed commands, as lines of a shell. */
+  changed?: string[];
 }

@@ -10,11 +10,14 @@ test('a link holds a whole state', async () => {
   const state: State = {
     chosen: { from: 'text', name: 'my config.json', text: '{"model_type": "llama", "x": "é&=#"}' },
     draft: { from: 'hub', name: 'org/small@main', asked: false },
+    people: 7,
     device: '8xh100',
+    bits: 4,
     budget: "max_seq_len = 8192 # a & b\n[dtypes]\nkv = 'fp8'\n",
     stage: 2,
+    beside: { chosen: { from: 'zoo', name: 'a/b' }, device: '2xb200' },
     workload: 'rag',
-    fit: { context: 1, sequences: 2, devices: 'h100', most: 3, prices: 'h100=2.5' },
+    fit: { devices: 'h100', most: 3, prices: 'h100=2.5' },
   };
   expect(await fromFragment(await toFragment(state))).toEqual(state);
   const path: State = { ...START, chosen: { from: 'path', path: '/a b/c' } };
@@ -23,7 +26,7 @@ test('a link holds a whole state', async () => {
 
 test('what a link does not say, or says wrongly, is as at the start', async () => {
   expect(await fromFragment('')).toEqual(START);
-  expect((await fromFragment('stage=-1&fit.most=x&fit.context=1e99')).fit).toEqual(START.fit);
+  expect(await fromFragment('stage=-1&fit.most=x&people=0&bits=5')).toEqual({ ...START, people: 1 });
 });
 
 test('a link that unpacks to more than any config is refused', async () => {

@@ -1,6 +1,10 @@
 import { expect, test } from 'vitest';
 import { needed, nameOf } from '../src/hub';
-import { inOrder } from '../src/model';
+import { isCommand } from '../src/command';
+import { changeOf, inWords, proposed } from '../src/change';
+import { priceOf, withPrice } from '../src/fit';
+import { devices, devicesText, short, tokensOf } from '../src/format';
+import { chosenBy, inOrder, isOfModel } from '../src/model';
 import { rates } from '../src/prefix';
 
 test('names on the hub are read as the command reads them', () => {
@@ -38,4 +42,45 @@ test('what was simulated is drawn policy by policy', () => {
     reuse: '',
   });
   expect(rates([one(1), one(4)])).toEqual([['a', [[1, 0], [4, 0]]], ['b', [[1, 1], [4, 0.25]]]]);
+});
+
+test('changes that the planner proposes are read, and said for people', () => {
+  const parallel = { tp: 2, pp: 1, dp: 1, cp: 1 };
+  const said = (text: string) => inWords(changeOf(text)!, parallel);
+  expect(changeOf('--device-memory 4xh200 parallel.tp = 2, parallel.pp = 2')).toEqual({ device: '4xh200', keys: [['parallel.tp', '2'], ['parallel.pp', '2']] });
+  expect(said('--device-memory 4xh200 parallel.tp = 2, parallel.pp = 2')).toBe('4 × h200 as tp 2, pp 2');
+  expect(said('parallel.pp = 8')).toBe('16 GPUs as pp 8');
+  expect(said('dtypes.kv = "f8_e4m3"')).toBe('keys and values as f8_e4m3');
+  expect(said('max_seq_len = 16384')).toBe('16k tokens each');
+  expect(said('memory.reserve = "1GiB"')).toBe('memory.reserve = "1GiB"');
+  expect(changeOf('run fewer sequences')).toBeNull();
+  const message = 'does not fit: x\n  try max_seq_len = 2048: 3 sequence(s), 1 GiB\n  try --device-memory 2xh100 parallel.tp = 2: 9';
+  expect(proposed(message)).toEqual([
+    { change: 'max_seq_len = 2048', rest: '3 sequence(s), 1 GiB' },
+    { change: '--device-memory 2xh100 parallel.tp = 2', rest: '9' },
+  ]);
+});
+
+test('what is typed into the sentence is a model of the zoo, a name on the hub, or a path', () => {
+  const zoo = ['Qwen/Qwen3-8B', 'Qwen/Qwen3-32B'];
+  expect(chosenBy('qwen/qwen3-32b', zoo, false)).toEqual({ from: 'zoo', name: 'Qwen/Qwen3-32B' });
+  expect(chosenBy('qwen3 32', zoo, true)).toEqual({ from: 'zoo', name: 'Qwen/Qwen3-32B' });
+  expect(chosenBy('Qwen/Qwen3', zoo, false)).toEqual({ from: 'hub', name: 'Qwen/Qwen3', asked: false });
+  expect(chosenBy('/models/mine', zoo, true)).toEqual({ from: 'path', path: '/models/mine' });
+});
+
+test('files are of a model or hold commands', () => {
+  expect(['vllm serve m', 'x: 1', '{"vllm": 1}', 'services:\n  a: 1', 'kind: Pod\napiVersion: v1'].map(isCommand)).toEqual([true, false, false, true, true]);
+  expect(['a.gguf', 'config.JSON', 'serve.sh', 'compose.yaml'].map((name) => isOfModel({ name }))).toEqual([true, true, false, false]);
+});
+
+test('counts of devices, tokens and prices are said as people do', () => {
+  expect([devices('8xh100'), devices('h100'), devices('24GiB')]).toEqual([{ count: 8, name: 'h100' }, { count: 1, name: 'h100' }, { count: 1, name: '24GiB' }]);
+  expect([devicesText(8, 'h100'), devicesText(1, 'h100'), devicesText(2, '')]).toEqual(['8xh100', 'h100', '']);
+  expect([short(32768), short(1 << 20), short(1000), short(1536)]).toEqual(['32k', '1m', '1,000', '1,536']);
+  expect(['32k', '1,000', '2M', '8kb', ''].map(tokensOf)).toEqual([32768, 1000, 2 << 20, null, null]);
+  expect(withPrice('h100=2 h200=3', 'H200', '4.5')).toBe('h100=2 h200=4.5');
+  expect(withPrice('h100=2', 'h100', '')).toBe('');
+  expect(priceOf('h100=2', 'H100')).toBe(2);
+  expect(priceOf('h100=2', 'b200')).toBeNull();
 });

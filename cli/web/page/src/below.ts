@@ -1,0 +1,108 @@
+// The parts below the answer that take longer: each is asked for when it is in sight.
+
+import { admitted } from './answer';
+import { showCapacity } from './capacity';
+import { byId, h, type Drawing } from './dom';
+import { fitAnswer, layout, prices, showFit } from './fit';
+import type { Flags } from './flags';
+import { count, devices } from './format';
+import { Later, type Part } from './later';
+import type { Model } from './model';
+import type { Planner } from './planner';
+import { CHECKPOINTS, rates, showPrefix } from './prefix';
+import type { State } from './state';
+import type { Curves, Fit, Fits, Planned, Simulated, Told } from './types';
+
+/** What the parts know of what is asked by then. */
+export interface Asked {
+  planner: Planner;
+  state(): State;
+  model(): Model;
+  planned(): Planned | null;
+  /** Tokens of each sequence. */
+  tokens(): number;
+  ask<T>(planner: Planner, question: object): Promise<T>;
+  width(): number;
+  apply(fit: Fit): void;
+  remember(): Promise<void>;
+  busy(): boolean;
+  guarded(run: () => Promise<void>, section: HTMLElement): Promise<boolean>;
+}
+
+export function below(asked: Asked, flags: Flags): Later {
+  const { planner, state, ask, width } = asked;
+  const part = (run: () => Promise<void>, always = false): Part => ({ due: false, seen: always, always, run });
+  const fits = (names: string[], most: number): Promise<Fits> => {
+    const { fit, people, bits } = state();
+    const per_hour = prices(fit.prices);
+    return asked.model().ask<Fits>(planner, (model) => ({
+      ask: 'fit',
+      model,
+      context: asked.tokens(),
+      sequences: people,
+      devices: names,
+      max_devices: most,
+      prices: Object.keys(per_hour).length > 0 ? { currency: '', per_hour } : null,
+      bits: bits || null,
+      width: width(),
+    }));
+  };
+
+  /** The same GPUs divided otherwise, where that holds more. Devices are tried with no other key of the budget. */
+  async function change(): Promise<void> {
+    const { device, people } = state();
+    const { count: number, name } = devices(device);
+    const planned = asked.planned();
+    const isPlain = planned && Object.keys(planned.stated).every((key) => key === 'max_seq_len' || key === 'memory.weights');
+    if (!isPlain || number === 1 || number > 64) return;
+    const alike = (await fits([name], number)).answer.fits.filter((fit) => fit.devices === number && fit.kv_dtype === null && fit.state_dtype === null);
+    const best = alike.reduce<Fit | null>((best, fit) => (fit.sequences > (best?.sequences ?? admitted(planned)) ? fit : best), null);
+    if (!best || asked.planned() !== planned) return;
+    const knobs = byId('change').querySelector('.knobs')!;
+    const divide = (text: string) => h('button', { type: 'button', class: 'knob layout', click: () => asked.apply(best) }, text);
+    const said = `the same ${number} GPUs as ${layout(best)}`;
+    knobs.querySelector('.layout')?.remove();
+    knobs.prepend(divide(`${said} would admit ${count(best.sequences)}`));
+    // A No that another layout turns is a Yes.
+    const [held, verdict] = [admitted(planned), byId('summary').querySelector('.verdict')];
+    if (held < people && best.sequences >= people && verdict) {
+      verdict.replaceChildren(h('b', {}, 'Yes'), `, divided otherwise: as ${layout(planned.plan)} it holds ${count(held)} of ${count(people)}.`);
+      verdict.className = 'verdict yes';
+      verdict.after(h('p', { class: 'otherwise' }, divide(`${said} hold ${count(best.sequences)}`)));
+    }
+  }
+
+  async function prefix(): Promise<void> {
+    // Each takes as long as a long trace does; where the plan changes meanwhile, the rest is not asked for.
+    const found: Simulated[] = [];
+    for (const checkpoints of CHECKPOINTS) {
+      const one = await ask<Simulated>(planner, { ask: 'simulate', workload: state().workload, checkpoints: [checkpoints] });
+      found.push(one);
+      const drawn = await ask<{ picture: Drawing; numbers: Drawing }>(planner, { ask: 'rates', rates: rates(found), width: width() });
+      if (later.isDue('prefix')) return;
+      showPrefix(one, drawn);
+    }
+    await asked.remember();
+  }
+
+  const later = new Later(
+    {
+      change: part(change, true),
+      capacity: part(async () => showCapacity((await ask<Curves>(planner, { ask: 'curves', width: width() })).pictures)),
+      fit: part(async () => {
+        const { chosen, fit } = state();
+        const name = chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : '<MODEL>';
+        showFit(fitAnswer(await fits(fit.devices.split(/[\s,]+/).filter(Boolean), fit.most), name, asked.apply));
+        await asked.remember();
+      }),
+      prefix: part(prefix),
+      flags: part(async () => {
+        const { chosen } = state();
+        flags.show((await ask<{ targets: Told[] }>(planner, { ask: 'flags', model: chosen.from === 'zoo' ? chosen.name : null })).targets);
+      }),
+    },
+    asked.busy,
+    asked.guarded,
+  );
+  return later;
+}

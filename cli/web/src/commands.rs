@@ -1,0 +1,184 @@
+//! Commands and manifests that start an engine: what they name, and what they would do.
+
+use std::collections::BTreeMap;
+
+use cacheplan_planner::{Devices, Override};
+use cacheplan_serve::{Asked, Launch, Models, Options, Question, Refusal, ServeError, answer, line, manifest};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::answers::{Refused, json_of};
+
+/// A text with commands in it, and what else is said of them.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CommandText {
+    /// Of its file, `deployment.yaml`.
+    name: String,
+    text: String,
+    /// The files of options that its commands may name, each with its text.
+    #[serde(default)]
+    files: BTreeMap<String, String>,
+    /// Its device, where the text does not say it.
+    #[serde(default)]
+    device: String,
+    /// What the engine's log says that it has for caches.
+    #[serde(default)]
+    cache_bytes: String,
+}
+
+impl CommandText {
+    fn launches(&self) -> Result<Vec<Launch>, Refused> {
+        manifest::read(&self.name, self.text.as_bytes()).map_err(Refused::usage)
+    }
+
+    fn options(&self) -> Result<Options, Refused> {
+        let devices = match self.device.trim() {
+            "" => None,
+            text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
+        };
+        let bytes = Some(self.cache_bytes.trim()).filter(|text| !text.is_empty());
+        let overrides = bytes.map(|bytes| Override::by_flag("engine.cache_bytes", bytes, "the bytes of caches"));
+        Ok(Options { devices, overrides: overrides.into_iter().collect(), ..Options::default() })
+    }
+
+    /// The command with the options of the file that it names.
+    fn whole(&self, launch: Launch) -> Result<Launch, Refused> {
+        let Some(file) = launch.config_file().map(str::to_owned) else { return Ok(launch) };
+        let last = file.rsplit(['/', '\\']).next().unwrap_or(&file);
+        let text = self.files.get(last).ok_or_else(|| {
+            Refused::usage(format!("the command takes options from `{file}`; drop that file on the page too"))
+        })?;
+        launch.with_config(&file, text).map_err(Refused::usage)
+    }
+}
+
+/// The commands that start engines in a text, with the names of their models.
+pub(crate) fn found(text: &CommandText) -> Result<Value, Refused> {
+    let options = text.options()?;
+    let one = |launch: Launch| {
+        let (place, shown) = (launch.place.clone(), launch.to_string());
+        // What a file of options says is asked for when the command is.
+        let launch = text.whole(launch.clone()).unwrap_or(launch);
+        let question = match Asked::of(&launch, &options) {
+            Asked::Taken(question) => Some(question),
+            Asked::Refused { nearest, .. } => nearest,
+        };
+        let named = |name: fn(&Question) -> Option<&String>| question.as_deref().and_then(name);
+        json!({
+            "place": place,
+            "shown": shown,
+            "model": named(|question| Some(&question.model)),
+            "draft": named(|question| question.draft.as_ref()),
+            "device": launch.device,
+        })
+    };
+    Ok(json!({ "commands": text.launches()?.into_iter().map(one).collect::<Vec<_>>() }))
+}
+
+/// What one of them would do; its models are there where they could be had.
+pub(crate) fn start(text: &CommandText, at: usize, models: Option<&Models>) -> Result<Value, Refused> {
+    let launch = text.launches()?.into_iter().nth(at).ok_or_else(|| Refused::usage("there is no such command"))?;
+    let (launch, options) = (text.whole(launch)?, text.options()?);
+    let error = match (Asked::of(&launch, &options), models) {
+        (Asked::Taken(_), Some(models)) => match answer(&launch, models.clone(), &options) {
+            Ok(answer) => {
+                let commands: Vec<String> = answer.changes.iter().map(|change| line(&change.command)).collect();
+                let command = line(&answer.command);
+                return Ok(
+                    json!({ "answer": json_of(&answer)?, "text": answer.text(), "command": command, "changed": commands }),
+                );
+            }
+            Err(error) => error,
+        },
+        (Asked::Taken(question), None) => {
+            return Err(Refused::usage(format!("the model `{}` was not read", question.model)));
+        }
+        (Asked::Refused { error, .. }, _) => error,
+    };
+    refused(&Refusal::of(error, &launch, models, &options))
+}
+
+fn refused(refusal: &Refusal) -> Result<Value, Refused> {
+    let changed = refusal.change.as_ref().map(|change| line(&change.command));
+    // Which device it is, the page asks for by itself.
+    let wants_device = matches!(refusal.error, ServeError::NoDevice);
+    Ok(json!({
+        "refused": { "message": refusal.error.to_string(), "code": refusal.error.exit_code() },
+        "wants_device": wants_device,
+        "changes": refusal.change.as_slice(),
+        "changed": changed.as_slice(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use cacheplan_transforms::{Model, ReadOptions};
+    use rstest::rstest;
+
+    use super::*;
+
+    const LLAMA: &str = r#"{ "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 1024, "num_attention_heads": 8,
+        "intermediate_size": 256, "vocab_size": 256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16" }"#;
+
+    fn text(name: &str, text: &str) -> CommandText {
+        let (name, text, files) = (name.into(), text.into(), BTreeMap::new());
+        CommandText { name, text, files, device: "h100".into(), cache_bytes: String::new() }
+    }
+
+    fn llama() -> Option<Models> {
+        Some(Model::read_config("config.json", LLAMA, &ReadOptions::default()).unwrap().into())
+    }
+
+    #[test]
+    fn the_models_of_commands_are_named_without_secrets() {
+        let of =
+            text("a.sh", "HF_TOKEN=sesame vllm serve org/a --api-key sesame\nvllm serve org/b --max-model-lenn 8\n");
+        let found = found(&of).unwrap();
+        assert!(!found.to_string().contains("sesame"), "{found}");
+        assert_eq!([&found["commands"][0]["model"], &found["commands"][1]["model"]], ["org/a", "org/b"]);
+    }
+
+    #[rstest]
+    #[case::answered("vllm serve org/a --api-key sesame")]
+    #[case::refused("vllm serve org/a --max-model-lenn 8 --api-key sesame")]
+    fn no_answer_shows_a_secret(#[case] command: &str) {
+        let said = start(&text("a.sh", command), 0, llama().as_ref()).unwrap();
+        assert!(!said.to_string().contains("sesame") && said.to_string().contains("<hidden>"), "{said}");
+    }
+
+    #[test]
+    fn bytes_of_a_log_make_its_numbers_exact() {
+        let mut of = text("a.sh", "vllm serve org/a --max-model-len 4096");
+        let tokens = |of: &CommandText| start(of, 0, llama().as_ref()).unwrap()["answer"]["facts"]["tokens"].clone();
+        let guessed = tokens(&of);
+        assert_ne!(guessed["low"], guessed["high"]);
+        of.cache_bytes = "1GiB".into();
+        let known = tokens(&of);
+        assert_eq!(known["low"], known["high"]);
+    }
+
+    #[test]
+    fn a_file_of_options_is_asked_for_and_read() {
+        let mut of = text("a.sh", "vllm serve org/a --config /etc/options.yaml");
+        let why = serde_json::to_value(start(&of, 0, llama().as_ref()).unwrap_err()).unwrap();
+        assert!(why["message"].as_str().unwrap().contains("`/etc/options.yaml`; drop that file"), "{why}");
+        of.files.insert("options.yaml".into(), "max-model-len: 2048\n".into());
+        assert_eq!(start(&of, 0, llama().as_ref()).unwrap()["answer"]["limits"]["max_seq_len"], 2048);
+    }
+
+    #[test]
+    fn a_device_is_asked_for() {
+        let of = CommandText { device: String::new(), ..text("a.sh", "vllm serve org/a") };
+        assert_eq!(start(&of, 0, llama().as_ref()).unwrap()["wants_device"], true);
+    }
+
+    #[rstest]
+    #[case::no_command("echo hello", 0, "no command")]
+    #[case::none_there("vllm serve org/a", 1, "no such command")]
+    #[case::no_model("vllm serve org/a", 0, "`org/a` was not read")]
+    fn what_cannot_be_answered_is_an_error(#[case] command: &str, #[case] at: usize, #[case] expected: &str) {
+        let why = serde_json::to_value(start(&text("a.sh", command), at, None).unwrap_err()).unwrap();
+        assert!(why["message"].as_str().unwrap().contains(expected), "{why}");
+    }
+}

@@ -1,0 +1,73 @@
+//! A command before its models are read, and why one has no answer.
+
+use serde::ser::{Serialize, SerializeMap, Serializer};
+
+use crate::answer::{Change, Starts};
+use crate::error::ServeError;
+use crate::launch::Launch;
+use crate::question::{Models, Options, Question};
+use crate::repair::{nearest, repaired};
+use crate::words::line;
+
+/// What the words of a command ask, by which its models are named.
+#[derive(Debug)]
+pub enum Asked {
+    /// The engine's parser takes them.
+    Taken(Box<Question>),
+    /// It refuses them, whatever the models are.
+    Refused {
+        /// The reason.
+        error: ServeError,
+        /// The question of the nearest words that it takes: they still name the models, mostly.
+        nearest: Option<Box<Question>>,
+    },
+}
+
+/// Why a command has no answer.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The reason.
+    pub error: ServeError,
+    /// The nearest command that starts, where one was found.
+    pub change: Option<Change>,
+}
+
+impl Asked {
+    /// Reads the words of a command.
+    pub fn of(launch: &Launch, options: &Options) -> Self {
+        match Question::of(launch, options) {
+            Ok(question) => Self::Taken(question.into()),
+            Err(error) => Self::Refused { error, nearest: nearest(launch, options).map(Box::new) },
+        }
+    }
+}
+
+impl Refusal {
+    /// Looks for the nearest command that starts, where the models are known.
+    pub fn of(error: ServeError, launch: &Launch, models: Option<&Models>, options: &Options) -> Self {
+        let change = models.and_then(|models| repaired(launch, models, options)).map(|(_, answer)| Change {
+            change: "the nearest command that starts".into(),
+            command: answer.command,
+            starts: answer.starts,
+            sequences: answer.sequences,
+        });
+        Self { error, change }
+    }
+
+    /// Says why, and what to try.
+    pub fn text(&self) -> String {
+        let tried = self.change.as_ref().map(|change| format!("\ntry {}", line(&change.command)));
+        format!("{}{}", self.error, tried.unwrap_or_default())
+    }
+}
+
+/// Writes it as an answer that does not start.
+impl Serialize for Refusal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("starts", &Starts::No)?;
+        map.serialize_entry("reason", &self.error.to_string())?;
+        map.serialize_entry("changes", self.change.as_slice())?;
+        map.end()
+    }
+}

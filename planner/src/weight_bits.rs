@@ -1,0 +1,62 @@
+//! What the weights would take if a model were quantised: assumed, since nobody has quantised it yet.
+
+use std::fmt;
+
+use serde::Deserialize;
+
+use crate::bound::Work;
+use crate::request::PlanRequest;
+
+/// Bits of a weight of a model that is quantised for serving.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "u32")]
+pub enum WeightBits {
+    /// 8 bits.
+    Eight,
+    /// 4 bits.
+    Four,
+}
+
+impl WeightBits {
+    /// All of them, the most bits first.
+    pub const ALL: [Self; 2] = [Self::Eight, Self::Four];
+
+    /// Bytes of an element: 32 of them share a scale of 16 bits, as in GGML's `q8_0` and `q4_0`.
+    const fn bytes(self) -> f64 {
+        match self {
+            Self::Eight => 34.0 / 32.0,
+            Self::Four => 18.0 / 32.0,
+        }
+    }
+}
+
+impl TryFrom<u32> for WeightBits {
+    type Error = String;
+
+    fn try_from(bits: u32) -> Result<Self, String> {
+        match bits {
+            8 => Ok(Self::Eight),
+            4 => Ok(Self::Four),
+            _ => Err(format!("weights of {bits} bits; 8 or 4 were expected")),
+        }
+    }
+}
+
+impl fmt::Display for WeightBits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Eight => "8-bit",
+            Self::Four => "4-bit",
+        })
+    }
+}
+
+impl PlanRequest {
+    /// Bytes of all weights where those of its layers take so many bits, assumed: embeddings, head and norms stay as they are
+    /// stored, and so does what takes fewer bits already. `None` where the layers or the size of the weights are not known.
+    pub fn weights_at(&self, bits: WeightBits) -> Option<u64> {
+        let stored = self.info().weights?;
+        let work = Work::of(self.model().model()?, Some(stored))?;
+        Some((stored.bytes as f64 - work.saved_at(bits.bytes())).max(0.0).ceil() as u64)
+    }
+}
