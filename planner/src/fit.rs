@@ -163,8 +163,8 @@ pub struct Answer {
     pub notes: Vec<String>,
     /// What prices are in; absent without prices.
     pub currency: Option<String>,
-    /// All layouts, those first that hold: the cheapest, then the least memory, then the most room; then those that fall
-    /// the least short.
+    /// All layouts, those first that hold: the cheapest, then those in the model's own dtypes, then the least memory, then
+    /// the most room; then those that fall the least short.
     pub fits: Vec<Fit>,
     /// For the best layout of each device, what it holds at other lengths.
     pub curves: Vec<Curve>,
@@ -223,11 +223,11 @@ impl PlanRequest {
         let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
         fits.sort_by(|a, b| {
             let room = b.sequences.cmp(&a.sequences);
-            let cost = price(a).total_cmp(&price(b)).then(a.memory_bytes.cmp(&b.memory_bytes));
-            // Of equals the model's own dtype, since it loses nothing.
+            // The model's own dtypes first, since they lose nothing; only a price says what that may cost.
             let changed = a.changed_dtypes().cmp(&b.changed_dtypes());
-            let changed = changed.then(a.engine.is_some().cmp(&b.engine.is_some()));
-            let of_alike = if a.holds { cost.then(changed).then(room) } else { room.then(cost).then(changed) };
+            let cost = price(a).total_cmp(&price(b)).then(changed).then(a.memory_bytes.cmp(&b.memory_bytes));
+            let cost = cost.then(a.engine.is_some().cmp(&b.engine.is_some()));
+            let of_alike = if a.holds { cost.then(room) } else { room.then(cost) };
             b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
         });
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());

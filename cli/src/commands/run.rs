@@ -186,7 +186,7 @@ pub(crate) fn serve(
                 print_table(&format!("GUESSES   {guessed}\n"))?;
             }
             if let Some(reason) = &run.no_reuse {
-                print_table(&format!("REUSE     off: {reason}\n"))?;
+                print_table(&format!("REUSE     off:\n  {reason}\n"))?;
             }
             print_table(&format!("\nPLANNED BESIDE ACTUAL\n{}", run.report))?;
         }
@@ -205,7 +205,7 @@ fn fit(session: &mut Session) -> Result<String, Failure> {
     session.resize(&measured).map_err(failure)?;
     let after = &session.plan().capacity;
     Ok(format!(
-        "PROFILE   one forward of {} tokens needs {} bytes more ({})\n\
+        "PROFILE   one forward of {} tokens takes {} bytes ({})\n\
          RESIZE    {} -> {} sequences, {} -> {} tokens in pages,\n          capped by {}\n\n",
         measured.tokens,
         measured.forward_bytes,

@@ -13,7 +13,7 @@ impl Answer {
     /// assumed, as the weights' division and the activations are.
     pub fn table(&self) -> String {
         let (sequences, context) = (self.sequences, self.context);
-        let asked = format!("{}: {sequences} of {context} tokens; every number below is assumed", self.model);
+        let asked = format!("{}: {sequences} sequences of {context} tokens; every number below is assumed", self.model);
         let mut text = format!("FIT{}\n", wrap(&asked, 5).trim_start_matches("   "));
         let mut head = vec!["", "device", "holds", "capped by", "most tok/s", "layout"];
         if let Some(currency) = &self.currency {
