@@ -155,6 +155,9 @@ pub struct Answer {
     /// What was stated of the model beside its files, as flags of `cacheplan plan`.
     #[serde(skip)]
     pub stated: Vec<String>,
+    /// All weights.
+    #[serde(skip)]
+    pub weights: ByteSize,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -231,9 +234,11 @@ impl PlanRequest {
             b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
         });
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
+        let read = self.info().weights.as_ref().map(|weights| ByteSize(weights.bytes));
         let mut answer = Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
             stated: question.stated(),
+            weights: question.weights.or(read).unwrap_or_default(),
             context: question.context,
             sequences: question.sequences,
             notes: asked.notes(),

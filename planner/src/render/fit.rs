@@ -7,6 +7,7 @@ use crate::budget::Dtypes;
 use crate::engines::flags::vllm_serve;
 use crate::export::file::quoted;
 use crate::fit::{Answer, AtBest, Fit};
+use crate::size::ByteSize;
 
 impl Answer {
     /// The best layout of each device, within 80 columns as far as names allow, and never above 100; every number is
@@ -29,7 +30,15 @@ impl Answer {
         text.push_str(&self.none());
         match self.best() {
             Some(best) => text.push_str(&self.details(best)),
-            None => text.push_str("\nnothing tried holds that; see what each is capped by, or raise --max-gpus\n"),
+            None => {
+                text.push('\n');
+                let said = format!(
+                    "nothing tried holds that; raise --max-gpus, or state with --weights what quantised ones take: a quarter of these {} is {}",
+                    self.weights,
+                    ByteSize(self.weights.0.div_ceil(4)),
+                );
+                text.push_str(&wrap(&said, 0));
+            }
         }
         text
     }
@@ -53,6 +62,11 @@ impl Answer {
         });
         let mut text = format!("\nBEST\n  {} x {}{}\n", best.devices, best.device, self.margin(best));
         text.push_str(&price.unwrap_or_default());
+        // A price may be lower for what is stored in fewer bits, which costs precision.
+        let whole = self.fits.iter().find(|fit| fit.holds && fit.is_plain()).filter(|_| !best.is_plain());
+        text.extend(whole.map(|whole| {
+            format!("  in the model's own dtypes: {} x {}, {}\n", whole.devices, whole.device, whole.layout())
+        }));
         text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
         let named = [&self.model].into_iter().chain(&self.stated);
         text.push_str(&command("cacheplan plan", named, &best.plan_flags(self.context)));

@@ -124,7 +124,7 @@ fn the_smallest_that_holds_is_best_and_the_nearest_miss_comes_first() {
     );
     let prices = "currency = 'USD'\n[per_hour]\nh100 = 2.5\nl4 = 0.1\n";
     let missed = answer("deepseek-ai__DeepSeek-V3", &["l4", "h100"], 32_768, 100_000, prices);
-    assert!(missed.best().is_none());
+    assert!(missed.best().is_none() && missed.table().contains("nothing tried holds that"), "{}", missed.table());
     let sequences: Vec<u64> = missed.fits.iter().map(|fit| fit.sequences).collect();
     assert!(sequences[0] > 0 && sequences.is_sorted_by(|before, after| before >= after), "{sequences:?}");
 }
@@ -153,6 +153,14 @@ fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &s
     let question = FitQuestion { model: Some(model.to_owned()), ..question(&["h200"], 4_096, 1) };
     let table = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap().table();
     assert!(table.contains(expected), "{table}");
+}
+
+/// Fewer bits may be cheaper, and what they take the place of is said.
+#[test]
+fn a_best_in_fewer_bits_names_the_best_without() {
+    let table = answer("Qwen__Qwen3-32B", &["h200", "h100"], 32_768, 100, PRICES).table();
+    let best = table.split_once("BEST\n").unwrap().1;
+    assert!(best.contains("--kv-dtype f8_e4m3") && best.contains("  in the model's own dtypes: "), "{table}");
 }
 
 /// What is longer than the model was made for is said whoever asks, and a name with blanks is one word of a command.

@@ -44,7 +44,7 @@ fn readme(folder: &Path) -> Result<String, String> {
                 LLM inference.\nThe crate `cacheplan` has all of them under one roof, `cacheplan-cli` is the command.";
     let licence = "MIT or Apache-2.0, at your choice.";
     Ok(format!(
-        "# {name}\n\n<!-- written by `cargo xtask readmes` of src/lib.rs -->\n{}\n{part}\n\n{licence}\n<!-- end of written -->\n",
+        "<!-- written by `cargo xtask readmes` of src/lib.rs -->\n# {name}\n\n{}\n{part}\n\n{licence}\n<!-- end of written -->\n",
         markdown(&documented)
     ))
 }
