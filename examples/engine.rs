@@ -1,4 +1,4 @@
-//! An engine's loop with everything in it: planned pools, prefix reuse, chunked prefill, decoding and preemption.
+//! An engine's loop with everything in it: planned pools, prefix reuse, chunked prefill, speculation and preemption.
 //!
 //! Run it with `cargo run --example engine`. No model runs here: where the forward would be, tokens are made up.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use cacheplan::candle::Device;
-use cacheplan::managers::book::{StepMetadata, Work};
+use cacheplan::managers::book::{Accepted, SequenceId, StepMetadata, Work};
 use cacheplan::managers::device::{CacheManager, CacheSet};
 use cacheplan::managers::prefix::{Key, Namespace, PrefixReuse, ReuseLease, Strategy, TenantId, Token};
 use cacheplan::managers::{BookError, ManagerError};
@@ -22,12 +22,18 @@ max_batch_size = 4
 max_num_tokens = 128
 tokens_per_block = 16
 [memory]
-bytes = '400KiB'
+bytes = '700KiB'
+[speculation]
+draft_tokens = 2
+scheme = 'snapshots'
 [workload]
 checkpoints_per_sequence = 2
 prompt = { fixed = 140 }
 output = { fixed = 20 }
 ";
+
+/// Tokens that are guessed behind the known one, as many as the plan has places for.
+const GUESSES: usize = 2;
 
 /// A request, with all tokens that are known of it: its prompt, and what was decoded.
 struct Job {
@@ -119,9 +125,14 @@ impl Engine<'_> {
     /// One forward: chunks of prompts, and a token of each sequence that decodes.
     fn step(&mut self) -> Result<(), ManagerError> {
         let mut metadata = StepMetadata::default();
+        let verifies = self.running.iter().all(|Running { job, computed, .. }| computed + 1 == job.tokens.len());
         let work = loop {
-            let work = self.work();
-            match self.manager.step(&work, &mut metadata) {
+            let work = self.work(verifies);
+            let taken = match verifies {
+                true => self.manager.speculate(&work, &mut metadata),
+                false => self.manager.step(&work, &mut metadata),
+            };
+            match taken {
                 Ok(()) => break work,
                 Err(ManagerError::Book(BookError::Lack(lack))) => {
                     let Self { manager, reuse, .. } = self;
@@ -135,13 +146,22 @@ impl Engine<'_> {
         };
         // Here the kernels run over `metadata`: block tables, slots, and where each token is written.
         let Self { manager, reuse, running, .. } = self;
+        let right: Vec<u32> = work.iter().map(|part| if verifies { right(part) } else { part.tokens }).collect();
+        if verifies {
+            // Keys behind a wrong guess are overwritten, and the state behind the last right one becomes the sequence's.
+            let accepted: Vec<(SequenceId, Accepted<'_>)> =
+                work.iter().zip(&right).map(|(part, right)| (part.sequence, Accepted::First(*right))).collect();
+            manager.commit(&accepted)?;
+        }
         for Running { job, lease, computed } in running {
-            let Some(part) = work.iter().find(|part| part.sequence == lease.sequence()) else { continue };
-            *computed += part.tokens as usize;
+            let Some(at) = work.iter().position(|part| part.sequence == lease.sequence()) else { continue };
+            let known = job.tokens.len();
+            *computed += right[at] as usize;
+            job.tokens.extend((known..*computed).map(|place| made_up(job.name, place)));
             let decoded = &job.tokens[lease.tokens().len().min(*computed)..*computed];
             manager.with_book(|book| reuse.computed(book, lease, decoded))?;
             if *computed == job.tokens.len() {
-                job.tokens.push(job.name * 1000 + *computed as Token);
+                job.tokens.push(made_up(job.name, *computed));
             }
         }
         while let Some(at) = self.running.iter().position(|running| running.job.tokens.len() > running.job.end) {
@@ -153,12 +173,13 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// What each sequence computes next.
-    fn work(&self) -> Vec<Work> {
+    /// What each sequence computes next: what is known of it, and guesses where all that is known of all is one token.
+    fn work(&self, verifies: bool) -> Vec<Work> {
         let mut left = self.budget;
         let mut work = Vec::with_capacity(self.running.len());
         for Running { job, lease, computed } in &self.running {
-            let tokens = self.reuse.next_tokens(lease, left.min(job.tokens.len() - computed));
+            let guesses = if verifies { GUESSES } else { 0 };
+            let tokens = self.reuse.next_tokens(lease, left.min(job.tokens.len() - computed + guesses));
             left -= tokens;
             if tokens > 0 {
                 work.push(Work { sequence: lease.sequence(), tokens: tokens as u32 });
@@ -180,4 +201,15 @@ impl Engine<'_> {
         }
         Ok(())
     }
+}
+
+/// The token that a model would draw.
+fn made_up(name: u32, place: usize) -> Token {
+    name * 1000 + place as Token
+}
+
+/// How many of a part's tokens count: the known one, and guesses up to the first that the model would not draw. Made up: one
+/// is right.
+fn right(part: &Work) -> u32 {
+    part.tokens.min(2)
 }

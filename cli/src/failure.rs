@@ -93,7 +93,12 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 
 /// Prints data to stdout; a reader that went away (`| head`) ends the command quietly.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    match std::io::stdout().lock().write_all(Shown::printable(text).as_bytes()) {
+    print_raw(&Shown::printable(text))
+}
+
+/// As [`print`], for text in which nothing is somebody else's.
+pub(crate) fn print_raw(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::error(error)),
         _ => Ok(()),
     }

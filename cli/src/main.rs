@@ -5,6 +5,7 @@ mod commands;
 mod excerpt;
 mod failure;
 mod log;
+mod paint;
 mod progress;
 mod trace;
 
@@ -30,7 +31,7 @@ Exit codes:
   4  unsupported model, layer or op
   5  drift between the plan and what was found
 
-Data goes to stdout, everything else to stderr. Byte counts are binary: 1 GiB = 1024 MiB.";
+Data goes to stdout, everything else to stderr. 1 GiB is 1024 MiB.";
 
 /// Plan, prove, allocate and run the caches of LLM inference.
 #[derive(Parser)]
@@ -42,45 +43,45 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Say where every byte of a model's caches lives, who owns it, and why
+    /// Say where every byte of a model's caches lives, whose, and why
     Plan(Box<commands::plan::Args>),
-    /// Show what was read of a model, from where, and what had to be assumed
+    /// Show what was read of a model, from where, and what is assumed
     Inspect(commands::inspect::Args),
-    /// Set our plan beside what other engines would allocate for the same bytes
+    /// Set our plan beside what engines would make of the same bytes
     Compare(commands::compare::Args),
-    /// Say which devices, how many and divided how hold so many sequences of so many tokens
+    /// Say which devices, and how many, hold so many sequences
     Fit(commands::fit::Args),
     /// Write a plan in the words of an engine that people run
     Export(commands::export::Args),
-    /// Write a model as ONNX graphs over caches of fixed shapes, for `run --static` and other runtimes
+    /// Write a model as ONNX graphs over caches of fixed shapes
     ExportGraph(commands::export_graph::Args),
     /// Set a plan beside what an engine logged when it started
     Check(commands::check_log::Args),
-    /// Start an engine on a model without weights, and set what it allocates beside what is predicted
+    /// Start an engine without weights, and hold it to the prediction
     Verify(Box<commands::verify::Args>),
     /// Turn what an engine logged into measured lines for the next plan
     Calibrate(commands::calibrate::Args),
     /// Plan, allocate, profile, resize and generate with a real model
     Run(Box<commands::run::Args>),
-    /// Measure what a model's weights and one step take, for the next plan
+    /// Measure what weights and one step take, for the next plan
     Profile(commands::profile::Args),
-    /// Plan, allocate, profile, resize and generate with a small hybrid model that is built in
+    /// Plan, allocate, measure and generate with a small hybrid
     Demo(commands::demo::Args),
     /// Simulate prefix reuse on a workload, without a model
     Simulate(commands::simulate::Args),
     /// Say how full the pools of a run were
     Stats(commands::stats::Args),
-    /// Serve the planner as a page on this machine, and print its address
+    /// Serve the planner as a page on this machine
     Web(commands::web::Args),
     /// Show the budget as it is stated, or what could be
     Config(commands::config::Args),
     /// Write what a shell needs to complete commands and flags
     Completions(commands::completions::Args),
-    /// Write the manual page of the command, or of one of its subcommands, for `man -l -`
+    /// Write a manual page, for `man -l -`
     Man(commands::man::Args),
-    /// Measure what part of this machine's own rates each kernel reaches
+    /// Measure what part of this machine's rates kernels reach
     Bench(commands::bench::Args),
-    /// Hold the CUDA kernels to the CPU's ops, on a device or in the emulator
+    /// Hold CUDA kernels to the CPU's ops, on a device or emulated
     Doctor(commands::doctor::Args),
 }
 

@@ -373,7 +373,8 @@ impl SpeedBound {
 
     /// The bound as lines below a plan's table.
     pub fn lines(&self) -> String {
-        format!("AT BEST   {}\n", self.in_words().replacen("it), ", "it),\n          ", 1))
+        let broken = self.in_words().replacen("it), ", "it),\n          ", 1).replacen("; ", ";\n          ", 1);
+        format!("AT BEST   {broken}\n")
     }
 
     /// The price of a million tokens that all replicas write, where an hour of all devices costs so much.

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use crate::budget::Budget;
-use crate::device::{BadDevice, DeviceInfo};
+use crate::device::{BadDevice, DeviceInfo, DeviceKind};
 use crate::error::PlanError;
 use crate::size::ByteSize;
 use crate::stated::Stated;
@@ -57,10 +57,11 @@ impl Devices {
         if self.device.is_nominal() {
             let DeviceInfo { name, total_bytes, .. } = &self.device;
             let size = ByteSize(*total_bytes);
-            notes.push(format!(
-                "{name} has {size}, as {}; state the size where yours differs",
-                self.device.reported_by()
-            ));
+            let otherwise = match self.device.kind {
+                DeviceKind::Integrated => "its GPU may use less, 0.67 to 0.84 of it in logs: state --memory-fraction",
+                DeviceKind::Cpu | DeviceKind::Cuda => "state the size where yours differs",
+            };
+            notes.push(format!("{name} has {size} by {}; {otherwise}", self.device.reported_by()));
         }
         if self.divide(budget)?.parallel != budget.parallel {
             let otherwise = match stated {

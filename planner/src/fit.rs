@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Fraction, Memory};
-use crate::device::DeviceInfo;
+use crate::device::{DeviceInfo, DeviceKind};
 use crate::engines::EngineSpec;
 use crate::error::PlanError;
 use crate::parallel::Parallel;
@@ -49,8 +49,8 @@ impl FitQuestion {
     }
 
     /// The devices to choose among where none are named, by name and comma.
-    pub const DEVICES: &'static str =
-        "l4,rtx-4090,rtx-5090,l40s,a100-80gb,rtx-pro-6000,h100,h200,b200,mi300x,mi325x,mi355x";
+    pub const DEVICES: &'static str = "l4,rtx-4090,rtx-5090,l40s,a100-80gb,rtx-pro-6000,h100,h200,b200,gb200,gaudi-3,mi300x,mi325x,mi355x,m4-max-128gb,\
+         m3-ultra-512gb";
 }
 
 /// What devices cost, as its TOML file states it: `currency = "USD"` and `[per_hour]` with a number for each device.
@@ -155,6 +155,9 @@ pub struct Answer {
     /// What was stated of the model beside its files, as flags of `cacheplan plan`.
     #[serde(skip)]
     pub stated: Vec<String>,
+    /// All weights.
+    #[serde(skip)]
+    pub weights: ByteSize,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -163,8 +166,8 @@ pub struct Answer {
     pub notes: Vec<String>,
     /// What prices are in; absent without prices.
     pub currency: Option<String>,
-    /// All layouts, those first that hold: the cheapest, then the least memory, then the most room; then those that fall
-    /// the least short.
+    /// All layouts, those first that hold: the cheapest, then those in the model's own dtypes, then the least memory, then
+    /// the most room; then those that fall the least short.
     pub fits: Vec<Fit>,
     /// For the best layout of each device, what it holds at other lengths.
     pub curves: Vec<Curve>,
@@ -211,7 +214,9 @@ impl PlanRequest {
         let work = stated.work();
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
-            for parallel in divisible.layouts(question.max_devices) {
+            // No engine divides a model over memory that processors share.
+            let most = if device.kind == DeviceKind::Integrated { 1 } else { question.max_devices };
+            for parallel in divisible.layouts(most) {
                 for variant in &variants {
                     let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question, work.as_ref());
                     fits.extend(tried.map(|tried| tried.priced(name, device, *variant, question)));
@@ -221,17 +226,19 @@ impl PlanRequest {
         let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
         fits.sort_by(|a, b| {
             let room = b.sequences.cmp(&a.sequences);
-            let cost = price(a).total_cmp(&price(b)).then(a.memory_bytes.cmp(&b.memory_bytes));
-            // Of equals the model's own dtype, since it loses nothing.
+            // The model's own dtypes first, since they lose nothing; only a price says what that may cost.
             let changed = a.changed_dtypes().cmp(&b.changed_dtypes());
-            let changed = changed.then(a.engine.is_some().cmp(&b.engine.is_some()));
-            let of_alike = if a.holds { cost.then(changed).then(room) } else { room.then(cost).then(changed) };
+            let cost = price(a).total_cmp(&price(b)).then(changed).then(a.memory_bytes.cmp(&b.memory_bytes));
+            let cost = cost.then(a.engine.is_some().cmp(&b.engine.is_some()));
+            let of_alike = if a.holds { cost.then(room) } else { room.then(cost) };
             b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
         });
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
+        let read = self.info().weights.as_ref().map(|weights| ByteSize(weights.bytes));
         let mut answer = Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
             stated: question.stated(),
+            weights: question.weights.or(read).unwrap_or_default(),
             context: question.context,
             sequences: question.sequences,
             notes: asked.notes(),
@@ -248,6 +255,33 @@ impl Answer {
     /// The best that holds what was asked for.
     pub fn best(&self) -> Option<&Fit> {
         self.fits.first().filter(|fit| fit.holds)
+    }
+
+    /// What people look at first: the best layout of each device and engine, and none that holds nothing.
+    pub(crate) fn best_of_devices(&self) -> Vec<&Fit> {
+        let kind = |fit: &Fit| (fit.device.clone(), fit.engine.clone());
+        let mut best: Vec<&Fit> = Vec::new();
+        for fit in self.fits.iter().filter(|fit| fit.sequences > 0) {
+            if best.iter().all(|other| kind(other) != kind(fit)) {
+                best.push(fit);
+            }
+        }
+        best
+    }
+
+    /// The devices of which no number that was tried holds anything: the most that were tried, and what ends it there.
+    pub(crate) fn too_small(&self) -> Vec<&Fit> {
+        let mut largest: Vec<&Fit> = Vec::new();
+        for fit in &self.fits {
+            match largest.iter_mut().find(|other| other.device == fit.device) {
+                Some(other) if other.devices >= fit.devices && other.sequences >= fit.sequences => {}
+                Some(other) => *other = fit,
+                None => largest.push(fit),
+            }
+        }
+        let held = |device: &str| self.fits.iter().any(|fit| fit.device == device && fit.sequences > 0);
+        largest.retain(|fit| !held(&fit.device));
+        largest
     }
 
     /// For each device, dtype and engine the best layout, in the order of `fits`.
@@ -272,6 +306,12 @@ fn curve(request: &PlanRequest, fit: &Fit, question: &FitQuestion) -> Option<Cur
     });
     let layout = fit.flags().replace("--", "");
     Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })
+}
+
+/// The share of a device's memory that is divided. Metal gives a GPU what it recommends: 0.84 of 128 GiB and 0.74 of 16 GiB in
+/// what users report (antirez/ds4#893, AlexsJones/llmfit#754).
+fn share(device: &DeviceInfo) -> f64 {
+    if device.kind == DeviceKind::Integrated { 0.75 } else { 0.9 }
 }
 
 /// What a layout admits, before it has a name and a price.
@@ -327,7 +367,7 @@ fn tried(
 ) -> Option<Tried> {
     let request = request.clone().with_devices(device.clone()).changed(|budget| {
         let memory = Memory {
-            fraction: Fraction::new(0.9),
+            fraction: Fraction::new(share(device)),
             of: Some(Base::Total),
             weights: question.weights,
             ..budget.memory.clone().unwrap_or_default()
@@ -432,6 +472,11 @@ impl Tried {
 }
 
 impl Fit {
+    /// Whether its memory is what processor and GPU share.
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.device.parse::<DeviceInfo>().is_ok_and(|device| device.kind == DeviceKind::Integrated)
+    }
+
     /// Whether all dtypes are the model's, and the pools the plan's own.
     pub fn is_plain(&self) -> bool {
         self.changed_dtypes() == 0 && self.engine.is_none()

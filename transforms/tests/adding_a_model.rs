@@ -26,6 +26,15 @@ fn a_made_up_architecture_is_added_by_a_description_alone() {
     assert_eq!(read, block("text"));
 }
 
+/// `examples/heron` has the files that the guide shows.
+#[test]
+fn the_guide_shows_the_files_of_the_example() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/heron");
+    for (file, language) in [("config.json", "json"), ("heron.toml", "toml")] {
+        assert_eq!(std::fs::read_to_string(format!("{root}/{file}")).unwrap(), block(language), "{file}");
+    }
+}
+
 #[test]
 fn a_wrong_description_says_what_is_wrong() {
     let wrong = |from: &str, to: &str| {

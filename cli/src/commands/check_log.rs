@@ -11,6 +11,7 @@ use crate::commands::Format;
 use crate::commands::load::{OnDevice, read_plan};
 use crate::commands::start::{Beside, Print, StartArgs};
 use crate::failure::{Failure, in_file, print};
+use crate::paint::print_table;
 
 /// A log, and whose it is.
 #[derive(clap::Args)]
@@ -68,7 +69,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Failure::new(error.exit_code(), format!("{}: as {} sees it: {error}", file.display(), log.engine))
     })?;
     match args.format {
-        Format::Table => print(&found.table())?,
+        Format::Table => print_table(&found.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,
     }
     if !found.drifted {

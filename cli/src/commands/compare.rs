@@ -5,6 +5,7 @@ use cacheplan::planner::{Comparison, Engine, EngineSpec, PlanError};
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
 use crate::failure::{Failure, note, print};
+use crate::paint::print_table;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -37,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     match args.format {
-        Format::Table => print(&Comparison::table(&rows))?,
+        Format::Table => print_table(&Comparison::table(&rows))?,
         Format::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n"))?,
     }
     if !rows.is_empty() && rows.iter().all(|row| row.sequences == 0 && row.engine_sequences == 0) {

@@ -12,6 +12,7 @@ use crate::commands::hub;
 use crate::commands::load::{OnDevice, open, refused, unread};
 use crate::commands::start::{Beside, StartArgs};
 use crate::failure::{Failure, in_file, note, print, read};
+use crate::paint::print_table;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -95,7 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let answer = PlanRequest::of(asked.model).fit(&question).map_err(refused)?;
     answer.notes.iter().for_each(|said| note(said));
     match args.format {
-        Format::Table => print(&answer.table())?,
+        Format::Table => print_table(&answer.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n"))?,
         Format::Csv => print(&answer.csv())?,
         Format::Svg => print(&answer.svg())?,

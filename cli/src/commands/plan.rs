@@ -10,6 +10,7 @@ use crate::commands::load::{Reading, Target, refused};
 use crate::commands::start::{Beside, Print, StartArgs};
 use crate::commands::{check, diff, explain, hub, start};
 use crate::failure::{Failure, note, print, write};
+use crate::paint::print_table;
 use crate::trace::TraceArgs;
 
 #[derive(clap::Args)]
@@ -162,7 +163,7 @@ fn make(args: &Make) -> Result<(), Failure> {
             Format::Markdown => print(&plan.markdown()),
             Format::Svg => print(&plan.svg_on(request.device())),
             Format::Html => print(&html(&request, &plan)),
-            Format::Table | Format::Dot => print(&(heading + &plan.table() + &bound + &knobs(&request, &plan))),
+            Format::Table | Format::Dot => print_table(&(heading + &plan.table() + &bound + &knobs(&request, &plan))),
         };
     };
     let both = request.predict(engine).map_err(refused)?.beside(&plan);
@@ -171,7 +172,7 @@ fn make(args: &Make) -> Result<(), Failure> {
         Format::Yaml => print(&both.yaml()),
         Format::Markdown => print(&both.markdown()),
         Format::Svg | Format::Html => refuse_beside(args, "our own plan"),
-        Format::Table | Format::Dot => print(&(heading + &both.table())),
+        Format::Table | Format::Dot => print_table(&(heading + &both.table())),
     }
 }
 
@@ -210,7 +211,7 @@ fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
             let one = "this format draws one plan: name its stage with --stage N, without --ranks";
             Err(Failure::new(2, one))
         }
-        Format::Table => print(&ranks.table()),
+        Format::Table => print_table(&ranks.table()),
     }
 }
 

@@ -20,6 +20,7 @@ use crate::commands::Format;
 use crate::commands::hub;
 use crate::commands::load::ModelArgs;
 use crate::failure::{Failure, note, print, refuse_inputs, write};
+use crate::paint::print_table;
 use crate::progress;
 use crate::trace::TraceArgs;
 
@@ -161,7 +162,7 @@ pub(crate) fn serve(
     logits: Option<&Path>,
     results: &ResultArgs,
 ) -> Result<(), Failure> {
-    let say = |text: &str| if format == Format::Table { print(text) } else { Ok(()) };
+    let say = |text: &str| if format == Format::Table { print_table(text) } else { Ok(()) };
     say(&format!("{}\n", session.plan().table()))?;
 
     say(&fit(session)?)?;
@@ -179,15 +180,15 @@ pub(crate) fn serve(
                     0 => String::new(),
                     cached => format!(" ({cached} of them cached)"),
                 };
-                print(&format!("{} prompt tokens{cached} -> {tokens:?}\n", request.prompt_tokens))?;
+                print(&format!("{} prompt tokens{cached} ->\n  {tokens:?}\n", request.prompt_tokens))?;
             }
             if let Some(guessed) = results::guessed(&run) {
-                print(&format!("GUESSES   {guessed}\n"))?;
+                print_table(&format!("GUESSES   {guessed}\n"))?;
             }
             if let Some(reason) = &run.no_reuse {
-                print(&format!("REUSE     off: {reason}\n"))?;
+                print_table(&format!("REUSE     off:\n  {reason}\n"))?;
             }
-            print(&format!("\nPLANNED BESIDE ACTUAL\n{}", run.report))?;
+            print_table(&format!("\nPLANNED BESIDE ACTUAL\n{}", run.report))?;
         }
     }
     results.write(&run, &generation)?;
@@ -204,8 +205,8 @@ fn fit(session: &mut Session) -> Result<String, Failure> {
     session.resize(&measured).map_err(failure)?;
     let after = &session.plan().capacity;
     Ok(format!(
-        "PROFILE   one forward of {} tokens needs {} bytes more than is resident ({})\n\
-         RESIZE    {} -> {} sequences, {} -> {} tokens in pages, capped by {}\n\n",
+        "PROFILE   one forward of {} tokens takes {} bytes ({})\n\
+         RESIZE    {} -> {} sequences, {} -> {} tokens in pages,\n          capped by {}\n\n",
         measured.tokens,
         measured.forward_bytes,
         measured.method,

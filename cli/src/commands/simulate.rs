@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use cacheplan::files::{Limit, Source};
 use cacheplan::managers::simulate::{Policy, Report, Scenario, TraceRequest, Workload};
+use cacheplan::planner::size::TokenCount;
 use clap::ValueEnum;
 
 use crate::commands::Format;
@@ -87,7 +88,11 @@ struct Most(Option<usize>);
 fn limit(text: &str) -> Result<Most, String> {
     match text {
         "unlimited" => Ok(Most(None)),
-        _ => text.parse().map(|n| Most(Some(n))).map_err(|_| "a number or `unlimited`".to_owned()),
+        _ => {
+            let count = text.parse::<TokenCount>().ok().and_then(|TokenCount(count)| usize::try_from(count).ok());
+            let bad = || "a number such as 64, 32k (of 1,024) or 1m, or `unlimited`, was expected".to_owned();
+            count.map(|count| Most(Some(count))).ok_or_else(bad)
+        }
     }
 }
 

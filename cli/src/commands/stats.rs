@@ -7,6 +7,7 @@ use cacheplan::managers::book::Stats;
 use clap::ValueEnum;
 
 use crate::failure::{Failure, in_file, print, read};
+use crate::paint::print_table;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -34,7 +35,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         in_file(&args.snapshot, format!("no snapshot: {error}; `cacheplan run MODEL --stats FILE` writes one"))
     })?;
     match args.format {
-        Format::Table => print(&stats.to_string()),
+        Format::Table => print_table(&stats.to_string()),
         Format::Json => print(&(serde_json::to_string_pretty(&stats).map_err(Failure::error)? + "\n")),
         Format::Prometheus => print(&stats.prometheus()),
     }

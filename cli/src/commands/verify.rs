@@ -12,6 +12,7 @@ use self::start::{Skeleton, start};
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
 use crate::failure::{DRIFT, Failure, print};
+use crate::paint::print_table;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     let found = log.beside(&predicted, budget.max_seq_len_for(request.model().info()));
     match args.format {
-        Format::Table => print(&found.table())?,
+        Format::Table => print_table(&found.table())?,
         Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,
     }
     if !found.drifted {

@@ -166,7 +166,7 @@ impl fmt::Display for Reuse {
         match self {
             Self::On => write!(f, "prefixes can be reused"),
             Self::NoCheckpointSlots => {
-                write!(f, "no state outlives its sequence; set `workload.checkpoints_per_sequence` in the budget")
+                write!(f, "no state outlives its sequence; state `workload.checkpoints_per_sequence`")
             }
             Self::PromptsBelowGrid { grid, prompt } => {
                 write!(

@@ -112,12 +112,12 @@ impl DeviceInfo {
         names::meant(&self.name).last()?.rates
     }
 
-    /// Whether its memory is as its maker's tool reports it, and which that is.
+    /// Who says how much memory it has: its maker's tool, or its data sheet.
     pub(crate) fn reported_by(&self) -> &'static str {
         match self.name.split(' ').next() {
-            Some("NVIDIA") => "nvidia-smi reports it",
-            Some("AMD") => "rocm-smi reports it",
-            _ => "its data sheet states it",
+            Some("NVIDIA") => "nvidia-smi",
+            Some("AMD") => "rocm-smi",
+            _ => "its data sheet",
         }
     }
 

@@ -2,8 +2,11 @@
 
 use cacheplan_files::Shown;
 
-/// The widest line of a table.
-pub(crate) const WIDTH: usize = 100;
+/// Where lines are broken: what terminals show who looks for the first time.
+pub(crate) const WIDTH: usize = 80;
+
+/// The widest line of a table whose columns leave too little below [`WIDTH`] for a last one to be broken.
+const WIDEST: usize = 100;
 
 /// Rows aligned by column, two blanks between; columns whose index is in `right` end flush. A last cell that would end
 /// beyond [`WIDTH`] goes on in the lines below.
@@ -15,10 +18,9 @@ pub(crate) fn align(rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
             return vec![whole];
         };
         let indent: usize = widths[..before.len()].iter().map(|width| width + 2).sum();
-        if whole.chars().count() <= WIDTH || indent + LEAST_WRAPPED > WIDTH {
-            return vec![whole];
-        }
-        let mut wrapped = broken(last, WIDTH - indent).into_iter();
+        let most = [WIDTH, WIDEST].into_iter().find(|most| indent + LEAST_WRAPPED <= *most);
+        let Some(most) = most.filter(|most| whole.chars().count() > *most) else { return vec![whole] };
+        let mut wrapped = broken(last, most - indent).into_iter();
         let first = [before, &[wrapped.next().unwrap_or_default()]].concat();
         let rest = wrapped.map(|rest| " ".repeat(indent) + &rest);
         [line(&first, &widths, right)].into_iter().chain(rest).collect()
@@ -53,7 +55,7 @@ fn line(row: &[String], widths: &[usize], right: &[usize]) -> String {
 }
 
 /// No column is broken into less than this.
-const LEAST_WRAPPED: usize = 20;
+const LEAST_WRAPPED: usize = 17;
 
 /// `text` broken at blanks and commas so that each line, indent included, is at most [`WIDTH`] wide.
 pub(crate) fn wrap(text: &str, indent: usize) -> String {

@@ -2,42 +2,88 @@
 
 use cacheplan_handlers::DType;
 
-use super::columns::{align, wrap};
+use super::columns::{WIDTH, align, wrap};
 use crate::budget::Dtypes;
 use crate::engines::flags::vllm_serve;
 use crate::export::file::quoted;
 use crate::fit::{Answer, AtBest, Fit};
+use crate::size::ByteSize;
 
 impl Answer {
-    /// The best layout of each device and dtype, at most 100 columns wide; every number is assumed, as the weights' division
-    /// and the activations are.
+    /// The best layout of each device, within 80 columns as far as names allow, and never above 100; every number is
+    /// assumed, as the weights' division and the activations are.
     pub fn table(&self) -> String {
         let (sequences, context) = (self.sequences, self.context);
         let asked = format!("{}: {sequences} sequences of {context} tokens; every number below is assumed", self.model);
         let mut text = format!("FIT{}\n", wrap(&asked, 5).trim_start_matches("   "));
-        let mut rows = vec![["", "device", "holds", "room", "capped by", "most tokens/s", "an hour", "layout"]];
-        let cells: Vec<[String; 8]> = self.best_of_each().into_iter().map(|fit| self.row(fit)).collect();
-        rows.extend(cells.iter().map(|row| row.each_ref().map(String::as_str)));
-        let rows: Vec<Vec<String>> = rows.iter().map(|row| row.map(str::to_owned).to_vec()).collect();
-        text.extend(align(&rows, &[2, 3, 5, 6]).into_iter().map(|line| line + "\n"));
+        let mut head = vec!["", "device", "holds", "capped by", "most tok/s", "layout"];
+        if let Some(currency) = &self.currency {
+            head.insert(5, currency);
+        }
+        let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
+        rows.extend(self.best_of_devices().into_iter().map(|fit| self.row(fit)));
+        text.extend(
+            align(&rows, if self.currency.is_some() { &[2, 4, 5] } else { &[2, 4] })
+                .into_iter()
+                .map(|line| line + "\n"),
+        );
+        text.push_str(&self.none());
         match self.best() {
-            Some(best) => {
-                text.push_str("\nBEST\n");
-                let model = quoted(&self.model);
-                let price = best.per_million_tokens.zip(self.currency.as_ref());
-                let price = price.map(|(price, currency)| {
-                    format!("  {price:.4} {currency} an hour for each million tokens of context held\n")
-                });
-                text.push_str(&format!("  {} x {}{}\n", best.devices, best.device, self.margin(best)));
-                text.push_str(&price.unwrap_or_default());
-                text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
-                let stated: String = self.stated.iter().map(|word| format!(" {}", quoted(word))).collect();
-                text.push_str(&command(&format!("cacheplan plan {model} {}{stated}", best.plan_flags(self.context))));
-                text.push_str(&command(&format!("vllm serve {model} {}", best.vllm_flags(self.context))));
+            Some(best) => text.push_str(&self.details(best)),
+            None => {
+                text.push('\n');
+                let said = format!(
+                    "nothing tried holds that; raise --max-gpus, or state with --weights what quantised ones take: a quarter of these {} is {}",
+                    self.weights,
+                    ByteSize(self.weights.0.div_ceil(4)),
+                );
+                text.push_str(&wrap(&said, 0));
             }
-            None => text.push_str("\nnothing tried holds that; see what each is capped by, or raise --max-gpus\n"),
         }
         text
+    }
+
+    /// The devices that hold nothing, in a sentence.
+    fn none(&self) -> String {
+        let names: Vec<String> =
+            self.too_small().into_iter().map(|fit| format!("{} x {}", fit.devices, fit.device)).collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        let listed = wrap(&format!("{}: hold none, weights and a step take too much", names.join(", ")), 5);
+        format!("no{}", &listed[2..])
+    }
+
+    /// The best layout, and the commands that plan and serve it.
+    fn details(&self, best: &Fit) -> String {
+        let price = best.per_hour.zip(best.per_million_tokens).zip(self.currency.as_ref());
+        let price = price.map(|((hour, held), currency)| {
+            format!("  {hour:.2} {currency} an hour, {held:.4} for each million tokens of context held\n")
+        });
+        let mut text = format!("\nBEST\n  {} x {}{}\n", best.devices, best.device, self.margin(best));
+        text.push_str(&price.unwrap_or_default());
+        // A price may be lower for what is stored in fewer bits, which costs precision.
+        let whole = self.fits.iter().find(|fit| fit.holds && fit.is_plain()).filter(|_| !best.is_plain());
+        text.extend(whole.map(|whole| {
+            format!("  in the model's own dtypes: {} x {}, {}\n", whole.devices, whole.device, whole.layout())
+        }));
+        text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
+        let named = [&self.model].into_iter().chain(&self.stated);
+        text.push_str(&command("cacheplan plan", named, &best.plan_flags(self.context)));
+        if !best.is_integrated() {
+            text.push_str(&self.served(best));
+        }
+        text
+    }
+
+    /// The command that serves it; of a description without weights, which nobody can serve, its flags.
+    fn served(&self, best: &Fit) -> String {
+        let (flags, model) = (best.vllm_flags(self.context), self.model.as_str());
+        let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
+        if folder.ends_with(".json") || folder == "-" {
+            return wrap(&format!("vllm serve takes {flags}"), 2);
+        }
+        command("vllm serve", [&folder.to_owned()], &flags)
     }
 
     /// How much more than was asked for it holds.
@@ -52,25 +98,27 @@ impl Answer {
         let price = best.per_million_tokens.zip(self.currency.as_ref());
         let price = price.map(|(price, currency)| format!(", {price:.3} {currency} a million"));
         format!(
-            "at most {alone:.0} tokens/s for one sequence alone, {all:.0} for {sequences}{} ({bound_by} ends it), {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
+            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{} ({bound_by} ends it), {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
+            alone.ceil(),
+            all.ceil(),
             price.unwrap_or_default(),
             self.context,
         )
     }
 
-    fn row(&self, fit: &Fit) -> [String; 8] {
-        let room = i128::from(fit.sequences) - i128::from(self.sequences);
-        let price = fit.per_hour.zip(self.currency.as_ref());
-        [
+    fn row(&self, fit: &Fit) -> Vec<String> {
+        let mut row = vec![
             if fit.holds { "yes" } else { "no" }.into(),
             format!("{} x {}", fit.devices, fit.device),
             fit.sequences.to_string(),
-            format!("{room:+}"),
             fit.capped_by.clone(),
             fit.at_best.as_ref().map_or_else(|| "-".into(), |best| format!("{:.0}", best.tokens_per_second.ceil())),
-            price.map_or_else(|| "-".into(), |(price, currency)| format!("{price:.2} {currency}")),
             fit.layout(),
-        ]
+        ];
+        if self.currency.is_some() {
+            row.insert(5, fit.per_hour.map_or_else(|| "-".into(), |price| format!("{price:.2}")));
+        }
+        row
     }
 
     /// Every layout that was tried, one a line.
@@ -112,17 +160,29 @@ impl Answer {
     }
 }
 
-/// A command that can be pasted, at most 100 columns wide.
-fn command(words: &str) -> String {
+/// A command that can be pasted: names are quoted and stay whole, since a line that is continued inside of quotes is no other.
+fn command<'a>(program: &str, names: impl IntoIterator<Item = &'a String>, flags: &str) -> String {
+    let names = names.into_iter().map(|name| quoted(name).into_owned());
+    let words = names.chain(flags.split_whitespace().map(str::to_owned));
+    // A flag and its value stay in one line.
+    let parts = words.fold(vec![program.to_owned()], |mut parts, word| {
+        match parts.last_mut() {
+            Some(flag) if flag.starts_with("--") && !flag.contains(' ') && !word.starts_with("--") => {
+                flag.push_str(&format!(" {word}"));
+            }
+            _ => parts.push(word),
+        }
+        parts
+    });
     let mut text = String::from(" ");
     let mut column = 1;
-    for word in words.split_whitespace() {
-        let width = word.chars().count() + 1;
-        if column > 1 && column + width > 98 {
+    for part in parts {
+        let width = part.chars().count() + 1;
+        if column > 1 && column + width > WIDTH - 2 {
             text.push_str(" \\\n   ");
             column = 3;
         }
-        text.push_str(&format!(" {word}"));
+        text.push_str(&format!(" {part}"));
         column += width;
     }
     text + "\n"
@@ -132,7 +192,8 @@ impl Fit {
     /// The question about this row alone as flags of `cacheplan plan`.
     fn plan_flags(&self, context: u64) -> String {
         let count = if self.devices > 1 { format!("{}x", self.devices) } else { String::new() };
-        format!("--device-memory {count}{} --max-seq-len {context} {}", self.device, self.flags())
+        let share = if self.is_integrated() { " --memory-fraction 0.75 --memory-of total" } else { "" };
+        format!("--device-memory {count}{}{share} --max-seq-len {context} {}", self.device, self.flags())
     }
 
     /// The layout as flags of `vllm serve`.

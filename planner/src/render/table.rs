@@ -1,4 +1,4 @@
-//! The plan as a table of at most 100 columns.
+//! The plan as a table.
 
 use cacheplan_handlers::Growth;
 
@@ -7,7 +7,8 @@ use crate::plan::{CachePlan, Certainty, Deployment, HostPlan, ManagerKind, Unit}
 use crate::size::ByteSize;
 
 impl CachePlan {
-    /// The plan as a text table, at most 100 columns wide, with one line for resources that are alike.
+    /// The plan as a text table, 80 columns wide, or as far as 100 where pools have long names, with one line for resources
+    /// that are alike.
     pub fn table(&self) -> String {
         let mut text = header(self);
         text.push_str("\nRESOURCES\n");
@@ -80,9 +81,9 @@ fn resources(plan: &CachePlan) -> String {
         let local = first.pool == first.name;
         vec![
             format!("{count} x"),
-            if local { format!("{}, own tensor", first.kind) } else { first.pool.clone() },
+            if local { first.kind.to_string() } else { first.pool.clone() },
             first.dtype.to_string(),
-            owner_name(first.owner).into(),
+            if local { format!("{}, own tensor", owner_name(first.owner)) } else { owner_name(first.owner).into() },
             bytes_or_dash(first.bytes_per_token),
             bytes_or_dash(first.bytes_per_sequence),
         ]

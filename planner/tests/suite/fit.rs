@@ -8,19 +8,29 @@ use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest}
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
-pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: &str) -> Answer {
-    let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
-    let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
-    let question = FitQuestion {
+use super::common::published;
+
+fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
+    FitQuestion {
         model: None,
         assumed: Vec::new(),
         context,
         sequences,
         devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
         max_devices: 16,
+        weights: None,
+        prices: Prices::default(),
+        engines: Vec::new(),
+    }
+}
+
+pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u64, prices: &str) -> Answer {
+    let file = format!("{}/../tests/fixtures/configs/{config}.json", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
+    let question = FitQuestion {
         weights: model.info.weights.is_none().then_some(ByteSize(10 << 30)),
         prices: Prices::from_toml(prices).unwrap(),
-        engines: Vec::new(),
+        ..question(devices, context, sequences)
     };
     PlanRequest::of(model).fit(&question).unwrap()
 }
@@ -45,8 +55,8 @@ fn the_command_that_is_printed_states_what_was_stated() {
     };
     let table = PlanRequest::of(model).fit(&question).unwrap().table();
     let words: Vec<&str> = table.split_whitespace().filter(|word| *word != "\\").collect();
-    let stated = "--assume 'head_dim=128' --assume 'layer.1=none' --weights 104857600";
-    let command = "cacheplan plan 'a b.json' --device-memory h100 --max-seq-len 4096 ";
+    let stated = "--assume 'head_dim=128' --assume 'layer.1=none' --weights 104857600 --device-memory h100";
+    let command = "cacheplan plan 'a b.json' ";
     assert!(words.join(" ").contains(&format!("{command}{stated}")), "{table}");
 }
 
@@ -67,7 +77,7 @@ fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     assert_eq!((tensor.sequences, tensor.holds), (20, false));
     let best = answer.best().unwrap();
     assert_eq!((best.devices, best.parallel), (8, attention.parallel));
-    assert!(answer.table().lines().all(|line| line.chars().count() <= 100), "{}", answer.table());
+    assert!(answer.table().lines().all(|line| line.chars().count() <= 80), "{}", answer.table());
     assert!(answer.table().contains("--data-parallel-size 8 --enable-expert-parallel"), "{}", answer.table());
 }
 
@@ -114,9 +124,43 @@ fn the_smallest_that_holds_is_best_and_the_nearest_miss_comes_first() {
     );
     let prices = "currency = 'USD'\n[per_hour]\nh100 = 2.5\nl4 = 0.1\n";
     let missed = answer("deepseek-ai__DeepSeek-V3", &["l4", "h100"], 32_768, 100_000, prices);
-    assert!(missed.best().is_none());
+    assert!(missed.best().is_none() && missed.table().contains("nothing tried holds that"), "{}", missed.table());
     let sequences: Vec<u64> = missed.fits.iter().map(|fit| fit.sequences).collect();
     assert!(sequences[0] > 0 && sequences.is_sorted_by(|before, after| before >= after), "{sequences:?}");
+}
+
+/// One row for each device that holds anything, and a sentence for the rest; a Mac is never two, and nobody's vLLM serves there.
+#[test]
+fn the_table_has_a_row_for_each_device_and_names_those_that_hold_nothing() {
+    let question = FitQuestion { max_devices: 2, ..question(&["l4", "h100", "m3-ultra-512gb"], 4_096, 1) };
+    let answer = PlanRequest::of(published("Qwen__Qwen3-Next-80B-A3B-Thinking")).fit(&question).unwrap();
+    let table = answer.table();
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("yes") || line.starts_with("no")).collect();
+    assert_eq!(rows.len(), 2, "{table}");
+    assert_eq!(rows[1], "no   2 x l4, 2 x h100: hold none, weights and a step take too much");
+    assert!(answer.fits.iter().all(|fit| fit.device != "m3-ultra-512gb" || fit.devices == 1));
+    let command = "cacheplan plan qwen3_next --device-memory m3-ultra-512gb \\\n    --memory-fraction 0.75 ";
+    assert!(table.contains(command) && !table.contains("vllm serve"), "{table}");
+}
+
+/// A folder is served whole; of a description alone only the flags can be said.
+#[rstest]
+#[case("models/it's mine/config.json", "  vllm serve \"models/it's mine\" --max-model-len")]
+#[case("config.json", "  vllm serve . --max-model-len")]
+#[case("org/model", "  vllm serve org/model --max-model-len")]
+#[case("llama.json", "  vllm serve takes --max-model-len")]
+fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &str) {
+    let question = FitQuestion { model: Some(model.to_owned()), ..question(&["h200"], 4_096, 1) };
+    let table = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap().table();
+    assert!(table.contains(expected), "{table}");
+}
+
+/// Fewer bits may be cheaper, and what they take the place of is said.
+#[test]
+fn a_best_in_fewer_bits_names_the_best_without() {
+    let table = answer("Qwen__Qwen3-32B", &["h200", "h100"], 32_768, 100, PRICES).table();
+    let best = table.split_once("BEST\n").unwrap().1;
+    assert!(best.contains("--kv-dtype f8_e4m3") && best.contains("  in the model's own dtypes: "), "{table}");
 }
 
 /// What is longer than the model was made for is said whoever asks, and a name with blanks is one word of a command.
@@ -133,7 +177,7 @@ fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
         prices: Prices::default(),
         engines: Vec::new(),
     };
-    let answer = PlanRequest::of(super::common::published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap();
+    let answer = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap();
     let note = "max_seq_len 1048576 is longer than the 4096 tokens that the model was made for";
     assert_eq!(answer.notes, [note]);
     assert!(answer.table().contains("  cacheplan plan 'my models/llama' --device-memory"), "{}", answer.table());
@@ -206,8 +250,8 @@ fn dtypes_of_states_and_engines_are_swept_too() {
     assert_eq!(stated.unwrap().sequences, request.predict(engines[0]).unwrap().sequences);
     assert!(answer.fits.iter().any(|fit| fit.engine.as_deref().is_some_and(|engine| engine.starts_with("sglang@"))));
     let table = answer.table();
-    assert!(table.contains("vllm@0.33.0: ") && table.contains("ssm bf16"), "{table}");
-    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    assert!(table.contains("vllm@0.33.0: ") && answer.csv().contains(",bf16,true,"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
 }
 
 /// Qwen2.5-7B has 28 query heads, of which 8 ranks have no equal share.

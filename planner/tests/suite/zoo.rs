@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{Budget, ByteSize, DeviceInfo, Engine, EngineSpec, PlanError, PlanRequest, Serving, Target};
+use cacheplan_planner::{
+    Budget, ByteSize, CachePlan, DeviceInfo, Engine, EngineSpec, PlanError, PlanRequest, Serving, Target,
+};
 use cacheplan_transforms::{Model, PassContext, ReadOptions, Resources};
 
 use super::common::budget;
@@ -30,6 +32,12 @@ pub(crate) fn collected(model: &Model, context: &PassContext) -> Option<Resource
     Some(model.graph.clone().collect(context).ok()?.resources)
 }
 
+/// A line of its table beyond 80 columns, or beyond 100 where names of pools are long.
+fn too_wide(plan: &CachePlan) -> Option<String> {
+    let most = if plan.pools.iter().all(|pool| pool.id.len() <= 20) { 80 } else { 100 };
+    plan.table().lines().find(|line| line.chars().count() > most).map(str::to_owned)
+}
+
 #[test]
 fn every_config_plans_and_checks_under_every_policy() {
     let mut checked = 0;
@@ -43,7 +51,7 @@ fn every_config_plans_and_checks_under_every_policy() {
                     checked += 1;
                     assert_eq!(request.check(&plan), Ok(()), "{name} {grouping}");
                     let table = plan.table();
-                    assert!(table.lines().all(|line| line.chars().count() <= 100), "{name}\n{table}");
+                    assert_eq!(too_wide(&plan), None, "{name}\n{table}");
                 }
                 Err(error) => assert_eq!(grouping, "by-window", "{name}: {error}"),
             }
@@ -54,7 +62,7 @@ fn every_config_plans_and_checks_under_every_policy() {
 
 /// Devices add lines and notes, and several of them headings and classes of weights.
 #[test]
-fn every_table_for_devices_is_at_most_100_columns_wide() {
+fn every_table_for_devices_is_at_most_80_columns_wide_and_that_beside_ranks_100() {
     let (device, mut tables): (DeviceInfo, _) = ("mi325x".parse().unwrap(), 0);
     for (name, model) in models() {
         for parallel in ["", "tp = 8", "dp = 8\nep = 8", "tp = 4\npp = 4"] {
@@ -68,8 +76,8 @@ fn every_table_for_devices_is_at_most_100_columns_wide() {
             // Some do not divide by so many, and some do not fit.
             let Ok(ranks) = request.ranks() else { continue };
             let text = ranks.table() + &ranks.heading();
-            let wide = text.lines().find(|line| line.chars().count() > 100);
-            assert_eq!(wide, None, "{name} {parallel}");
+            assert_eq!(text.lines().find(|line| line.chars().count() > 100), None, "{name} {parallel}");
+            assert_eq!(too_wide(&ranks.stages[0]), None, "{name} {parallel}");
             tables += 1;
         }
     }

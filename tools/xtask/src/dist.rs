@@ -24,20 +24,45 @@ const COMPLETIONS: [(&str, &str); 5] = [
 /// The files of this repository that go along.
 const OURS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"];
 
-/// Builds the command as it is released, and the archive.
-pub(crate) fn run() -> Result<(), String> {
-    sh(Command::new("cargo").args(["build", "--release", "--locked", "--package", "cacheplan-cli"]))?;
-    package("release")
+/// Builds the command as it is released, and the archive; for another target than this machine's only if it runs here, since
+/// its manual is asked of it.
+pub(crate) fn run(triple: Option<&str>) -> Result<(), String> {
+    let mut build = Command::new("cargo");
+    build.args(["build", "--release", "--locked", "--package", "cacheplan-cli"]);
+    match triple {
+        Some(triple) => {
+            sh(build.args(["--target", triple]))?;
+            package("release", triple, &target(triple)?.join("release"))
+        }
+        None => {
+            sh(&mut build)?;
+            package("release", &host()?, &target("release")?)
+        }
+    }
 }
 
-/// The same of the command as tests have built it.
+/// The same of the command as tests have built it, and what the installer makes of it.
 pub(crate) fn check() -> Result<(), String> {
-    package("debug")
+    let host = host()?;
+    package("debug", &host, &target("debug")?)?;
+    installed(&host)
 }
 
-fn package(profile: &str) -> Result<(), String> {
-    let binary = target(profile)?.join(format!("cacheplan{}", std::env::consts::EXE_SUFFIX));
-    let host = host()?;
+/// Installs the archive as users would, and plans a model with what they then have.
+fn installed(host: &str) -> Result<(), String> {
+    let dist = target("dist/debug")?;
+    let prefix = dist.join("prefix");
+    let mut installer = Command::new("tools/release/install.sh");
+    installer.env("CACHEPLAN_RELEASES", format!("file://{}", dist.display()));
+    installer.env("CACHEPLAN_VERSION", env!("CARGO_PKG_VERSION"));
+    sh(installer.env("CACHEPLAN_TARGET", host).env("CACHEPLAN_PREFIX", &prefix))?;
+    let config = "tests/fixtures/configs/Qwen__Qwen3-0.6B.json";
+    let said = said(Command::new(prefix.join("bin/cacheplan")).args(["plan", config]))?;
+    if said.contains("CAPACITY") { Ok(()) } else { Err(format!("what was installed says {said}")) }
+}
+
+fn package(profile: &str, host: &str, folder: &Path) -> Result<(), String> {
+    let binary = folder.join(format!("cacheplan{}", std::env::consts::EXE_SUFFIX));
     if !binary.exists() {
         return Err(format!("{} is not there: `cargo build` makes it", binary.display()));
     }
@@ -65,9 +90,11 @@ fn package(profile: &str) -> Result<(), String> {
     for (page, text) in &pages {
         fs::write(folder.join("man/man1").join(format!("{page}.1")), text).map_err(failed)?;
     }
-    fs::write(folder.join("THIRD-PARTY-LICENSES.txt"), licences(&host)?).map_err(failed)?;
+    fs::write(folder.join("THIRD-PARTY-LICENSES.txt"), licences(host)?).map_err(failed)?;
     let archive = dist.join(format!("{name}.tar.gz"));
     sh(Command::new("tar").arg("-czf").arg(&archive).arg("-C").arg(&dist).arg(&name))?;
+    let sum = said(Command::new("sha256sum").arg(format!("{name}.tar.gz")).current_dir(&dist))?;
+    fs::write(dist.join(format!("{name}.tar.gz.sha256")), sum).map_err(failed)?;
     done(&archive, pages.len())
 }
 

@@ -19,6 +19,7 @@ mod metadata;
 mod onnx;
 mod oracle;
 mod python;
+mod readmes;
 mod rust_src;
 mod semver;
 mod soak;
@@ -26,6 +27,7 @@ mod stub;
 mod transformers;
 mod venv;
 mod web;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -51,10 +53,14 @@ Commands:
   cuda-test-ptx     Compile the sources of the emulator's tests anew
   check-dependencies Check licences and sources of all dependencies against deny.toml
   check-semver      Compare the crates with the newest tag, if there is one; builds cargo-semver-checks once
-  dist              Build the release: command, completions, manual pages and licences in one archive
-  check-dist        The same of the command as tests build it
+  dist [TARGET]     Build the release: command, completions, manual pages and licences in one archive, with its hash
+  check-dist        The same of the command as tests build it, installed by the shell installer
+  wheel TARGET TAGS Build the wheel with library and command, for a target of which `dist` was built; needs maturin and,
+                    for Linux, ziglang: `wheel x86_64-unknown-linux-gnu 2_28`
+  check-wheel       The same of what tests build, installed and asked; needs maturin and wheel
   check-fuzz        Type-check and lint the fuzz targets; needs no nightly
   python            Build, install and test the Python package; needs Python, and the network once
+  readmes           Write the README of each crate of its documentation
   engines           Start vLLM on this CPU under the guard, and drive SGLang's hooks; x86-64 Linux, CPython 3.11, 13 GB
   flags             Read the flags of engines' own parsers into tables; needs Python, and the network for 2 GB once
   onnx              Hold exported graphs to onnx.checker and ONNX Runtime; needs Python, and the network once
@@ -79,6 +85,8 @@ fn main() -> ExitCode {
         ["help" | "--help" | "-h"] => return usage(""),
         ["lines", commit] => return done(code::lines::run(Some(commit))),
         ["gpu", folder] => return done(gpu_all::run(folder)),
+        ["dist", target] => return done(dist::run(Some(target))),
+        ["wheel", target, tags] => return done(wheel::run(target, tags)),
         ["oracle", engine] => return done(oracle::run(engine, 1200)),
         ["oracle", engine, random] => match random.parse() {
             Ok(random) => return done(oracle::run(engine, random)),
@@ -106,13 +114,15 @@ fn main() -> ExitCode {
         "cuda-prove-sample" => cuda_prove::run(false),
         "cuda-test-ptx" => cuda_build::write_test_ptx(),
         "check-dependencies" => dependencies::run(),
-        "dist" => dist::run(),
+        "dist" => dist::run(None),
+        "check-wheel" => wheel::check(),
         "check-dist" => dist::check(),
         "engines" => engines::run(),
         "flags" => flags::run(),
         "onnx" => onnx::run(),
         "transformers" => transformers::run(),
         "python" => python::run(),
+        "readmes" => readmes::run(),
         "web" => web::build(),
         "check-web" => web::check(),
         "check-semver" => semver::run(),
