@@ -9,7 +9,10 @@ mod description;
 mod expr;
 mod json;
 mod layers;
+mod modules;
+mod names;
 mod quantization;
+mod stored;
 mod towers;
 mod unread;
 mod values;
@@ -25,7 +28,6 @@ use self::classes::Class;
 use self::description::Description;
 use self::expr::Expr;
 use self::layers::LayerKinds;
-use self::quantization::Stored;
 use self::values::{Number, Values};
 use super::{FrontendError, ReadOptions};
 use crate::builder::GraphBuilder;
@@ -95,19 +97,6 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let kinds = LayerKinds::read(description, &values, layers, &options.assume)?;
 
     let mut builder = GraphBuilder::new(values.model_type.clone(), hidden_size, dtype);
-    let weight_dtype = quantization::weight_dtype(&values);
-    match weight_dtype {
-        Ok(Stored::Matrices(stored)) => drop(builder.weight_dtype(stored)),
-        Ok(Stored::Experts(stored)) => builder.expert_dtype(stored),
-        Ok(Stored::Both(stored, experts)) => {
-            builder.weight_dtype(stored);
-            builder.expert_dtype(experts);
-        }
-        Ok(Stored::Plain) | Err(_) => {}
-    }
-    if let Err(quantization::Unknown { why }) = weight_dtype {
-        builder.forget_weights(|| why);
-    }
     if !description.weights {
         let model_type = &values.model_type;
         builder
@@ -129,6 +118,10 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     }
     towers::add(&mut builder, &values);
     add_layers(&mut builder, &values, description, &kinds, layers)?;
+    match stored::read(&values) {
+        Ok(scheme) => builder.store(|name| scheme.of(name)),
+        Err(why) => builder.forget_weights(|| why),
+    }
     let longest = count(CONTEXT_LENGTH)?;
     let mut decoder_numbers = Vec::new();
     for (key, expr) in &description.decoder_numbers {
