@@ -48,6 +48,7 @@ pub struct GraphBuilder {
     /// Whether the parameters described are all there are.
     /// Why the sum of the parameters means nothing: some are not described.
     weights_unknown: Option<String>,
+    counted_elsewhere: bool,
     layers: Vec<LayerSpec>,
     vocab_size: Option<u64>,
     residual: TensorId,
@@ -74,6 +75,7 @@ impl GraphBuilder {
             dtype,
             weight_dtype: dtype,
             weights_unknown: None,
+            counted_elsewhere: false,
             layers: Vec::new(),
             vocab_size: None,
             residual,
@@ -472,7 +474,13 @@ impl GraphBuilder {
     fn parameter_in(&mut self, part: &'static str, shape: &[u64], dtype: DType) -> TensorId {
         let name = Name::new(self.layer_index(), part);
         let known = if self.run == 0 { None } else { self.graph.last_parameter(&name) };
+        let shape = if self.counted_elsewhere { &[0] } else { shape };
         known.unwrap_or_else(|| self.graph.add_parameter(name, shape, dtype))
+    }
+
+    /// Whether weights that are added from now on are counted elsewhere: they are as good as empty.
+    pub(crate) fn count_elsewhere(&mut self, elsewhere: bool) {
+        self.counted_elsewhere = elsewhere;
     }
 
     fn linear(&mut self, part: &'static str, weight: &'static str, x: TensorId, from: u64, to: u64) -> OpId {

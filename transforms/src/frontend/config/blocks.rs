@@ -1,6 +1,6 @@
 //! Blocks: which dimensions each needs, which keys usually tell them, and how the builder adds it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::{DType, DecayKind, Ring};
@@ -179,6 +179,8 @@ const SCHEMAS: &[Schema] = &[
             Ok(())
         },
     },
+    // Weights of a layer that belong to no op.
+    Schema { name: "weights", more: "0", more_part: "more", divided: "", dims: &[], emit: |_, _| Ok(()) },
     Schema {
         name: "table",
         more: "0",
@@ -397,6 +399,12 @@ pub(super) struct Block {
     more: Expr,
     /// The same of weights that ranks divide with the mixer.
     divided: Option<Expr>,
+    /// All weights besides `more`, where they are not those of the usual matrices.
+    weights: Option<Expr>,
+    /// How many layers have weights of their own; the layers behind use theirs.
+    sets: Option<Expr>,
+    /// How many layers have had it.
+    seen: Cell<u64>,
     /// Whether a layer of the kind has it.
     when: Option<Expr>,
     /// How often it runs in a step, each time with caches of its own.
@@ -456,11 +464,14 @@ impl Block {
         let usual = if stated("more").is_some() { "" } else { schema.divided };
         let divided =
             Some(stated("divided").unwrap_or(usual)).filter(|text| !text.is_empty()).map(of_dims).transpose()?;
-        let [when, times, after] = ["when", "times", "after"].map(|key| stated(key).map(Expr::parse).transpose());
-        let (when, times, after) = (when?, times?, after?);
+        let weights = stated("weights").map(of_dims).transpose()?;
+        let parsed = ["sets", "when", "times", "after"].map(|key| stated(key).map(Expr::parse).transpose());
+        let [sets, when, times, after] = parsed;
+        let (sets, when, times, after) = (sets?, when?, times?, after?);
         let dtype = stated("dtype").into_iter().flat_map(|words| words.split("??"));
         let dtype = dtype.map(|word| word.trim().to_owned()).collect();
-        Ok(Self { name: name.to_owned(), schema, dims, more, divided, when, times, after, dtype })
+        let (name, seen) = (name.to_owned(), Cell::new(0));
+        Ok(Self { name, schema, dims, more, divided, weights, sets, seen, when, times, after, dtype })
     }
 
     /// What tells its dimensions, and whether and how often it is there.
@@ -492,18 +503,21 @@ impl Block {
         {
             return Ok(());
         }
+        let again = self.is_seen_in_full(values, context.layer)?;
+        builder.count_elsewhere(again || self.weights.is_some());
         for run in dims.runs()? {
             builder.run(run);
             let emitted = (self.schema.emit)(builder, &dims);
             builder.run(0);
             emitted?;
         }
-        if self.after.is_some() {
+        builder.count_elsewhere(false);
+        if again || self.after.is_some() {
             return Ok(());
         }
         let more = Some((self.schema.more_part, &self.more));
-        let divided = self.divided.as_ref().map(|divided| ("mixer.divided", divided));
-        for (part, expr) in more.into_iter().chain(divided) {
+        let matrices = self.weights.iter().chain(&self.divided).map(|matrices| ("mixer.divided", matrices));
+        for (part, expr) in more.into_iter().chain(matrices) {
             // It serves the estimate of the weights only, so that no model is refused for it.
             match values.eval(expr, context.layer) {
                 Ok(Some(number)) => builder.more_weights(part, number.value),
@@ -518,9 +532,18 @@ impl Block {
     }
 }
 
+impl Block {
+    /// Whether as many layers had it as have weights of their own.
+    fn is_seen_in_full(&self, values: &Values<'_>, layer: u32) -> Result<bool, FrontendError> {
+        let sets = self.sets.as_ref().map(|sets| values.eval(sets, layer)).transpose()?.flatten();
+        let seen = self.seen.replace(self.seen.get() + 1);
+        Ok(sets.is_some_and(|sets| sets.value <= seen))
+    }
+}
+
 impl Schema {
     fn has(&self, key: &str) -> bool {
-        matches!(key, "block" | "more" | "divided" | "when" | "times" | "after" | "dtype")
+        matches!(key, "block" | "more" | "divided" | "weights" | "sets" | "when" | "times" | "after" | "dtype")
             || self.dims.iter().any(|(dim, _)| *dim == key)
     }
 }
