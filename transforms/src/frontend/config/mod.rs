@@ -107,7 +107,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     };
     let vocab_size = count("vocab_size ?? padded_vocab_size")?;
     if let Some(vocab_size) = vocab_size {
-        let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
+        let tied = count("tie_word_embeddings ?? tie_embedding ?? tie_embeddings")?.is_some_and(|tied| tied > 0);
         builder.vocabulary(vocab_size, tied);
     }
     let more = Expr::parse(&description.more).map_err(invalid)?;
@@ -226,7 +226,7 @@ const SHARED_LAYERS: &str = "num_kv_shared_layers";
 
 /// Whether a key is read whatever the architecture.
 fn reads(key: &str) -> bool {
-    const KEYS: [&str; 12] = [
+    const KEYS: [&str; 13] = [
         "cache_implementation",
         "compression_config",
         "conv_state_dtype",
@@ -238,6 +238,7 @@ fn reads(key: &str) -> bool {
         "per_layer_config",
         "recurrent_state_dtype",
         "tie_embedding",
+        "tie_embeddings",
         "tie_word_embeddings",
     ];
     let in_expr = |expr: &&str| expr.split(' ').any(|word| word == key);
