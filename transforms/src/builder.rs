@@ -468,17 +468,17 @@ impl GraphBuilder {
 
     /// A weight of the current layer, which all of its runs have in common.
     fn parameter(&mut self, part: &'static str, shape: &[u64]) -> TensorId {
+        let shape = if self.counted_elsewhere { &[0] } else { shape };
         self.parameter_in(part, shape, self.weight_dtype)
     }
 
     fn parameter_in(&mut self, part: &'static str, shape: &[u64], dtype: DType) -> TensorId {
         let name = Name::new(self.layer_index(), part);
         let known = if self.run == 0 { None } else { self.graph.last_parameter(&name) };
-        let shape = if self.counted_elsewhere { &[0] } else { shape };
         known.unwrap_or_else(|| self.graph.add_parameter(name, shape, dtype))
     }
 
-    /// Whether weights that are added from now on are counted elsewhere: they are as good as empty.
+    /// Whether matrices that are added from now on are counted elsewhere, so that they are empty here.
     pub(crate) fn count_elsewhere(&mut self, elsewhere: bool) {
         self.counted_elsewhere = elsewhere;
     }

@@ -399,7 +399,7 @@ pub(super) struct Block {
     more: Expr,
     /// The same of weights that ranks divide with the mixer.
     divided: Option<Expr>,
-    /// All weights besides `more`, where they are not those of the usual matrices.
+    /// All weights besides `more` and a convolution, where they are not those of the usual matrices.
     weights: Option<Expr>,
     /// How many layers have weights of their own; the layers behind use theirs.
     sets: Option<Expr>,
