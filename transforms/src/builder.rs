@@ -12,7 +12,7 @@ use crate::layers::{
     Attention, BlockSpec, CompressedAttention, FeedForward, LayerSpec, LinearAttention, Mamba1, Mamba2, Mla,
 };
 use crate::model::{Fact, Model, ModelInfo, PredictionLayer};
-use crate::weights::{WeightBytes, WeightClass};
+use crate::weights::{Stored, WeightBytes, WeightClass};
 
 use self::kept::Kept;
 
@@ -45,11 +45,10 @@ pub struct GraphBuilder {
     hidden_size: u64,
     dtype: DType,
     weight_dtype: DType,
-    /// The same of routed experts, where they are stored otherwise.
-    expert_dtype: Option<DType>,
     /// Whether the parameters described are all there are.
     /// Why the sum of the parameters means nothing: some are not described.
     weights_unknown: Option<String>,
+    counted_elsewhere: bool,
     layers: Vec<LayerSpec>,
     vocab_size: Option<u64>,
     residual: TensorId,
@@ -75,8 +74,8 @@ impl GraphBuilder {
             hidden_size,
             dtype,
             weight_dtype: dtype,
-            expert_dtype: None,
             weights_unknown: None,
+            counted_elsewhere: false,
             layers: Vec::new(),
             vocab_size: None,
             residual,
@@ -92,9 +91,11 @@ impl GraphBuilder {
         self
     }
 
-    /// The element type of routed experts added from now on, where it is not that of the other matrices.
-    pub(crate) fn expert_dtype(&mut self, dtype: DType) {
-        self.expert_dtype = Some(dtype);
+    /// Stores the weights that were added as `how` says of their names.
+    pub(crate) fn store(&mut self, how: impl Fn(&Name) -> Result<Option<Stored>, String>) {
+        if let Err(why) = self.graph.store_parameters(how) {
+            self.forget_weights(|| why);
+        }
     }
 
     /// Starts the next layer and gives its absolute index.
@@ -355,8 +356,7 @@ impl GraphBuilder {
             op = op.input("weight", self.parameter("mlp.weight", &matrix));
         } else {
             let experts = [dims.experts, matrix[0], matrix[1], matrix[2]];
-            let dtype = self.expert_dtype.unwrap_or(self.weight_dtype);
-            op = op.input("experts", self.parameter_in("mlp.experts.weight", &experts, dtype));
+            op = op.input("experts", self.parameter("mlp.experts.weight", &experts));
             op = op.input("router", self.parameter("mlp.router.weight", &[self.hidden_size, dims.experts]));
             if dims.latent_size.is_some() {
                 op = op.input("latent", self.parameter("mlp.latent.weight", &[2, self.hidden_size, seen]));
@@ -468,6 +468,7 @@ impl GraphBuilder {
 
     /// A weight of the current layer, which all of its runs have in common.
     fn parameter(&mut self, part: &'static str, shape: &[u64]) -> TensorId {
+        let shape = if self.counted_elsewhere { &[0] } else { shape };
         self.parameter_in(part, shape, self.weight_dtype)
     }
 
@@ -475,6 +476,11 @@ impl GraphBuilder {
         let name = Name::new(self.layer_index(), part);
         let known = if self.run == 0 { None } else { self.graph.last_parameter(&name) };
         known.unwrap_or_else(|| self.graph.add_parameter(name, shape, dtype))
+    }
+
+    /// Whether matrices that are added from now on are counted elsewhere, so that they are empty here.
+    pub(crate) fn count_elsewhere(&mut self, elsewhere: bool) {
+        self.counted_elsewhere = elsewhere;
     }
 
     fn linear(&mut self, part: &'static str, weight: &'static str, x: TensorId, from: u64, to: u64) -> OpId {

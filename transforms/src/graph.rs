@@ -8,7 +8,7 @@ use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
 
-use crate::weights::{WeightClass, WeightClasses};
+use crate::weights::{Stored, WeightClass, WeightClasses};
 
 /// A node of the graph.
 pub(crate) type OpId = NodeIndex<u32>;
@@ -214,6 +214,26 @@ impl Graph {
         self.add_tensor(Tensor { name, shape, dtype, origin: TensorOrigin::Parameter })
     }
 
+    /// Stores each weight as `how` says of its name; one without a word stays as it is.
+    ///
+    /// What is stored in no element type becomes a row of bytes.
+    pub(crate) fn store_parameters(
+        &mut self,
+        how: impl Fn(&Name) -> Result<Option<Stored>, String>,
+    ) -> Result<(), String> {
+        for tensor in self.tensors.iter_mut().filter(|tensor| tensor.origin == TensorOrigin::Parameter) {
+            match how(&tensor.name)? {
+                None => {}
+                Some(Stored::As(dtype)) => tensor.dtype = dtype,
+                Some(packed) => {
+                    let bytes = tensor.elements().and_then(|elements| packed.bytes(elements)).unwrap_or(u64::MAX);
+                    (tensor.shape, tensor.dtype) = (vec![Extent::Known(bytes)], DType::Int8);
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// The weight of that name that was added last.
     pub(crate) fn last_parameter(&self, name: &Name) -> Option<TensorId> {
         let is_it = |tensor: &Tensor| tensor.origin == TensorOrigin::Parameter && tensor.name == *name;
@@ -330,6 +350,14 @@ impl Graph {
 }
 
 impl Tensor {
+    /// How many elements it has; `None` if an extent is symbolic or the product does not fit.
+    fn elements(&self) -> Option<u64> {
+        self.shape.iter().try_fold(1u64, |elements, extent| match extent {
+            Extent::Known(size) => elements.checked_mul(*size),
+            Extent::Symbol(_) => None,
+        })
+    }
+
     /// Bytes of the whole tensor; `None` if an extent is symbolic or the product does not fit.
     fn bytes(&self) -> Option<u64> {
         let mut sizes = self.shape.iter().map(|extent| match extent {

@@ -1,5 +1,6 @@
 //! Bytes of a model's weights, and how much of them engines divide in which way.
 
+use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 
 /// The size of a model's weights and how it is known.
@@ -41,6 +42,29 @@ pub(crate) enum WeightClass {
     Shared,
     Embeddings,
     Replicated,
+}
+
+/// How a matrix is stored where a checkpoint is quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// In this element type.
+    As(DType),
+    /// In whole numbers of so many bits, with so many bits of scale and zero point for a group; no group is a whole column,
+    /// whose scale is not counted.
+    Packed { bits: u64, group: Option<u64>, of_group: u64 },
+}
+
+impl Stored {
+    /// Bytes of so many elements, and those of their scales that no element type counts.
+    pub(crate) fn bytes(self, elements: u64) -> Option<u64> {
+        match self {
+            Self::As(dtype) => dtype.row_bytes(elements),
+            Self::Packed { bits, group, of_group } => {
+                let scales = group.map_or(Some(0), |group| elements.div_ceil(group).checked_mul(of_group))?;
+                Some(elements.checked_mul(bits)?.checked_add(scales)?.div_ceil(8))
+            }
+        }
+    }
 }
 
 impl WeightBytes {

@@ -11,18 +11,16 @@ use support::fixture;
 /// Rows of which the config does not tell the weights: what stands beside the decoder or inside of it is not described, or
 /// a file lacks a size that transformers has a default for.
 const NOT_KNOWN: &str = "\
-    LiquidAI__LFM2-1.2B.json Qwen__Qwen3.5-2B.json Qwen__Qwen3.5-9B.json RWKV__rwkv-4-169m-pile.json \
-    Zyphra__Zamba2-2.7B.json google__gemma-2-2b.json google__gemma-2-9b.json google__gemma-3-1b-it.json \
-    google__gemma-4-26B-A4B.json ibm-granite__granite-4.0-h-350m.json nvidia__NVIDIA-Nemotron-3-Nano-4B.json \
-    zai-org__GLM-4.5.json b_aya_vision.json gemma3n_e4b.json longcat.json aria aria_text axk2 blip-2 cosmos3_edge \
-    deepseek_ocr2 deepseek_v4 deepseek_vl deepseek_vl_hybrid doge dots3_note emu3 ernie4_5_vl_moe exaone4_5 fast_vlm \
-    fun_asr_nano fuyu gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm5_next glm_ocr glmasr \
-    got_ocr2 granite_docling granite_speech granite_speech_plus hunyuan_vl hyperclovax_vision_v2 idefics2 idefics3 \
-    inkling2 inkling_mm_model instructblip instructblipvideo janus lfm3_vl lighton_ocr longcat_flash minicpm_ocr minicpmv4_6 minicpmv4_7 \
-    mistral_large4 modernbert-decoder molmo2 moss_transcribe_diarize muse_glimmer muse_spark nemo_speechlm \
-    nemotron_h_omni opt ovis2 phi4_multimodal pp_chart2table qianfan_ocr qwen2_5_omni qwen2_5_omni_thinker \
-    qwen2_audio qwen3_asr qwen3_omni_moe_thinker qwen4_exp rwkv smolvlm step3p7 vibevoice_asr video_llama_3 video_llava \
-    vipllava voxtral xlstm zamba zamba2";
+    LiquidAI__LFM2-1.2B.json Qwen__Qwen3.5-2B.json Qwen__Qwen3.5-9B.json google__gemma-2-2b.json \
+    google__gemma-2-9b.json google__gemma-3-1b-it.json ibm-granite__granite-4.0-h-350m.json \
+    nvidia__NVIDIA-Nemotron-3-Nano-4B.json zai-org__GLM-4.5.json longcat.json aria aria_text axk2 blip-2 \
+    cosmos3_edge deepseek_ocr2 deepseek_vl deepseek_vl_hybrid doge dots3_note emu3 ernie4_5_vl_moe fast_vlm \
+    fun_asr_nano fuyu glmasr got_ocr2 granite_docling granite_speech granite_speech_plus hunyuan_vl \
+    hyperclovax_vision_v2 idefics2 inkling_mm_model instructblip instructblipvideo janus lfm3_vl lighton_ocr \
+    longcat_flash minicpm_ocr minicpmv4_6 minicpmv4_7 mistral_large4 modernbert-decoder molmo2 \
+    moss_transcribe_diarize muse_glimmer muse_spark nemo_speechlm nemotron_h_omni opt ovis2 phi4_multimodal \
+    pp_chart2table qianfan_ocr qwen2_5_omni qwen3_asr qwen4_exp step3p7 vibevoice_asr video_llama_3 video_llava \
+    vipllava xlstm";
 
 /// A model of transformers, its count of parameters, and the text of its config.
 struct Row {
@@ -77,7 +75,7 @@ fn weights_are_as_many_as_in_transformers() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    assert!(equal > 220, "{equal}");
+    assert!(equal > 245, "{equal}");
     let expected: Vec<&str> = NOT_KNOWN.split_whitespace().collect();
     assert_eq!(unknown, expected);
 }

@@ -1,6 +1,6 @@
 //! Blocks: which dimensions each needs, which keys usually tell them, and how the builder adds it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::{DType, DecayKind, Ring};
@@ -27,6 +27,8 @@ struct Schema {
     more: &'static str,
     /// The graph's name of these: `more` are whole on every rank, those of a mixer are divided with it.
     more_part: &'static str,
+    /// Weights of further matrices of a mixer, which are divided and stored as its others; none where `more` is stated.
+    divided: &'static str,
     emit: fn(&mut GraphBuilder, &Dims<'_>) -> Result<(), FrontendError>,
 }
 
@@ -34,6 +36,7 @@ const ATTENTION: Schema = Schema {
     name: "attention",
     more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
     more_part: "more",
+    divided: "",
     dims: &attention_dims(""),
     emit: |builder, dims| attention(builder, dims, dims.window()?),
 };
@@ -61,6 +64,7 @@ const SCHEMAS: &[Schema] = &[
         name: "mla",
         more: "hidden_size + kv_lora_rank + (q_lora_rank ?? 0)",
         more_part: "more",
+        divided: "",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("q_lora_rank", "q_lora_rank"),
@@ -90,6 +94,7 @@ const SCHEMAS: &[Schema] = &[
         name: "indexer",
         more: "index_n_heads * index_head_dim * q_lora_rank + 2 * index_head_dim + hidden_size * index_n_heads",
         more_part: "more",
+        divided: "",
         dims: &[("index_head_dim", "index_head_dim"), ("stride", "1"), ("shares_layer", "")],
         emit: |builder, dims| {
             let entries = dims.entries(builder, Op::INDEXER, "index_head_dim", dims.stated_dtype()?)?;
@@ -101,6 +106,7 @@ const SCHEMAS: &[Schema] = &[
         name: "entries",
         more: "0",
         more_part: "more",
+        divided: "",
         // Of one head ranks have the whole vector; several heads they divide as keys.
         dims: &[("width", ""), ("heads", "0"), ("stride", "1"), ("window", ""), ("shares_layer", "")],
         emit: |builder, dims| {
@@ -114,6 +120,7 @@ const SCHEMAS: &[Schema] = &[
         name: "ring",
         more: "0",
         more_part: "more",
+        divided: "",
         // Rows that are still read when the next token comes; drafted tokens come on top, and rows come in units.
         dims: &[("width", ""), ("rows", ""), ("unit", "1"), ("doubles", "0")],
         emit: |builder, dims| {
@@ -127,6 +134,7 @@ const SCHEMAS: &[Schema] = &[
         name: "state",
         more: "0",
         more_part: "more",
+        divided: "",
         dims: &[("rows", "1"), ("width", "")],
         emit: |builder, dims| {
             builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dims.stated_dtype()?);
@@ -137,6 +145,7 @@ const SCHEMAS: &[Schema] = &[
         name: "conv",
         more: "0",
         more_part: "more",
+        divided: "",
         // Columns are kept of as many tokens as the kernel spans, less its own.
         dims: &[("channels", "hidden_size"), ("d_conv", ""), ("dilation", "1"), ("heads", "0")],
         emit: |builder, dims| {
@@ -150,6 +159,7 @@ const SCHEMAS: &[Schema] = &[
         name: "compressed_attention",
         more: "0",
         more_part: "more",
+        divided: "",
         dims: &[
             ("num_heads", "num_attention_heads"),
             ("head_dim", "head_dim"),
@@ -169,10 +179,13 @@ const SCHEMAS: &[Schema] = &[
             Ok(())
         },
     },
+    // Weights of a layer that belong to no op.
+    Schema { name: "weights", more: "0", more_part: "more", divided: "", dims: &[], emit: |_, _| Ok(()) },
     Schema {
         name: "table",
         more: "0",
         more_part: "more",
+        divided: "",
         dims: &[("rows", ""), ("width", "")],
         emit: |builder, dims| {
             match dims.find("rows")? {
@@ -187,6 +200,7 @@ const SCHEMAS: &[Schema] = &[
         name: "rwkv4",
         more: "0",
         more_part: "mixer.more",
+        divided: "",
         dims: &[("width", "attention_hidden_size ?? hidden_size")],
         emit: |builder, dims| {
             builder.rwkv4(dims.get("width")?);
@@ -197,6 +211,7 @@ const SCHEMAS: &[Schema] = &[
         name: "mamba1",
         more: "hidden_size + d_inner * (2 + (use_conv_bias ?? mamba_conv_bias ?? 1))",
         more_part: "mixer.more",
+        divided: "",
         dims: &[
             ("d_inner", "intermediate_size ?? d_inner ?? expand * hidden_size"),
             ("d_state", "state_size ?? 16"),
@@ -218,6 +233,7 @@ const SCHEMAS: &[Schema] = &[
         name: "mamba2",
         more: "hidden_size + num_heads * (3 + head_dim) + (use_conv_bias ?? mamba_conv_bias ?? 1) * (num_heads * head_dim + 2 * n_groups * d_state)",
         more_part: "mixer.more",
+        divided: "",
         dims: &[
             ("num_heads", "mamba_n_heads"),
             ("head_dim", "mamba_d_head"),
@@ -239,8 +255,9 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "linear_attention",
-        more: "hidden_size + num_v_heads * (hidden_size * (head_v_dim + 2) + 2) + head_v_dim",
+        more: "hidden_size + num_v_heads * (2 * hidden_size + 2) + head_v_dim",
         more_part: "mixer.more",
+        divided: "hidden_size * num_v_heads * head_v_dim",
         dims: &[
             ("num_k_heads", "linear_num_key_heads"),
             ("num_v_heads", "linear_num_value_heads"),
@@ -274,6 +291,7 @@ const SCHEMAS: &[Schema] = &[
         name: "short_conv",
         more: "hidden_size",
         more_part: "more",
+        divided: "",
         dims: &[("channels", "hidden_size"), ("d_conv", "conv_L_cache ?? 3")],
         emit: |builder, dims| {
             builder.short_conv(dims.get("channels")?, dims.get("d_conv")?);
@@ -284,6 +302,7 @@ const SCHEMAS: &[Schema] = &[
         name: "rg_lru",
         more: "2 * hidden_size + 6 * width + 2 * width * width / num_attention_heads",
         more_part: "mixer.more",
+        divided: "",
         dims: &[("width", "lru_width ?? hidden_size"), ("d_conv", "conv1d_width ?? 4")],
         emit: |builder, dims| {
             builder.rg_lru(dims.get("width")?, dims.get("d_conv")?, dims.context.dtypes[0]);
@@ -294,6 +313,7 @@ const SCHEMAS: &[Schema] = &[
         name: "feed_forward",
         more: "hidden_size + (mlp_bias * (2 * dense_size + hidden_size) ?? 0)",
         more_part: "more",
+        divided: "",
         dims: &[
             ("dense_size", "intermediate_size"),
             ("expert_size", "moe_intermediate_size ?? intermediate_size"),
@@ -379,6 +399,12 @@ pub(super) struct Block {
     more: Expr,
     /// The same of weights that ranks divide with the mixer.
     divided: Option<Expr>,
+    /// All weights besides `more` and a convolution, where they are not those of the usual matrices.
+    weights: Option<Expr>,
+    /// How many layers have weights of their own; the layers behind use theirs.
+    sets: Option<Expr>,
+    /// How many layers have had it.
+    seen: Cell<u64>,
     /// Whether a layer of the kind has it.
     when: Option<Expr>,
     /// How often it runs in a step, each time with caches of its own.
@@ -435,12 +461,17 @@ impl Block {
             Ok::<_, String>(expr.with(&|key| dims.iter().find(|(dim, _)| *dim == key).map(|(_, expr)| expr)))
         };
         let more = of_dims(stated("more").unwrap_or(schema.more))?;
-        let divided = stated("divided").map(of_dims).transpose()?;
-        let [when, times, after] = ["when", "times", "after"].map(|key| stated(key).map(Expr::parse).transpose());
-        let (when, times, after) = (when?, times?, after?);
+        let usual = if stated("more").is_some() { "" } else { schema.divided };
+        let divided =
+            Some(stated("divided").unwrap_or(usual)).filter(|text| !text.is_empty()).map(of_dims).transpose()?;
+        let weights = stated("weights").map(of_dims).transpose()?;
+        let parsed = ["sets", "when", "times", "after"].map(|key| stated(key).map(Expr::parse).transpose());
+        let [sets, when, times, after] = parsed;
+        let (sets, when, times, after) = (sets?, when?, times?, after?);
         let dtype = stated("dtype").into_iter().flat_map(|words| words.split("??"));
         let dtype = dtype.map(|word| word.trim().to_owned()).collect();
-        Ok(Self { name: name.to_owned(), schema, dims, more, divided, when, times, after, dtype })
+        let (name, seen) = (name.to_owned(), Cell::new(0));
+        Ok(Self { name, schema, dims, more, divided, weights, sets, seen, when, times, after, dtype })
     }
 
     /// What tells its dimensions, and whether and how often it is there.
@@ -472,18 +503,21 @@ impl Block {
         {
             return Ok(());
         }
+        let again = self.is_seen_in_full(values, context.layer)?;
+        builder.count_elsewhere(again || self.weights.is_some());
         for run in dims.runs()? {
             builder.run(run);
             let emitted = (self.schema.emit)(builder, &dims);
             builder.run(0);
             emitted?;
         }
-        if self.after.is_some() {
+        builder.count_elsewhere(false);
+        if again || self.after.is_some() {
             return Ok(());
         }
         let more = Some((self.schema.more_part, &self.more));
-        let divided = self.divided.as_ref().map(|divided| ("mixer.more", divided));
-        for (part, expr) in more.into_iter().chain(divided) {
+        let matrices = self.weights.iter().chain(&self.divided).map(|matrices| ("mixer.divided", matrices));
+        for (part, expr) in more.into_iter().chain(matrices) {
             // It serves the estimate of the weights only, so that no model is refused for it.
             match values.eval(expr, context.layer) {
                 Ok(Some(number)) => builder.more_weights(part, number.value),
@@ -498,9 +532,18 @@ impl Block {
     }
 }
 
+impl Block {
+    /// Whether as many layers had it as have weights of their own.
+    fn is_seen_in_full(&self, values: &Values<'_>, layer: u32) -> Result<bool, FrontendError> {
+        let sets = self.sets.as_ref().map(|sets| values.eval(sets, layer)).transpose()?.flatten();
+        let seen = self.seen.replace(self.seen.get() + 1);
+        Ok(sets.is_some_and(|sets| sets.value <= seen))
+    }
+}
+
 impl Schema {
     fn has(&self, key: &str) -> bool {
-        matches!(key, "block" | "more" | "divided" | "when" | "times" | "after" | "dtype")
+        matches!(key, "block" | "more" | "divided" | "weights" | "sets" | "when" | "times" | "after" | "dtype")
             || self.dims.iter().any(|(dim, _)| *dim == key)
     }
 }

@@ -9,7 +9,10 @@ mod description;
 mod expr;
 mod json;
 mod layers;
+mod modules;
+mod names;
 mod quantization;
+mod stored;
 mod towers;
 mod unread;
 mod values;
@@ -25,7 +28,6 @@ use self::classes::Class;
 use self::description::Description;
 use self::expr::Expr;
 use self::layers::LayerKinds;
-use self::quantization::Stored;
 use self::values::{Number, Values};
 use super::{FrontendError, ReadOptions};
 use crate::builder::GraphBuilder;
@@ -95,19 +97,6 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let kinds = LayerKinds::read(description, &values, layers, &options.assume)?;
 
     let mut builder = GraphBuilder::new(values.model_type.clone(), hidden_size, dtype);
-    let weight_dtype = quantization::weight_dtype(&values);
-    match weight_dtype {
-        Ok(Stored::Matrices(stored)) => drop(builder.weight_dtype(stored)),
-        Ok(Stored::Experts(stored)) => builder.expert_dtype(stored),
-        Ok(Stored::Both(stored, experts)) => {
-            builder.weight_dtype(stored);
-            builder.expert_dtype(experts);
-        }
-        Ok(Stored::Plain) | Err(_) => {}
-    }
-    if let Err(quantization::Unknown { why }) = weight_dtype {
-        builder.forget_weights(|| why);
-    }
     if !description.weights {
         let model_type = &values.model_type;
         builder
@@ -124,7 +113,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     };
     let vocab_size = size("vocab_size", "vocab_size ?? padded_vocab_size")?;
     if let Some(vocab_size) = vocab_size {
-        let tied = count("tie_word_embeddings ?? tie_embedding")?.is_some_and(|tied| tied > 0);
+        let tied = count("tie_word_embeddings ?? tie_embedding ?? tie_embeddings")?.is_some_and(|tied| tied > 0);
         builder.vocabulary(vocab_size, tied);
     }
     let more = Expr::parse(&description.more).map_err(invalid)?;
@@ -135,6 +124,10 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     }
     towers::add(&mut builder, &values);
     add_layers(&mut builder, &values, description, &kinds, layers)?;
+    match stored::read(&values) {
+        Ok(scheme) => builder.store(|name| scheme.of(name)),
+        Err(why) => builder.forget_weights(|| why),
+    }
     let longest = size("max_position_embeddings", CONTEXT_LENGTH)?;
     let mut decoder_numbers = Vec::new();
     for (key, expr) in &description.decoder_numbers {
@@ -239,7 +232,7 @@ const SHARED_LAYERS: &str = "num_kv_shared_layers";
 
 /// Whether a key is read whatever the architecture.
 fn reads(key: &str) -> bool {
-    const KEYS: [&str; 12] = [
+    const KEYS: [&str; 13] = [
         "cache_implementation",
         "compression_config",
         "conv_state_dtype",
@@ -251,6 +244,7 @@ fn reads(key: &str) -> bool {
         "per_layer_config",
         "recurrent_state_dtype",
         "tie_embedding",
+        "tie_embeddings",
         "tie_word_embeddings",
     ];
     let in_expr = |expr: &&str| expr.split(' ').any(|word| word == key);

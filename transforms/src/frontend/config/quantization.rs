@@ -1,4 +1,4 @@
-//! What a config's quantisation section says about caches and weights.
+//! What a config's quantisation section says about caches.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::values::Values;
 use crate::frontend::FrontendError;
 
 /// Sections that hold the scheme of a checkpoint.
-const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
+pub(super) const SECTIONS: [&str; 2] = ["quantization_config", "compression_config"];
 
 /// Adds what ModelOpt's own file says to the config's section; what the config says itself stays.
 pub(super) fn merge(config: &mut Map<String, Value>, calibration: Map<String, Value>) {
@@ -43,58 +43,6 @@ pub(super) fn kv_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendErr
         return Ok(Some(dtype));
     }
     Ok(None)
-}
-
-/// The config does not tell how many bytes its weights take.
-#[derive(Clone, Debug)]
-pub(super) struct Unknown {
-    /// What is stated and does not tell.
-    pub(super) why: String,
-}
-
-/// How weights are stored, where it is not in the model's dtype.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
-    /// As the model's dtype says.
-    Plain,
-    /// All matrices in this one.
-    Matrices(DType),
-    /// Routed experts in this one, everything else as the model's dtype says.
-    Experts(DType),
-    /// Routed experts in the second, all other matrices in the first.
-    Both(DType, DType),
-}
-
-/// How a checkpoint's weights are stored.
-pub(super) fn weight_dtype(values: &Values<'_>) -> Result<Stored, Unknown> {
-    let found = SECTIONS.iter().find_map(|section| Some((section, values.get(section)?)));
-    let Some((name, section)) = found else { return Ok(Stored::Plain) };
-    match section.get("quant_method").and_then(Value::as_str) {
-        Some("fp8") => fp8(name, section, values),
-        // The format of gpt-oss: only experts have blocks of 32 with a scale.
-        Some("mxfp4") => Ok(Stored::Experts(DType::Mxfp4)),
-        // Other methods quantise some layers and leave others: only the tensors' headers tell which.
-        method => {
-            let method = method.unwrap_or("absent");
-            let why = format!("`{name}.quant_method` is {method}, of which only the tensors' headers tell the layers");
-            Err(Unknown { why })
-        }
-    }
-}
-
-/// Blocks of fp8: all matrices of the layers, but routers, and experts where they are stated to be of fp4.
-fn fp8(name: &str, section: &Value, values: &Values<'_>) -> Result<Stored, Unknown> {
-    const NOT_IN_LAYERS: [&str; 8] = ["lm_head", "gate", "router", "embed", "norm", "bias", "vis", "mtp"];
-    let kept = section.get("modules_to_not_convert").and_then(Value::as_array).into_iter().flatten();
-    let kept = kept.filter_map(Value::as_str).find(|module| !NOT_IN_LAYERS.iter().any(|word| module.contains(word)));
-    if let Some(module) = kept {
-        let why = format!("`{name}.modules_to_not_convert` has {module}, whose weights only the tensors' headers tell");
-        return Err(Unknown { why });
-    }
-    Ok(match values.get("expert_dtype").and_then(Value::as_str) {
-        Some("fp4") => Stored::Both(DType::F8E4m3, DType::Mxfp4),
-        _ => Stored::Matrices(DType::F8E4m3),
-    })
 }
 
 /// Parts of names that say how weights are stored.

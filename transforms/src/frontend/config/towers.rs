@@ -33,6 +33,9 @@ struct Parts {
     /// Keys of the towers' configs, each with the type that it is of where it does not say.
     #[serde(default)]
     towers: BTreeMap<String, String>,
+    /// Those of the keys without which there is no tower; the others have the defaults of their class.
+    #[serde(default)]
+    optional: Vec<String>,
     /// Weights between towers and decoder, over the whole config's keys, the decoder's as `text_config`.
     #[serde(default = "none")]
     more: String,
@@ -80,6 +83,9 @@ fn count(values: &Values<'_>) -> Result<u64, String> {
     let mut defaults = BTreeMap::new();
     for (key, usual) in &parts.towers {
         let stated = values.parts().find(|(name, _)| name == key).map(|(_, part)| part);
+        if stated.is_none() && parts.optional.contains(key) {
+            continue;
+        }
         let kind = stated.and_then(|part| part.get("model_type")).and_then(Value::as_str);
         // Published files call a tower as the whole model, or not at all.
         let kind = kind.filter(|kind| kind != model_type).unwrap_or(usual);
