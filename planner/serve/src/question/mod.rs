@@ -301,13 +301,13 @@ impl Question {
         ServeError::Engine { engine: self.engine.engine, said: said.into(), remedies: remedies.into_iter().collect() }
     }
 
-    /// The limits that the engine starts with for the model.
+    /// The limits that the engine starts with for the model, and all that the command says as a question to the planner.
     ///
     /// # Errors
     /// What the engine refuses of the model.
-    pub fn limits(&self, models: &Models) -> Result<Limits, ServeError> {
+    pub fn request(&self, models: &Models) -> Result<(Limits, PlanRequest), ServeError> {
         let (_, settled) = self.clone().settled(models.model.clone(), models.draft.clone())?;
-        Ok(settled.limits)
+        Ok((settled.limits, settled.request))
     }
 
     /// The most sequences at once, where the command states them.
