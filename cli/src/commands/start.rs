@@ -51,7 +51,7 @@ pub(crate) struct Beside<'a> {
 }
 
 /// Files whose name says that they hold a command.
-const SCRIPTS: [&str; 6] = ["sh", "bash", "zsh", "txt", "yaml", "yml"];
+const SCRIPTS: [&str; 7] = ["sh", "bash", "zsh", "txt", "yaml", "yml", "service"];
 
 /// Whether a path is that of a command rather than of a model.
 pub(crate) fn is_script(path: &Path) -> bool {
