@@ -4,6 +4,7 @@ mod connectors;
 mod llama_cpp;
 mod overrides;
 mod sglang;
+mod speculation;
 mod tensorrt_llm;
 mod vllm;
 
@@ -273,7 +274,7 @@ impl Question {
             _ => model,
         };
         self.draft = match engine {
-            "vllm" => vllm::draft(self)?,
+            "vllm" => speculation::draft(self)?,
             "sglang" => named("--speculative-draft-model-path"),
             "llama.cpp" => named("--model-draft"),
             _ => None,
