@@ -153,6 +153,29 @@ fn fit_takes_the_context_from_the_command() {
     assert!(out.contains("16384") && out.to_lowercase().contains("h100"), "{out}");
 }
 
+#[test]
+fn fit_takes_all_that_a_command_states_and_varies_the_rest() {
+    let fits = |flags: &[&str]| {
+        let model = config(QWEN);
+        let asked = ["fit", "--gpus", "h100,l4", "--max-gpus", "4", "--format", "json", "--", "vllm", "serve", &model];
+        let (code, out, err) = said(&cacheplan(&[&asked[..], &["--max-model-len", "16K"], flags].concat()));
+        assert_eq!(code, Some(0), "{err}");
+        let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
+        answer["fits"].as_array().unwrap().clone()
+    };
+    let all = |fits: &[serde_json::Value], key: &str| {
+        fits.iter().map(|fit| fit[key].to_string()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let free = fits(&[]);
+    assert!(all(&free, "devices").len() > 1 && all(&free, "kv_dtype").len() == 2, "{free:?}");
+    let stated = fits(&["-tp", "2", "--kv-cache-dtype", "fp8"]);
+    assert!(stated.iter().all(|fit| fit["parallel"]["tp"] == 2), "{stated:?}");
+    assert_eq!(all(&stated, "kv_dtype").len(), 1);
+    // A smaller share of each device leaves less for caches.
+    let bytes = |fits: &[serde_json::Value]| fits.iter().filter_map(|fit| fit["cache_bytes"].as_u64()).max();
+    assert!(bytes(&fits(&["--gpu-memory-utilization", "0.5"])) < bytes(&free));
+}
+
 /// The text below `key: |` in a file of an action, without its indentation.
 fn block(text: &str, key: &str) -> String {
     let (_, rest) = text.split_once(&format!("{key}: |\n")).unwrap();

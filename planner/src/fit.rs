@@ -212,27 +212,19 @@ impl PlanRequest {
             memory.weights = question.weights.or(memory.weights);
         });
         let work = stated.work();
+        let divided = self.budget()?.parallel;
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
             // No engine divides a model over memory that processors share.
             let most = if device.kind == DeviceKind::Integrated { 1 } else { question.max_devices };
-            for parallel in divisible.layouts(most) {
+            for parallel in divisible.layouts(most, divided) {
                 for variant in &variants {
                     let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question, work.as_ref());
                     fits.extend(tried.map(|tried| tried.priced(name, device, *variant, question)));
                 }
             }
         }
-        let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
-        fits.sort_by(|a, b| {
-            let room = b.sequences.cmp(&a.sequences);
-            // The model's own dtypes first, since they lose nothing; only a price says what that may cost.
-            let changed = a.changed_dtypes().cmp(&b.changed_dtypes());
-            let cost = price(a).total_cmp(&price(b)).then(changed).then(a.memory_bytes.cmp(&b.memory_bytes));
-            let cost = cost.then(a.engine.is_some().cmp(&b.engine.is_some()));
-            let of_alike = if a.holds { cost.then(room) } else { room.then(cost) };
-            b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
-        });
+        in_order(&mut fits);
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
         let read = self.info().weights.as_ref().map(|weights| ByteSize(weights.bytes));
         let mut answer = Answer {
@@ -251,7 +243,34 @@ impl PlanRequest {
     }
 }
 
+/// Those first that hold, and of them those that cost least.
+fn in_order(fits: &mut [Fit]) {
+    let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
+    fits.sort_by(|a, b| {
+        let room = b.sequences.cmp(&a.sequences);
+        // The model's own dtypes first, since they lose nothing; only a price says what that may cost.
+        let changed = a.changed_dtypes().cmp(&b.changed_dtypes());
+        let cost = price(a).total_cmp(&price(b)).then(changed).then(a.memory_bytes.cmp(&b.memory_bytes));
+        let cost = cost.then(a.engine.is_some().cmp(&b.engine.is_some()));
+        let of_alike = if a.holds { cost.then(room) } else { room.then(cost) };
+        b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
+    });
+}
+
 impl Answer {
+    /// Answers of the same question for other devices as one; `None` of none.
+    pub fn joined(answers: impl IntoIterator<Item = Self>) -> Option<Self> {
+        answers.into_iter().reduce(|mut all, other| {
+            all.fits.extend(other.fits);
+            in_order(&mut all.fits);
+            all.curves.extend(other.curves);
+            all.notes.extend(other.notes);
+            all.notes.sort();
+            all.notes.dedup();
+            all
+        })
+    }
+
     /// The best that holds what was asked for.
     pub fn best(&self) -> Option<&Fit> {
         self.fits.first().filter(|fit| fit.holds)
@@ -336,8 +355,14 @@ impl Variant {
     /// As they are, with keys and values in 8 bits, with states of 32 bits in 16, and with both, as far as these are smaller.
     fn all(request: &PlanRequest, engine: Option<EngineSpec>) -> Vec<Self> {
         let plain = Self { engine, kv_dtype: None, state_dtype: None };
+        let stated = request.budget().map(|budget| budget.dtypes).unwrap_or_default();
         let of_kv = [plain, Self { kv_dtype: Some(DType::F8E4m3), ..plain }];
         let all = of_kv.into_iter().flat_map(|kv| [kv, Self { state_dtype: Some(DType::Bf16), ..kv }]);
+        // What is stated is not varied.
+        let all = all.filter(|variant| {
+            (variant.kv_dtype.is_none() || stated.kv.is_none())
+                && (variant.state_dtype.is_none() || stated.ssm.is_none())
+        });
         let is_smaller = |variant: &Self| {
             let without = [
                 variant.kv_dtype.map(|_| Self { kv_dtype: None, ..*variant }),
@@ -366,13 +391,14 @@ fn tried(
     work: Option<&Work>,
 ) -> Option<Tried> {
     let request = request.clone().with_devices(device.clone()).changed(|budget| {
-        let memory = Memory {
-            fraction: Fraction::new(share(device)),
-            of: Some(Base::Total),
-            weights: question.weights,
-            ..budget.memory.clone().unwrap_or_default()
-        };
-        budget.memory = Some(Memory { bytes: None, ..memory });
+        let stated = budget.memory.clone().unwrap_or_default();
+        budget.memory = Some(Memory {
+            bytes: None,
+            fraction: stated.fraction.or(Fraction::new(share(device))),
+            of: stated.of.or(Some(Base::Total)),
+            weights: question.weights.or(stated.weights),
+            ..stated
+        });
         budget.max_seq_len = Some(question.context);
         budget.max_batch_size = None;
         budget.parallel = parallel;

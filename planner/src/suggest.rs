@@ -178,7 +178,9 @@ impl PlanRequest {
     /// Where nobody said how several devices divide the model and they cannot be tensor parallel ranks: how else.
     pub(crate) fn another_layout(&self) -> String {
         let devices = self.assumes_ranks().filter(|_| self.config().budget.parallel == Parallel::default());
-        let layouts = devices.zip(self.model().divisible()).map(|(devices, divisible)| divisible.layouts(devices));
+        let layouts = devices
+            .zip(self.model().divisible())
+            .map(|(devices, divisible)| divisible.layouts(devices, Parallel::default()));
         let plans = layouts.into_iter().flatten().filter_map(|parallel| {
             let plan = self.divided(parallel).planned()?;
             (Some(parallel.world_size()) == devices.map(u64::from)).then(|| (served(&plan), parallel))

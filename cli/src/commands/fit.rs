@@ -1,10 +1,11 @@
 //! `cacheplan fit`: which devices, how many and divided how hold so many sequences of so many tokens.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cacheplan::files::Limit;
+use cacheplan::planner::fit::Answer;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, ModelCaches, PlanRequest, Prices};
+use cacheplan::planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 
@@ -77,23 +78,25 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let read_options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
-    let asked = asked(args, read_options)?;
     let prices = match &args.prices {
         None => Prices::default(),
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
     let question = FitQuestion {
-        model: Some(asked.name),
+        model: None,
         assumed: args.assume.iter().map(ToString::to_string).collect(),
-        context: asked.context,
-        sequences: asked.sequences,
+        context: args.context.unwrap_or(1),
+        sequences: args.sequences.unwrap_or(1),
         devices: args.gpus.clone(),
         max_devices: args.max_gpus,
         weights: args.weights,
         prices,
-        engines: asked.engines,
+        engines: args.engines.clone(),
     };
-    let answer = PlanRequest::of(asked.model).fit(&question).map_err(refused)?;
+    let (question, answer) = match &args.model {
+        Some(path) => of_model(args, path, &read_options, question)?,
+        None => of_command(args, read_options, question)?,
+    };
     answer.notes.iter().for_each(|said| note(said));
     match args.format {
         Format::Table => print_table(&answer.table())?,
@@ -111,35 +114,43 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-/// What devices are to hold.
-struct Sought {
-    model: ModelCaches,
-    name: String,
-    context: u64,
-    sequences: u64,
-    engines: Vec<EngineSpec>,
+/// What devices hold a model, as flags say it.
+fn of_model(
+    args: &Args,
+    path: &Path,
+    read: &ReadOptions,
+    question: FitQuestion,
+) -> Result<(FitQuestion, Answer), Failure> {
+    args.start.refuse_alone()?;
+    let model = open(path, read, |error| unread(path, error))?;
+    let question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
+    let answer = PlanRequest::of(model).fit(&question).map_err(refused)?;
+    Ok((question, answer))
 }
 
-/// As flags say it, or a command that starts an engine.
-fn asked(args: &Args, read: ReadOptions) -> Result<Sought, Failure> {
-    let engines = args.engines.clone();
-    let Some(path) = &args.model else {
-        let beside = Beside { device: &OnDevice::default(), overrides: &[], read, draft: None };
-        let (question, models, context, sequences) = args.start.sought(&beside)?;
-        let engines = if engines.is_empty() { vec![question.engine] } else { engines };
-        return Ok(Sought {
-            model: models.model,
-            name: question.model,
-            context: args.context.unwrap_or(context),
-            sequences: args.sequences.or(sequences).unwrap_or(1),
-            engines,
-        });
-    };
-    args.start.refuse_alone()?;
-    let model = open(path, &read, |error| unread(path, error))?;
-    let name = path.to_string_lossy().into_owned();
-    let (context, sequences) = (args.context.unwrap_or(1), args.sequences.unwrap_or(1));
-    Ok(Sought { model: model.into(), name, context, sequences, engines })
+/// What devices hold what a command says, with all that it states; each has the engine's defaults for it.
+fn of_command(args: &Args, read: ReadOptions, question: FitQuestion) -> Result<(FitQuestion, Answer), Failure> {
+    let weights = args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights"));
+    let beside = Beside { device: &OnDevice::default(), overrides: weights.as_slice(), read, draft: None };
+    let sought = args.start.sought(&beside, &args.gpus)?;
+    let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
+    let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
+    let mut context = question.context;
+    let mut answers = Vec::new();
+    for (name, device, length, request) in sought.on {
+        context = args.context.unwrap_or(length);
+        let question = FitQuestion {
+            model: Some(sought.name.clone()),
+            context,
+            sequences,
+            devices: vec![(name, device)],
+            engines: engines.clone(),
+            ..question.clone()
+        };
+        answers.push(request.fit(&question).map_err(refused)?);
+    }
+    let answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;
+    Ok((FitQuestion { context, sequences, ..question }, answer))
 }
 
 /// A device and the name it was asked for by, which is that of its price.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown};
-use cacheplan::planner::{EngineLog, Override};
+use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::{
     Answer, Asked, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
@@ -50,7 +50,7 @@ pub(crate) struct Beside<'a> {
 }
 
 /// Files whose name says that they hold a command.
-const SCRIPTS: [&str; 6] = ["sh", "bash", "zsh", "txt", "yaml", "yml"];
+const SCRIPTS: [&str; 7] = ["sh", "bash", "zsh", "txt", "yaml", "yml", "service"];
 
 /// Whether a path is that of a command rather than of a model.
 pub(crate) fn is_script(path: &Path) -> bool {
@@ -177,13 +177,30 @@ impl StartArgs {
         }
     }
 
-    /// The question with its model, the longest sequence, and the sequences that it is told to run, for a search over devices.
-    pub(crate) fn sought(&self, beside: &Beside<'_>) -> Result<(Question, Models, u64, Option<u64>), Failure> {
-        let (launch, options) = (self.launch()?, self.options(beside));
-        let (question, models) = self.question(&launch, &options, beside)?;
-        let limits = question.limits(&models).map_err(failed)?;
-        let sequences = self.expect_sequences.or(question.stated_sequences());
-        Ok((question, models, limits.max_seq_len, sequences))
+    /// What the command asks of each of some devices, for a search over them.
+    pub(crate) fn sought(&self, beside: &Beside<'_>, devices: &[(String, DeviceInfo)]) -> Result<Sought, Failure> {
+        let launch = self.launch()?;
+        let on = |device: &DeviceInfo| Options { devices: Some(device.clone().into()), ..self.options(beside) };
+        let mut models = None;
+        let mut found = Vec::new();
+        for (name, device) in devices {
+            // How many there are is what is sought.
+            let launch = Launch { gpus: None, ..launch.clone() };
+            let question = Question::of(&launch, &on(device)).map_err(failed)?;
+            let models = match &models {
+                Some(models) => models,
+                None => models.insert(opened(&question, beside)?),
+            };
+            let (limits, request) = question.request(models).map_err(failed)?;
+            found.push((name.clone(), device.clone(), limits.max_seq_len, request, question));
+        }
+        let Some((.., question)) = found.first() else { return Err(Failure::new(2, "no device is named")) };
+        Ok(Sought {
+            name: question.model.clone(),
+            engine: question.engine,
+            sequences: self.expect_sequences.or(question.stated_sequences()),
+            on: found.into_iter().map(|(name, device, length, request, _)| (name, device, length, request)).collect(),
+        })
     }
 
     fn options(&self, beside: &Beside<'_>) -> Options {
@@ -216,6 +233,17 @@ impl StartArgs {
         let short = found.short_of(self.expect_sequences, self.expect_tokens);
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
     }
+}
+
+/// What a command asks of devices.
+pub(crate) struct Sought {
+    /// The model, as the command names it.
+    pub(crate) name: String,
+    pub(crate) engine: EngineSpec,
+    /// The sequences that it is told to run.
+    pub(crate) sequences: Option<u64>,
+    /// For each device, the longest sequence, and all else that the command says.
+    pub(crate) on: Vec<(String, DeviceInfo, u64, PlanRequest)>,
 }
 
 /// The commands in a file; `-` is what is piped in.

@@ -189,6 +189,18 @@ fn a_label_of_which_no_device_is_known_is_refused_by_its_value(#[case] label: &s
     assert!(answer(&pod(label, 2)[0], models("Qwen__Qwen3-0.6B"), &with_bytes("0.24.0", 9.0, 9.0)).is_ok());
 }
 
+#[rstest]
+#[case("CUDA_VISIBLE_DEVICES=0,1 vllm serve m -tp 4", Some("available GPUs (2)"))]
+#[case("CUDA_VISIBLE_DEVICES=0,1,2,3 vllm serve m -tp 4", None)]
+#[case("CUDA_VISIBLE_DEVICES=0 vllm serve m -tp 4 --distributed-executor-backend ray", None)]
+fn a_process_has_the_gpus_that_it_is_let_see(#[case] command: &str, #[case] expected: Option<&str>) {
+    let found = answer(&launch(command), models("Qwen__Qwen3-8B"), &on("8xh100")).map_err(|error| error.to_string());
+    match expected {
+        Some(expected) => assert!(found.unwrap_err().contains(expected)),
+        None => assert!(found.is_ok(), "{found:?}"),
+    }
+}
+
 #[test]
 fn graphs_are_left_free_by_the_versions_that_estimate_them() {
     let at = |command: &str, version: &str| {

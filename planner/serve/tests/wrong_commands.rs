@@ -151,7 +151,7 @@ const MODEL: &str = "Qwen__Qwen3-8B";
 #[case::what_nobody_read(
     "vllm serve m --prefill-context-parallel-size 2",
     "h100",
-    "nobody read what it does to caches",
+    "only code of the GPU divides prompts so",
     "vllm serve m"
 )]
 #[case::bytes_too_few("vllm serve m --kv-cache-memory-bytes 64M", "h100", "KV cache is needed", "")]

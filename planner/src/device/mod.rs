@@ -88,6 +88,11 @@ pub enum BadDevice {
 /// What tells a device of which only the name is known from one that was read.
 const NOMINAL: &str = " (nominal)";
 
+/// However it is capitalised and its parts are joined.
+fn plain(name: &str) -> String {
+    name.replace(['-', '_', ' '], "").to_lowercase()
+}
+
 impl DeviceInfo {
     /// The most devices that `8xh100` may name.
     const MOST: u32 = 4096;
@@ -104,12 +109,25 @@ impl DeviceInfo {
 
     /// The compute capability times ten, by which engines choose kernels; `None` where only the size is known.
     pub(crate) fn compute_capability(&self) -> Option<u32> {
-        names::meant(&self.name).last()?.capability
+        // Tools write more behind the name of a series, such as `NVIDIA H100 80GB HBM3`.
+        let series = |known: &Known| known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
+        let is = |known: &&Known| plain(&self.name).starts_with(&plain(&format!("{}{}", known.maker, series(known))));
+        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.capability
     }
 
     /// What it does at best; `None` where only its size is known, or its name alone.
     pub fn rates(&self) -> Option<Rates> {
-        names::meant(&self.name).last()?.rates
+        // An L40 is no L4: all words of the known name, and others only behind them.
+        let words = |name: &str| {
+            let words = name.split(['-', ' ', '_']).map(str::to_lowercase);
+            words.filter(|word| word != "geforce" && word != "tesla").collect::<Vec<_>>()
+        };
+        let own = words(&self.name);
+        let is = |known: &&Known| {
+            let series = known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
+            own.starts_with(&words(&format!("{}-{series}", known.maker)))
+        };
+        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.rates
     }
 
     /// Who says how much memory it has: its maker's tool, or its data sheet.

@@ -3,7 +3,7 @@
 use super::known::{KNOWN, Known};
 
 /// Words of a name that tell no device from another: makers, lines of products, form factors, memory, what a cloud adds.
-const SAID_BESIDE: [&str; 32] = [
+const SAID_BESIDE: [&str; 31] = [
     "nvidia",
     "amd",
     "intel",
@@ -34,7 +34,6 @@ const SAID_BESIDE: [&str; 32] = [
     "shared",
     "nominal",
     "(nominal)",
-    "hl",
     "accelerator",
 ];
 
@@ -71,7 +70,7 @@ pub(super) fn is_part(text: &str) -> bool {
 
 /// Clouds' instances, as their documentation lists them: the name, or its start before a size such as `2xlarge`; how many
 /// devices, and which. The first that fits holds.
-const INSTANCES: [(&str, u32, &str); 57] = [
+const INSTANCES: [(&str, u32, &str); 61] = [
     ("g4dn.12xlarge", 4, "t4"),
     ("g4dn.metal", 8, "t4"),
     ("g4dn.", 1, "t4"),
@@ -117,7 +116,11 @@ const INSTANCES: [(&str, u32, &str); 57] = [
     ("g2-standard-24", 2, "l4"),
     ("g2-standard-48", 4, "l4"),
     ("g2-standard-96", 8, "l4"),
+    ("g2-standard-4", 1, "l4"),
     ("g2-standard-8", 1, "l4"),
+    ("g2-standard-12", 1, "l4"),
+    ("g2-standard-16", 1, "l4"),
+    ("g2-standard-32", 1, "l4"),
     ("standard_nc24ads_a100_v4", 1, "a100-80gb"),
     ("standard_nc48ads_a100_v4", 2, "a100-80gb"),
     ("standard_nc96ads_a100_v4", 4, "a100-80gb"),

@@ -56,18 +56,25 @@ impl Divisible {
 
     /// Layouts that engines can run on up to `most` devices: `tp` a power of two inside a node that divides all heads,
     /// stages and replicas in powers of two, experts over all replicas or in each.
-    pub(crate) fn layouts(&self, most: u32) -> Vec<Parallel> {
+    pub(crate) fn layouts(&self, most: u32, stated: Parallel) -> Vec<Parallel> {
         let powers = |most: u32| (0..).map(|power| 1u32 << power).take_while(move |&size| size <= most);
+        // What is stated above 1 is kept.
+        let sizes = |stated: u32, most: u32| -> Vec<u32> {
+            if stated > 1 { (stated <= most).then_some(stated).into_iter().collect() } else { powers(most).collect() }
+        };
         let mut layouts = Vec::new();
-        for tp in powers(most.min(NODE)).filter(|&tp| self.divides(tp)) {
+        for tp in sizes(stated.tp, most.min(NODE.max(stated.tp))).into_iter().filter(|&tp| self.divides(tp)) {
             // Stages are for models that no node holds.
-            let stages = if tp == NODE.min(most) { (most / tp).min(self.layers.max(1)) } else { 1 };
-            for pp in powers(stages) {
-                for dp in powers(most / (tp * pp)) {
-                    let alone = Parallel { tp, pp, dp, ..Parallel::default() };
-                    layouts.push(alone);
+            let stages = if tp == NODE.min(most) || stated.pp > 1 { (most / tp).min(self.layers.max(1)) } else { 1 };
+            for pp in sizes(stated.pp, stages) {
+                for dp in sizes(stated.dp, most / (tp * pp)) {
+                    let alone = Parallel { tp, pp, dp, ep: 1, ..stated };
+                    if stated.ep == 1 {
+                        layouts.push(alone);
+                    }
                     let ep = tp * dp;
-                    if dp > 1 && self.experts.is_some_and(|experts| experts.is_multiple_of(ep.into())) {
+                    let divides = self.experts.is_some_and(|experts| experts.is_multiple_of(ep.into()));
+                    if divides && (dp > 1 || stated.ep > 1) {
                         layouts.push(Parallel { ep, ..alone });
                     }
                 }

@@ -11,7 +11,7 @@ pub(super) enum Start {
 }
 
 /// Programs that start what stands behind them, after options of their own.
-const WRAPPERS: [&str; 25] = [
+const WRAPPERS: [&str; 33] = [
     "exec",
     "nohup",
     "env",
@@ -37,6 +37,14 @@ const WRAPPERS: [&str; 25] = [
     "nsys",
     "nvidia_entrypoint.sh",
     "chrt",
+    "apptainer",
+    "singularity",
+    "micromamba",
+    "pixi",
+    "pipenv",
+    "pdm",
+    "screen",
+    "ssh",
 ];
 
 const MODULES: [&str; 8] = [
@@ -156,6 +164,8 @@ mod tests {
     #[case("python3 -u -m sglang.launch_server --tp 2", Some((0, Start::Engine)))]
     #[case("python3 -m pip install vllm", None)]
     #[case("sudo -E numactl --cpunodebind=0 trtllm-serve m", Some((4, Start::Engine)))]
+    #[case("apptainer exec --nv vllm.sif vllm serve m", Some((4, Start::Engine)))]
+    #[case("screen -dmS name vllm serve m", Some((3, Start::Engine)))]
     #[case("echo vllm serve m", None)]
     #[case("docker container run i", Some((0, Start::Container)))]
     #[case("docker ps", None)]

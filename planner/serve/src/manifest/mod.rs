@@ -1,4 +1,4 @@
-//! Files that start engines: scripts, compose files, objects of Kubernetes, values of charts, engines' own YAML.
+//! Files that start engines: scripts, units of systemd, compose files, objects of Kubernetes, values of charts, engines' own YAML.
 //!
 //! Everything is taken from the text: no file is opened, no variable of this process is looked at, nothing is run. What
 //! would have to be, where an engine's command needs it, is refused by name.
@@ -18,6 +18,7 @@ mod origin;
 mod ray;
 mod reading;
 mod shell;
+mod unit;
 mod unknown;
 mod variables;
 mod yaml;
@@ -42,6 +43,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
     let text = Source::memory(name, bytes).text(Limit::MANIFEST)?;
     let reading = Reading::new(name);
     let (launches, seen) = match is_yaml(&text) {
+        _ if unit::is(&text) => (of_script(&reading, &unit::script(&text))?, String::new()),
         true => of_yaml(&reading, &text)?,
         false => (of_script(&reading, &text)?, String::new()),
     };

@@ -4,6 +4,7 @@ mod connectors;
 mod llama_cpp;
 mod overrides;
 mod sglang;
+mod speculation;
 mod tensorrt_llm;
 mod vllm;
 
@@ -146,7 +147,7 @@ impl Question {
             env,
             devices,
             unknown_device,
-            gpus: launch.gpus,
+            gpus: launch.gpus.into_iter().chain(visible(&launch.env)).min(),
             stated: Vec::new(),
             above: options.overrides.clone(),
             knows_bytes: options.cache_bytes.is_some(),
@@ -273,7 +274,7 @@ impl Question {
             _ => model,
         };
         self.draft = match engine {
-            "vllm" => vllm::draft(self)?,
+            "vllm" => speculation::draft(self)?,
             "sglang" => named("--speculative-draft-model-path"),
             "llama.cpp" => named("--model-draft"),
             _ => None,
@@ -301,13 +302,13 @@ impl Question {
         ServeError::Engine { engine: self.engine.engine, said: said.into(), remedies: remedies.into_iter().collect() }
     }
 
-    /// The limits that the engine starts with for the model.
+    /// The limits that the engine starts with for the model, and all that the command says as a question to the planner.
     ///
     /// # Errors
     /// What the engine refuses of the model.
-    pub fn limits(&self, models: &Models) -> Result<Limits, ServeError> {
+    pub fn request(&self, models: &Models) -> Result<(Limits, PlanRequest), ServeError> {
         let (_, settled) = self.clone().settled(models.model.clone(), models.draft.clone())?;
-        Ok(settled.limits)
+        Ok((settled.limits, settled.request))
     }
 
     /// The most sequences at once, where the command states them.
@@ -361,7 +362,10 @@ impl Question {
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
     pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
         let counted = self.devices.as_ref().map(Devices::count).filter(|count| *count > 1);
-        if let Some(there) = counted.or(self.gpus).map(u64::from).filter(|there| ranks > *there) {
+        // Ray's ranks are also those of other nodes, which see devices of their own.
+        let ray = self.flag("--distributed-executor-backend").is_some_and(|setting| setting.value() == "ray");
+        let there = counted.into_iter().chain(self.gpus.filter(|_| !ray)).min();
+        if let Some(there) = there.map(u64::from).filter(|there| ranks > *there) {
             let said = format!("World size ({ranks}) is larger than the number of available GPUs ({there})");
             let flag = if self.engine.engine.name() == "sglang" { "--tp-size" } else { "--tensor-parallel-size" };
             return Err(self.refused(said, [Remedy::Set(flag, there.to_string())]));
@@ -370,6 +374,13 @@ impl Question {
         self.devices = self.device().cloned().map(Devices::from);
         Ok(())
     }
+}
+
+/// GPUs that `CUDA_VISIBLE_DEVICES` lets a process see, where it lists them.
+fn visible(env: &BTreeMap<String, String>) -> Option<u32> {
+    let listed = env.get("CUDA_VISIBLE_DEVICES").map(|value| value.trim()).filter(|value| !value.is_empty())?;
+    let is_one = |name: &str| !name.trim().is_empty() && !name.trim().starts_with('-');
+    u32::try_from(listed.split(',').take_while(|name| is_one(name)).count()).ok().filter(|count| *count > 0)
 }
 
 /// Whether a flag says what holds without it.

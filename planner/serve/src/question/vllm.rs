@@ -5,8 +5,9 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::{Limits, Question, connectors, overrides};
+use super::{Limits, Question, connectors, overrides, speculation};
 use crate::error::ServeError;
+use crate::flags::parse::Setting;
 use crate::flags::values::{human_int, is_auto};
 use crate::remedy::Remedy;
 
@@ -21,42 +22,6 @@ const DELTA_RULES: [&str; 2] = ["qwen3_next", "kimi_linear"];
 
 /// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
 const COUNTS_GRAPHS: Version = Version(0, 21, 0);
-
-/// The model that drafts, where the speculative config names one of its own.
-pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
-    let Some(config) = speculative(question)? else { return Ok(None) };
-    let model = config.get("model").and_then(Value::as_str).map(str::to_owned);
-    Ok(model.filter(|_| !matches!(method(&config), "ngram" | "suffix" | "mtp" | "deepseek_mtp")))
-}
-
-/// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
-fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
-    const FLAG: &str = "--speculative-config";
-    let mut config = match question.flag(FLAG).map(|setting| serde_json::from_str(setting.value())) {
-        None => serde_json::Map::new(),
-        Some(Ok(Value::Object(config))) => config,
-        Some(_) => {
-            let said = format!("argument {FLAG}: a JSON object was expected");
-            return Err(question.refused(said, [Remedy::Remove(FLAG)]));
-        }
-    };
-    let shortcuts =
-        [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
-    for (flag, key) in shortcuts {
-        let Some(value) = question.flag(flag).map(|setting| setting.value()) else { continue };
-        if config.contains_key(key) {
-            let said = format!("{flag} and {FLAG}['{key}'] are mutually exclusive");
-            return Err(question.refused(said, [Remedy::Remove(flag)]));
-        }
-        let number = value.parse::<u64>().ok().filter(|_| key == "num_speculative_tokens");
-        config.insert(key.to_owned(), number.map_or_else(|| Value::from(value), Value::from));
-    }
-    Ok((!config.is_empty()).then_some(Value::Object(config)))
-}
-
-fn method(config: &Value) -> &str {
-    config.get("method").and_then(Value::as_str).unwrap_or("")
-}
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
@@ -82,7 +47,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     connectors::settle(question, model)?;
     dtype(question, model)?;
     memory(question)?;
-    drafts(question)?;
+    speculation::settle(question)?;
     quantization(question, model)?;
     if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
         question.default_of("engine.hybrid_kv_cache", false);
@@ -115,7 +80,7 @@ fn state_blocks(question: &Question, max_seq_len: u64) -> Result<(), ServeError>
 /// What the model runs as: only one that generates, in vLLM's own class, is planned.
 fn class(question: &Question) -> Result<(), ServeError> {
     for (flag, own) in [("--runner", "generate"), ("--task", "generate"), ("--model-impl", "vllm")] {
-        let Some(word) = question.flag(flag).map(|setting| setting.value()) else { continue };
+        let Some(word) = question.flag(flag).map(Setting::value) else { continue };
         if word != own && word != "auto" {
             let why = format!("what a model that runs as `{word}` keeps was not read");
             return Err(ServeError::NotHandled { flag: flag.into(), why, remedies: vec![Remedy::Remove(flag)] });
@@ -305,28 +270,6 @@ fn memory(question: &mut Question) -> Result<(), ServeError> {
         question
             .notes
             .push(format!("{size} GiB of host memory are beside these caches and hold none of the sequences that run"));
-    }
-    Ok(())
-}
-
-/// What drafts, and how many tokens.
-fn drafts(question: &mut Question) -> Result<(), ServeError> {
-    const FLAG: &str = "--speculative-config";
-    let Some(config) = speculative(question)? else { return Ok(()) };
-    let Some(tokens) = config.get("num_speculative_tokens").and_then(Value::as_u64).filter(|tokens| *tokens > 0) else {
-        let said = "num_speculative_tokens must be provided with speculative config unless the draft model config contains an n_predict parameter.";
-        return Err(question.refused(said, [Remedy::Remove(FLAG)]));
-    };
-    question.default_of("speculation.draft_tokens", tokens);
-    match method(&config) {
-        // `deepseek_mtp`, `qwen3_5_mtp` and their like are names of one method.
-        name if name == "mtp" || name.ends_with("_mtp") => question.default_of("speculation.mtp_layers", 1),
-        "ngram" | "suffix" => {}
-        _ if config.get("model").is_some() => {}
-        other => {
-            let why = format!("what `{other}` drafts with was not read");
-            return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
-        }
     }
     Ok(())
 }

@@ -180,7 +180,10 @@ const DIFFERENT: [(&str, &str); 17] = [
     ("trt-dsr1-llama-8b", "a program of somebody's own starts the engine"),
     ("gemma3-27b-rocm", "0.11 on ROCm counts windows otherwise; not read"),
     ("nemotron3-nano-nvfp4-tp2", "a third of what 0.13 logs elsewhere; not understood"),
-    ("qwen3-235b-fp8-tp4-h100", "the logged bytes are those of another card than the poorest: its tokens take 1 % less"),
+    (
+        "qwen3-235b-fp8-tp4-h100",
+        "the logged bytes are those of another card than the poorest: its tokens take 1 % less",
+    ),
 ];
 
 #[test]

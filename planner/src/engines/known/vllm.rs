@@ -260,7 +260,8 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let concurrency = num_blocks as f64 / blocks_per_request.max(1) as f64;
     let sequences = sequences(situation, &buckets, num_blocks);
     let own_block = bytes_per_block.get(situation.stage).copied().unwrap_or(0);
-    let all_stages: u128 = if uniform { bytes_per_block.iter().sum() } else { u128::from(target * group_size) };
+    let all_stages: u128 =
+        if uniform { bytes_per_block.iter().sum() } else { u128::from(target) * u128::from(group_size) };
     let least = situation.stages.iter().filter_map(|stage| stage.bytes).min();
     let (checked, checked_block) = match least.filter(|_| COUNTS_ALL_STAGES.contains(&situation.version)) {
         Some(bytes) => (u64::try_from(u128::from(bytes) / all_stages.max(1)).unwrap_or(u64::MAX), all_stages),

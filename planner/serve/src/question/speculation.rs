@@ -1,0 +1,66 @@
+//! What drafts for vLLM, by its speculative config and the shortcuts to it.
+
+use serde_json::Value;
+
+use super::Question;
+use crate::error::ServeError;
+use crate::flags::parse::Setting;
+use crate::remedy::Remedy;
+
+/// The model that drafts, where the speculative config names one of its own.
+pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
+    let Some(config) = speculative(question)? else { return Ok(None) };
+    let model = config.get("model").and_then(Value::as_str).map(str::to_owned);
+    Ok(model.filter(|_| !matches!(method(&config), "ngram" | "suffix" | "mtp" | "deepseek_mtp")))
+}
+
+/// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
+fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
+    const FLAG: &str = "--speculative-config";
+    let mut config = match question.flag(FLAG).map(|setting| serde_json::from_str(setting.value())) {
+        None => serde_json::Map::new(),
+        Some(Ok(Value::Object(config))) => config,
+        Some(_) => {
+            let said = format!("argument {FLAG}: a JSON object was expected");
+            return Err(question.refused(said, [Remedy::Remove(FLAG)]));
+        }
+    };
+    let shortcuts =
+        [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
+    for (flag, key) in shortcuts {
+        let Some(value) = question.flag(flag).map(Setting::value) else { continue };
+        if config.contains_key(key) {
+            let said = format!("{flag} and {FLAG}['{key}'] are mutually exclusive");
+            return Err(question.refused(said, [Remedy::Remove(flag)]));
+        }
+        let number = value.parse::<u64>().ok().filter(|_| key == "num_speculative_tokens");
+        config.insert(key.to_owned(), number.map_or_else(|| Value::from(value), Value::from));
+    }
+    Ok((!config.is_empty()).then_some(Value::Object(config)))
+}
+
+fn method(config: &Value) -> &str {
+    config.get("method").and_then(Value::as_str).unwrap_or("")
+}
+
+/// What drafts, and how many tokens.
+pub(super) fn settle(question: &mut Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--speculative-config";
+    let Some(config) = speculative(question)? else { return Ok(()) };
+    let Some(tokens) = config.get("num_speculative_tokens").and_then(Value::as_u64).filter(|tokens| *tokens > 0) else {
+        let said = "num_speculative_tokens must be provided with speculative config unless the draft model config contains an n_predict parameter.";
+        return Err(question.refused(said, [Remedy::Remove(FLAG)]));
+    };
+    question.default_of("speculation.draft_tokens", tokens);
+    match method(&config) {
+        // `deepseek_mtp`, `qwen3_5_mtp` and their like are names of one method.
+        name if name == "mtp" || name.ends_with("_mtp") => question.default_of("speculation.mtp_layers", 1),
+        "ngram" | "suffix" => {}
+        _ if config.get("model").is_some() => {}
+        other => {
+            let why = format!("what `{other}` drafts with was not read");
+            return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+        }
+    }
+    Ok(())
+}
