@@ -1,31 +1,11 @@
 //! Commands and manifests that start an engine: what they name, and what they would do.
 
-use std::collections::BTreeMap;
-
 use cacheplan_planner::{Devices, Override};
 use cacheplan_serve::{Asked, Launch, Models, Options, Question, Refusal, ServeError, answer, line, manifest};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::answers::{Refused, json_of};
-
-/// A text with commands in it, and what else is said of them.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct CommandText {
-    /// Of its file, `deployment.yaml`.
-    name: String,
-    text: String,
-    /// The files of options that its commands may name, each with its text.
-    #[serde(default)]
-    files: BTreeMap<String, String>,
-    /// Its device, where the text does not say it.
-    #[serde(default)]
-    device: String,
-    /// What the engine's log says that it has for caches.
-    #[serde(default)]
-    cache_bytes: String,
-}
+use crate::question::CommandText;
 
 impl CommandText {
     fn launches(&self) -> Result<Vec<Launch>, Refused> {
@@ -113,6 +93,8 @@ fn refused(refusal: &Refusal) -> Result<Value, Refused> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use cacheplan_transforms::{Model, ReadOptions};
     use rstest::rstest;
 

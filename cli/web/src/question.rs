@@ -1,11 +1,11 @@
 //! Questions as the page writes them: four bytes with the length of a JSON text, that text, and the bytes it speaks of.
 
+use std::collections::BTreeMap;
+
 use cacheplan_files::Limit;
 use cacheplan_planner::{Prices, WeightBits};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
-
-use crate::commands::CommandText;
 
 /// The longest JSON text of a question. A budget is 128 KiB of it at most.
 const LONGEST: usize = 1 << 20;
@@ -90,6 +90,24 @@ pub(crate) enum Question {
     Start { of: CommandText, at: usize, model: Option<u64>, draft: Option<u64> },
     /// The plan as a file of pictures.
     File { of: PlanQuestion, format: Format },
+}
+
+/// A text with commands in it, and what else is said of them.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CommandText {
+    /// Of its file, `deployment.yaml`.
+    pub(crate) name: String,
+    pub(crate) text: String,
+    /// The files of options that its commands may name, each with its text.
+    #[serde(default)]
+    pub(crate) files: BTreeMap<String, String>,
+    /// Its device, where the text does not say it.
+    #[serde(default)]
+    pub(crate) device: String,
+    /// What the engine's log says that it has for caches.
+    #[serde(default)]
+    pub(crate) cache_bytes: String,
 }
 
 /// A format of files.

@@ -38,7 +38,7 @@ export function modelField(id: string, names: string[], places: Place[], choices
     input.value = '';
   });
   input.addEventListener('blur', () => {
-    if (input.value.trim() === '') input.value = shown;
+    input.value = shown;
   });
   input.addEventListener('input', () => names.includes(input.value) && take());
   input.addEventListener('change', take);
@@ -100,7 +100,7 @@ export function deviceField(id: string, choices: Choices, set: (device: string) 
     which.value = '';
   });
   which.addEventListener('blur', () => {
-    if (which.value.trim() === '') which.value = name;
+    which.value = name;
   });
   which.addEventListener('input', () => choices.devices.includes(which.value.trim()) && take());
   which.addEventListener('change', take);

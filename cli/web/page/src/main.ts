@@ -108,7 +108,7 @@ async function start(): Promise<void> {
     device: (device) => {
       // Other GPUs are divided anew.
       const [before, after] = [devices(state.device).count, devices(device).count];
-      if (before !== after) for (const name of ['tp', 'pp', 'dp', 'ep', 'cp', 'dcp']) edits.set(`parallel.${name}`, null);
+      if (before !== after && state.budget.includes('parallel')) for (const name of ['tp', 'pp', 'dp', 'ep', 'cp', 'dcp']) edits.set(`parallel.${name}`, null);
       change({ device, stage: 0 });
     },
     bits: (bits) => change({ bits }),
