@@ -57,6 +57,8 @@ struct Engine<'a> {
     running: Vec<Running>,
     batch: usize,
     budget: usize,
+    /// Guesses that were verified, and those of them that were right.
+    guessed: (u32, u32),
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -77,12 +79,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         running: Vec::new(),
         batch: plan.limits.max_batch_size as usize,
         budget: plan.limits.max_num_tokens as usize,
+        guessed: (0, 0),
     };
     while !engine.is_done() {
         engine.admit()?;
         engine.step()?;
     }
-    println!("\ntoken hit rate {:.2}\n{}", engine.reuse.metrics().hit_rate(), engine.manager.book().stats());
+    println!("\n{} of {} guesses were right", engine.guessed.1, engine.guessed.0);
+    println!("token hit rate {:.2}\n{}", engine.reuse.metrics().hit_rate(), engine.manager.book().stats());
     Ok(())
 }
 
@@ -145,13 +149,15 @@ impl Engine<'_> {
             }
         };
         // Here the kernels run over `metadata`: block tables, slots, and where each token is written.
-        let Self { manager, reuse, running, .. } = self;
+        let Self { manager, reuse, running, guessed, .. } = self;
         let right: Vec<u32> = work.iter().map(|part| if verifies { right(part) } else { part.tokens }).collect();
         if verifies {
             // Keys behind a wrong guess are overwritten, and the state behind the last right one becomes the sequence's.
             let accepted: Vec<(SequenceId, Accepted<'_>)> =
                 work.iter().zip(&right).map(|(part, right)| (part.sequence, Accepted::First(*right))).collect();
             manager.commit(&accepted)?;
+            guessed.0 += work.iter().map(|part| part.tokens - 1).sum::<u32>();
+            guessed.1 += right.iter().map(|right| right - 1).sum::<u32>();
         }
         for Running { job, lease, computed } in running {
             let Some(at) = work.iter().position(|part| part.sequence == lease.sequence()) else { continue };

@@ -103,7 +103,7 @@ fn the_json_has_every_key_of_its_contract() {
 #[case::attention("Qwen__Qwen3-8B.json")]
 fn the_table_is_at_most_80_columns_wide_and_says_owner_and_reason(#[case] name: &str) {
     let output =
-        cacheplan(&["plan", config(name).to_str().unwrap(), "--device", "16xmi355x", "--dp", "8", "--tp", "2"]);
+        cacheplan(&["plan", config(name).to_str().unwrap(), "--device", "16xmi355x", "--dp", "2", "--tp", "8"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let table = String::from_utf8(output.stdout).unwrap();
     for line in table.lines() {

@@ -226,7 +226,9 @@ fn html(request: &PlanRequest, plan: &CachePlan) -> String {
 fn knobs(request: &PlanRequest, plan: &CachePlan) -> String {
     let lines = request.knobs(plan).into_iter().enumerate().map(|(at, knob)| {
         let label = if at == 0 { "KNOBS" } else { "" };
-        format!("{label:8}  {} would admit {} sequences\n", knob.change, knob.sequences)
+        let line = format!("{label:8}  {} would admit {} sequences\n", knob.change, knob.sequences);
+        // As wide as the table above it.
+        if line.len() > 80 { line.replacen(" would", "\n            would", 1) } else { line }
     });
     lines.collect()
 }
