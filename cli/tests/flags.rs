@@ -542,6 +542,15 @@ fn a_comparison_beside_weights_that_leave_nothing_does_not_fit() {
 }
 
 #[test]
+fn a_comparison_in_which_nothing_holds_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--memory-bytes", "1MiB", "--with", "vllm"];
+    let compared = cacheplan(&["compare"], Some("Qwen__Qwen3-8B.json"), &flags, folder.path());
+    assert_eq!(compared.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&compared.stdout).contains("not one sequence fits"));
+}
+
+#[test]
 fn sequences_longer_than_the_model_or_the_limit_are_noted() {
     let folder = tempfile::tempdir().unwrap();
     let planned = cacheplan(&["plan"], Some(NANO), &["--max-seq-len", "4294967296"], folder.path());
