@@ -110,7 +110,7 @@ fn a_flag_stands_above_the_environment_that_above_the_file_and_origins_say_so() 
 
 #[test]
 fn keys_without_a_short_story_have_flags_too() {
-    let flags = ["--layout", "NHD", "--conv-dtype", "f32", "--memory-fraction", "0.5", "--memory-of", "total"];
+    let flags = ["--layout", "NHD", "--kv-dtype", "f32", "--memory-fraction", "0.5", "--memory-of", "total"];
     let planned = plan(GEMMA, &[&flags[..], &["--device-memory", "24GiB", "--weights", "2GB"]].concat());
     let resources = planned["resources"].as_array().unwrap();
     let paged = resources.iter().find(|resource| resource["kind"] == "kv_paged").unwrap();
