@@ -110,7 +110,7 @@ fn a_flag_stands_above_the_environment_that_above_the_file_and_origins_say_so() 
 
 #[test]
 fn keys_without_a_short_story_have_flags_too() {
-    let flags = ["--layout", "NHD", "--conv-dtype", "f32", "--memory-fraction", "0.5", "--memory-of", "total"];
+    let flags = ["--layout", "NHD", "--kv-dtype", "f32", "--memory-fraction", "0.5", "--memory-of", "total"];
     let planned = plan(GEMMA, &[&flags[..], &["--device-memory", "24GiB", "--weights", "2GB"]].concat());
     let resources = planned["resources"].as_array().unwrap();
     let paged = resources.iter().find(|resource| resource["kind"] == "kv_paged").unwrap();
@@ -539,6 +539,15 @@ fn a_comparison_beside_weights_that_leave_nothing_does_not_fit() {
     let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(3), "{message}");
     assert!(message.contains("most of it `weights`"), "{message}");
+}
+
+#[test]
+fn a_comparison_in_which_nothing_holds_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--memory-bytes", "1MiB", "--with", "vllm"];
+    let compared = cacheplan(&["compare"], Some("Qwen__Qwen3-8B.json"), &flags, folder.path());
+    assert_eq!(compared.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&compared.stdout).contains("not one sequence fits"));
 }
 
 #[test]

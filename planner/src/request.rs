@@ -438,7 +438,7 @@ impl Settled<'_> {
             step: request.model.step(),
             prediction: request.model.model().map_or_else(Default::default, |model| model.prediction),
             divisible: request.model.divisible(),
-            engine: request.engine.map(|spec| spec.assumptions()),
+            engine: request.engine.map(EngineSpec::assumptions),
             stated: request.stated,
             ..Inputs::new(request.info(), &self.caches, &self.budget)
         }

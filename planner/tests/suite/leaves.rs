@@ -81,7 +81,7 @@ fn others(value: &Value, key: &str, words: &BTreeMap<String, Vec<Value>>) -> Vec
     "google__gemma-3-1b-it",
     "h100",
     Some("sglang"),
-    "[speculation]\ndraft_tokens = 3\n[workload]\nprompt = { fixed = 300 }\noutput = { fixed = 100 }\nprefix_reuse = 0.25"
+    "[memory]\nfraction = 0.9\nof = 'total'\nweights = '2GiB'\n[speculation]\ndraft_tokens = 3\n[workload]\nprompt = { fixed = 300 }\noutput = { fixed = 100 }\nprefix_reuse = 0.25"
 )]
 #[case::experts(
     "deepseek-ai__DeepSeek-V3.2",
