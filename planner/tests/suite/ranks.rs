@@ -162,7 +162,7 @@ fn data_parallel_attention_spreads_the_experts_and_replicates_the_rest() {
     assert_eq!(weights.bytes, deployment.weights.iter().map(|share| share.bytes_per_rank).sum::<u64>());
     assert_eq!(weights.bytes >> 20, 96_146);
     assert_eq!(plan.totals.kv_bytes_per_token, 61 * 576 * 2);
-    assert_eq!((plan.capacity.sequences, deployment.sequences, deployment.devices), (13, 104, 8));
+    assert_eq!((plan.capacity.sequences, deployment.sequences, deployment.devices), (14, 112, 8));
 }
 
 #[test]
