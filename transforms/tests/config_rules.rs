@@ -150,6 +150,66 @@ fn weights_are_estimated_within_a_hundredth_or_not_at_all(
     }
 }
 
+/// Qwen3-8B has 6,945,767,424 weights in the matrices of its layers, and 2,489,935,872 bytes of others.
+#[rstest]
+// 4 bits, and 20 of scale and zero point for 128.
+#[case(r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true}"#, Some(6_098_479_104))]
+#[case(r#"{"quant_method": "gptq", "bits": 8, "group_size": 128}"#, Some(9_598_494_720))]
+#[case(r#"{"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*layers.0.*": {}}}"#, None)]
+#[case(r#"{"quant_method": "awq"}"#, None)]
+#[case(
+    r#"{"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_use_double_quant": false}"#,
+    Some(6_396_930_048)
+)]
+#[case(r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}"#, Some(6_396_930_048))]
+#[case(
+    r#"{"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head", "*self_attn*"]}"#,
+    Some(10_945_652_736)
+)]
+#[case(
+    r#"{"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.self_attn", "model.layers.0.mlp"]}"#,
+    Some(9_628_641_280)
+)]
+#[case(r#"{"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp.down_proj"]}"#, None)]
+#[case(r#"{"quant_method": "hqq"}"#, None)]
+fn quantised_weights_take_what_their_scheme_says_of_their_modules(#[case] section: &str, #[case] bytes: Option<u64>) {
+    let changes = format!(r#"{{"quantization_config": {section}}}"#);
+    let model = read(&changed("Qwen__Qwen3-8B", &changes), &[]).unwrap();
+    assert_eq!(model.info.weights.map(|weights| weights.bytes), bytes, "{:?}", model.weights_unknown);
+}
+
+#[rstest]
+#[case(r#"["Linear"]"#, r#"["re:.*lm_head", "re:.*self_attn.*"]"#, Some(8_312_678_400))]
+#[case(r#"["re:.*mlp\\.(gate|up|down)_proj$"]"#, "[]", Some(8_312_678_400))]
+#[case(r#"["Linear"]"#, r#"["re:(?!.*mlp).*"]"#, None)]
+fn groups_of_compressed_tensors_have_their_targets(
+    #[case] targets: &str,
+    #[case] ignored: &str,
+    #[case] bytes: Option<u64>,
+) {
+    let weights = r#"{"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": true}"#;
+    let group = format!(r#"{{"group_0": {{"targets": {targets}, "weights": {weights}}}}}"#);
+    let changes = format!(
+        r#"{{"quantization_config": {{"quant_method": "compressed-tensors", "config_groups": {group}, "ignore": {ignored}}}}}"#
+    );
+    let weights = read(&changed("Qwen__Qwen3-8B", &changes), &[]).unwrap().info.weights;
+    assert_eq!(weights.map(|weights| weights.bytes), bytes);
+}
+
+/// As many as transformers counts on the meta device: two blocks with adapters of attention too; keys that the last ten
+/// layers read of earlier ones, with blocks twice as wide.
+#[rstest]
+#[case("zamba2", r#"{"num_mem_blocks": 2, "use_shared_attention_adapter": true}"#, 2_687_639_056)]
+#[case("gemma4_text", r#"{"num_kv_shared_layers": 10, "use_double_wide_mlp": true}"#, 5_657_561_600)]
+fn weights_that_layers_share_count_once(#[case] model_type: &str, #[case] changes: &str, #[case] parameters: u64) {
+    let table = std::fs::read_to_string(support::fixture("transformers/parameters.tsv")).unwrap();
+    let row = table.lines().find(|row| row.starts_with(&format!("{model_type}\t"))).unwrap();
+    let mut config: Map<String, Value> = serde_json::from_str(row.split('\t').nth(2).unwrap()).unwrap();
+    config.extend(serde_json::from_str::<Map<String, Value>>(changes).unwrap());
+    let weights = read(&Value::Object(config).to_string(), &[]).unwrap().info.weights.unwrap();
+    assert_eq!(weights.bytes, 2 * parameters);
+}
+
 /// A null says as many key heads as heads, or no window; a key that is not there says the architecture's default.
 #[rstest]
 #[case(r#"{"num_key_value_heads": 2, "sliding_window": 100}"#, 2, Some(100))]

@@ -60,6 +60,10 @@ impl Inputs<'_> {
         let resources = || held.iter().flat_map(|held| held.resources.iter());
         let of_kind = |kind: &Kind| resources().find(|resource| resource.handler.kind() == kind);
         let name = rules.name;
+        if rules.lacks.contains(&&*self.model.model_type) {
+            let (model, version) = (self.model.model_type.clone(), engine.version_name());
+            return Err(EngineRefusal::Architecture { engine: name, version, model }.into());
+        }
         let of_several_tokens = |resource: &&Resource| {
             let strided = matches!(resource.handler.growth(), Growth::Paged { stride: 2.., .. });
             strided || *resource.handler.kind() == Kind::CompressedLatent
@@ -73,10 +77,6 @@ impl Inputs<'_> {
         let compressed = resources().find(of_several_tokens).filter(|_| !rules.compresses);
         if let Some(unread) = compressed.or_else(|| resources().find(beside)) {
             return Err(EngineRefusal::Unread { engine: name, cache: unread.name.clone() }.into());
-        }
-        if rules.lacks.contains(&&*self.model.model_type) {
-            let (model, version) = (self.model.model_type.clone(), engine.version_name());
-            return Err(EngineRefusal::Architecture { engine: name, version, model }.into());
         }
         let told = engine.kv_dtypes();
         // An engine can be told to run a model in either float of 16 bits, which its keys and values follow.

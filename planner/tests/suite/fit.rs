@@ -69,7 +69,7 @@ fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     let answer = answer("deepseek-ai__DeepSeek-V3", &["h200"], 32_768, 100, PRICES);
     let of = |parallel: Parallel| answer.fits.iter().find(|fit| fit.parallel == parallel && fit.is_plain()).unwrap();
     let attention = of(Parallel { dp: 8, ep: 8, ..Parallel::default() });
-    assert_eq!((attention.sequences, attention.holds, attention.devices), (112, true, 8));
+    assert_eq!((attention.sequences, attention.holds, attention.devices), (104, true, 8));
     assert_eq!(attention.per_hour, Some(32.0));
     // 32 an hour for 100 * 32,768 tokens.
     assert!((attention.per_million_tokens.unwrap() - 32.0 / 3.2768).abs() < 1e-12);

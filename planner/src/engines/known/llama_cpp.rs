@@ -54,7 +54,18 @@ pub(crate) static RULES: EngineRules = EngineRules {
         ..CacheDTypes::default()
     },
     // Those of the zoo that b11549 has no architecture for.
-    lacks: &["rwkv", "recurrent_gemma", "zamba2", "phi4flash"],
+    lacks: &[
+        "rwkv",
+        "recurrent_gemma",
+        "zamba2",
+        "phi4flash",
+        "deepseek_v41",
+        "inkling_mm_model",
+        "inkling_text",
+        "inkling2",
+        "inkling2_text",
+        "zaya",
+    ],
     descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
     compresses: true,
     consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],

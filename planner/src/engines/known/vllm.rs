@@ -44,7 +44,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         CacheDTypes { kv, conv: cast, state: Some(state), ..CacheDTypes::default() }
     },
     // Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
-    lacks: &["rwkv", "recurrent_gemma"],
+    lacks: &["rwkv", "recurrent_gemma", "inkling2", "inkling2_text"],
     descriptors: |model| match model.model_type.as_str() {
         // Values are as wide as keys.
         "minicpm3" => Some(expanded::latents(|key, _| key)),
