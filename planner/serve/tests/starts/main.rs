@@ -192,7 +192,10 @@ const DIFFERENT: [(&str, &str); 27] = [
     ("b2-dsv4-flash-0731-h100-tp8", "vLLM's rules for compressed attention were not read"),
     ("b2-dsv41-flash-h100-tp8", "vLLM's rules for compressed attention were not read"),
     ("b2-glm53-flash-h100-tp8", "vLLM's rules for pooled indexes were not read"),
-    ("b2-lcpp-gpt-oss-20b-np8", "its other flags are unknown: 512 cells of a window, where a step of 512 tokens has 768"),
+    (
+        "b2-lcpp-gpt-oss-20b-np8",
+        "its other flags are unknown: 512 cells of a window, where a step of 512 tokens has 768",
+    ),
     ("b2-sgl-granite-h-micro", "a build of a branch: 1.2 % fewer tokens, a slot of states"),
     ("b2-trt-mimo-v2-flash-2layer", "its log has one pool for the window and the other layer"),
     (
