@@ -543,8 +543,8 @@ fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let output = fit(&["--sequences", "100", "--gpus", "h200", "--max-gpus", "8"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{}", stderr(&output));
-    // 14 on each of eight replicas, as the planner's own test derives by hand.
-    assert!(text.contains("dp 8 ep 8") && text.contains("112") && text.contains("--data-parallel-size 8"), "{text}");
+    // 13 on each of eight replicas, as the planner's own test derives by hand.
+    assert!(text.contains("dp 8 ep 8") && text.contains("104") && text.contains("--data-parallel-size 8"), "{text}");
     assert_eq!(fit(&["--sequences", "100", "--gpus", "l4", "--max-gpus", "1"]).status.code(), Some(3));
 }
 

@@ -71,7 +71,7 @@ fn the_same_as_json() {
 #[rstest]
 #[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start: To serve at least one request")]
 #[case::misspelled(&["--device", "h100"], "--max-modle-len 4096", 2, "unrecognized arguments: --max-modle-len")]
-#[case::unread(&["--device", "h100"], "--prefill-context-parallel-size 2", 4, "nobody read what it does to caches")]
+#[case::unread(&["--device", "h100"], "--prefill-context-parallel-size 2", 4, "nothing is answered rather than guessed")]
 #[case::no_device(&[], "", 2, "name it, such as --device h100")]
 #[case::expected(&["--device", "h100", "--expect-sequences", "1000"], "", 3, "1000 sequences are expected, and it holds")]
 #[case::newer(&["--device", "h100", "--engine-version", "99.0"], "", 2, "unknown version `99.0`")]
@@ -131,6 +131,30 @@ fn check_sets_a_log_beside_the_command_that_it_is_of() {
     assert!(out.lines().any(|line| line.starts_with("tokens ") && line.ends_with("equal")), "{out}");
     let (code, out, _) = said(&cacheplan(&[&command[..], &["--kv-cache-dtype", "fp8"]].concat()));
     assert_eq!(code, Some(5), "{out}");
+}
+
+/// What follows from bytes is held to those that were logged, and these to what the device gives the command.
+#[rstest]
+#[case::another_device(&["--device", "24GiB"], 5, "DRIFT")]
+#[case::as_it_was(&["--device", "80GiB"], 0, "equal")]
+#[case::fewer_than_expected(&["--device", "80GiB", "--expect-tokens", "400000"], 3, "equal")]
+fn check_holds_logged_bytes_to_the_device_and_what_they_hold_to_what_is_expected(
+    #[case] flags: &[&str],
+    #[case] code: i32,
+    #[case] verdict: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("start.log");
+    let lines =
+        ["vLLM API server version 0.11.0", "Available KV cache memory: 53.00 GiB", "GPU KV cache size: 385,936 tokens"];
+    std::fs::write(&log, lines.map(|line| format!("INFO {line}\n")).concat()).unwrap();
+    let model = config(QWEN);
+    let words = ["--", "vllm", "serve", &model];
+    let args = [&["check", "--as", "vllm@0.11.0", "--log", log.to_str().unwrap()][..], flags, &words].concat();
+    let (found, out, err) = said(&cacheplan(&args));
+    assert_eq!(found, Some(code), "{out}{err}");
+    let ends = |name: &str, end: &str| out.lines().any(|line| line.starts_with(name) && line.ends_with(end));
+    assert!(ends("cache_bytes ", verdict) && ends("tokens ", "equal"), "{out}");
 }
 
 #[test]

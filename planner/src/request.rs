@@ -153,6 +153,18 @@ impl PlanRequest {
         self.devices.as_ref().map(Devices::device)
     }
 
+    /// All of their memory together.
+    pub fn device_memory(&self) -> Option<ByteSize> {
+        let devices = self.devices.as_ref()?;
+        Some(ByteSize(devices.device().total_bytes.saturating_mul(devices.count().into())))
+    }
+
+    /// The weights over all ranks, as the budget states them or the model's files tell them.
+    pub fn weights(&self) -> Option<ByteSize> {
+        let stated = self.config.budget.memory.as_ref().and_then(|memory| memory.weights);
+        stated.or_else(|| self.info().weights.as_ref().map(|weights| ByteSize(weights.bytes)))
+    }
+
     /// The budget as plans are made of it: several devices divide the model, and a named one has a compute capability where
     /// an engine asks for that.
     ///

@@ -46,6 +46,8 @@ fn a_wrong_description_says_what_is_wrong() {
     assert!(wrong("[\"mamba2\",", "[\"mamba3\",").contains("unknown block `mamba3`"));
     assert!(wrong("d_state = ", "d_stat = ").contains("block `mamba2` has no dimension `d_stat`"));
     assert!(wrong("scan.conv ??", "scan.conv ? ?").contains("unexpected"));
+    let dtype = "d_state = \"scan.state\"\n";
+    assert!(wrong(dtype, &format!("dtype = \"float33\"\n{dtype}")).contains("`float33` is no dtype"));
     assert!(wrong("[kinds]", "[kindz]").contains("unknown field `kindz`"));
     assert!(wrong("\"scan.heads\"", "\"scan.hats\"").contains("none of `scan.hats` is there"));
     assert!(wrong("look = \"attention\"", "").contains("layer 2 is of unknown kind `look`"));

@@ -80,6 +80,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let read_options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
     let prices = match &args.prices {
         None => Prices::default(),
+        Some(path) if !path.exists() => {
+            let said = "no such file; it holds `currency = \"USD\"`, and below `[per_hour]` lines such as `h200 = 3.5`";
+            return Err(Failure::new(2, format!("--prices {}: {said}", path.display())));
+        }
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
     let question = FitQuestion {

@@ -116,7 +116,10 @@ impl Answer {
     pub fn text(&self) -> String {
         let starts = match self.starts {
             Starts::Yes => "starts",
-            Starts::Maybe => "may start: the bytes for caches are not known exactly",
+            Starts::Maybe if self.facts.contains_key(&Fact::CacheBytes) => {
+                "may start: the bytes for caches are not known exactly"
+            }
+            Starts::Maybe => "may start, and not with all of it on the devices",
             Starts::No => "would not start",
         };
         let mut text = format!("{} {}, {}: {starts}\n", self.engine, self.version, self.model);

@@ -49,15 +49,11 @@ impl Found {
     fn of(question: &Question, settled: &Settled, options: &Options) -> Result<Self, ServeError> {
         let (engine, request) = (question.engine, &settled.request);
         if engine.engine.name() == "llama.cpp" {
-            let predicted = request.predict(engine)?;
             let at = |predicted| At { max_seq_len: settled.limits.max_seq_len, predicted };
-            return Ok(Self {
-                engine,
-                bytes: None,
-                low: Some(at(predicted.clone())),
-                high: Some(at(predicted)),
-                reason: None,
-            });
+            let predicted = request.predict(engine)?;
+            let reason = on_the_host(request, &predicted);
+            let low = reason.is_none().then(|| at(predicted.clone()));
+            return Ok(Self { engine, bytes: None, low, high: Some(at(predicted)), reason });
         }
         let bytes = match options.cache_bytes {
             Some(bytes) => bytes,
@@ -82,10 +78,14 @@ impl Found {
         }
     }
 
-    /// A number of the prediction, between both; 0 where it may not start.
+    /// A number of the prediction, between both; 0 where it may not start, but of what only bytes decide.
     fn span(&self, of: impl Fn(&At) -> Option<u64>) -> Option<Logged> {
         let high = of(self.high.as_ref()?)?;
-        let low = self.low.as_ref().map_or(Some(0), of)?;
+        let low = match &self.low {
+            Some(low) => of(low)?,
+            None if self.bytes.is_none() => high,
+            None => 0,
+        };
         Some(Logged { low: low.min(high), high: low.max(high) })
     }
 
@@ -122,7 +122,7 @@ impl Found {
     fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
         let facts = self.facts(&question, &settled.limits);
         let starts = self.starts();
-        let sequences = self.span(|at| Some(at.predicted.sequences));
+        let sequences = self.span(|at| Some(of_full_length(self.engine, &at.predicted, at.max_seq_len)));
         let mut lines = if starts == Starts::No { Vec::new() } else { self.engine.start_lines(&facts) };
         if facts.contains_key(&Fact::WindowTokens) {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
@@ -154,6 +154,19 @@ impl Found {
             notes,
         })
     }
+}
+
+/// What llama.cpp cannot keep on the devices, where their memory and the size of the weights are known. It asks for no share of
+/// them: it fails to allocate, or leaves layers on the host.
+fn on_the_host(request: &PlanRequest, predicted: &EnginePrediction) -> Option<String> {
+    let (room, weights) = (request.device_memory()?, request.weights()?);
+    let caches =
+        ByteSize([predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add));
+    (weights.0.saturating_add(caches.0) > room.0).then(|| {
+        format!(
+            "weights of {weights} and caches of {caches} are more than the {room} of the devices: layers stay on the host (-ngl, --fit), or it fails to allocate"
+        )
+    })
 }
 
 /// What the engine makes of so many bytes; else the bytes that one sequence needs.
@@ -211,6 +224,14 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: 
         }
         "sglang" => "Not enough memory. Please try to increase --mem-fraction-static.".into(),
         _ => format!("{} GiB hold no sequence of {length} tokens, which needs {} GiB", gib(bytes), gib(needed)),
+    }
+}
+
+/// Sequences of the longest length: slots of llama.cpp may share cells that hold fewer.
+fn of_full_length(engine: EngineSpec, predicted: &EnginePrediction, max_seq_len: u64) -> u64 {
+    match predicted.tokens {
+        Some(tokens) if engine.engine.name() == "llama.cpp" => predicted.sequences.min(tokens / max_seq_len.max(1)),
+        _ => predicted.sequences,
     }
 }
 

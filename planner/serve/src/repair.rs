@@ -106,17 +106,16 @@ fn every_flag_less(launch: &Launch, options: &Options) -> Vec<Remedy> {
 
 /// The changes by which the command starts, or holds more.
 fn changes(answer: &Answer, launch: &Launch, models: &Models, options: &Options) -> Vec<Change> {
-    let Ok(Program { engine, .. }) = program(launch, options) else { return Vec::new() };
-    let known = flags(engine.engine, engine.version);
     let mut found: Vec<(Remedy, Answer)> = larger(answer, launch, models, options);
     found.sort_by_key(|(_, answer)| {
         std::cmp::Reverse((answer.starts, answer.sequences.map(|sequences| (sequences.low, sequences.high))))
     });
     let shown_of = |(remedy, answer): (Remedy, Answer)| Change {
         change: match remedy {
-            Remedy::Set(flag, value) if known.iter().any(|known| known.name == flag) => format!("{flag} {value}"),
+            Remedy::Set(flag, value) => format!("{flag} {value}"),
             Remedy::Remove(flag) => format!("without {flag}"),
-            other => format!("{other:?}"),
+            Remedy::Rename(from, to) => format!("{to}, not {from}"),
+            Remedy::Drop(word) => format!("without {word}"),
         },
         command: answer.command,
         starts: answer.starts,

@@ -235,3 +235,13 @@ fn the_version_is_that_of_the_image(#[case] name: &str, #[case] text: &str) {
     let [launch] = found.as_slice() else { panic!("{found:?}") };
     assert_eq!(answer(launch, models("Qwen__Qwen3-8B"), &on("h100")).unwrap().version, "0.28.0");
 }
+
+/// llama.cpp asks for no share of a device: it starts, and leaves on the host what does not fit. Slots share the cells.
+#[rstest]
+#[case("8192", Starts::Yes)]
+#[case("65536", Starts::Maybe)]
+fn llama_cpp_is_held_to_the_memory_of_the_devices(#[case] cells: &str, #[case] starts: Starts) {
+    let found = told(&format!("llama-server -m m -c {cells}"), "Qwen__Qwen3-8B", &on("rtx-4090"));
+    assert_eq!((found.starts, found.sequences), (starts, Some(Logged::exact(1))));
+    assert_eq!(found.reason.is_some(), starts == Starts::Maybe, "{:?}", found.reason);
+}

@@ -58,7 +58,7 @@ impl Answer {
     fn details(&self, best: &Fit) -> String {
         let price = best.per_hour.zip(best.per_million_tokens).zip(self.currency.as_ref());
         let price = price.map(|((hour, held), currency)| {
-            format!("  {hour:.2} {currency} an hour, {held:.4} for each million tokens of context held\n")
+            format!("  {hour:.2} {currency} an hour, {held:.4} for a million tokens of the context asked for\n")
         });
         let mut text = format!("\nBEST\n  {} x {}{}\n", best.devices, best.device, self.margin(best));
         text.push_str(&price.unwrap_or_default());

@@ -62,7 +62,7 @@ fn the_command_that_is_printed_states_what_was_stated() {
 
 const PRICES: &str = "currency = 'USD'\n[per_hour]\nh200 = 4.0\nh100 = 2.5\n";
 
-/// 20 sequences with tensor parallelism, 112 with data-parallel attention: the arithmetic stands with the ranks' tests, whose
+/// 20 sequences with tensor parallelism, 104 with data-parallel attention: the arithmetic stands with the ranks' tests, whose
 /// 21 leave out a step in the widest layer.
 #[test]
 fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {

@@ -224,7 +224,7 @@ const SCHEMAS: &[Schema] = &[
                 d_state: dims.get("d_state")?,
                 d_conv: dims.get("d_conv")?,
                 dt_rank: dims.get("dt_rank")?,
-                state_dtype: dims.context.dtypes[0],
+                state_dtype: dims.state_dtype()?,
             });
             Ok(())
         },
@@ -248,7 +248,7 @@ const SCHEMAS: &[Schema] = &[
                 d_state: dims.get("d_state")?,
                 n_groups: dims.find("n_groups")?.unwrap_or(1),
                 d_conv: dims.get("d_conv")?,
-                state_dtype: dims.context.dtypes[0],
+                state_dtype: dims.state_dtype()?,
             });
             Ok(())
         },
@@ -282,7 +282,7 @@ const SCHEMAS: &[Schema] = &[
                 },
                 // A width of 1 sees nothing but the token itself; one of 0 is a mistake.
                 d_conv: Some(dims.get("d_conv")?).filter(|&width| width > 1),
-                state_dtype: dims.context.dtypes[0],
+                state_dtype: dims.state_dtype()?,
             });
             Ok(())
         },
@@ -305,7 +305,7 @@ const SCHEMAS: &[Schema] = &[
         divided: "",
         dims: &[("width", "lru_width ?? hidden_size"), ("d_conv", "conv1d_width ?? 4")],
         emit: |builder, dims| {
-            builder.rg_lru(dims.get("width")?, dims.get("d_conv")?, dims.context.dtypes[0]);
+            builder.rg_lru(dims.get("width")?, dims.get("d_conv")?, dims.state_dtype()?);
             Ok(())
         },
     },
@@ -616,7 +616,21 @@ impl Dims<'_> {
                 return Ok(Some(dtype));
             }
         }
-        Ok(None)
+        match self.block.dtype.last() {
+            None => Ok(None),
+            Some(word) => Err(FrontendError::Description {
+                model_type: self.values.model_type.clone(),
+                reason: format!(
+                    "block `{}`: `{word}` is no dtype, and no key of the config; end with one such as `?? f32`",
+                    self.block.name
+                ),
+            }),
+        }
+    }
+
+    /// The dtype that the model states for recurrent states, else the block's own.
+    fn state_dtype(&self) -> Result<Option<DType>, FrontendError> {
+        Ok(self.context.dtypes[0].or(self.stated_dtype()?))
     }
 
     /// The dtype that the model states for keys, values and latents, else the block's own.
