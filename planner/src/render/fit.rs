@@ -61,6 +61,7 @@ impl Answer {
             format!("  {hour:.2} {currency} an hour, {held:.4} for a million tokens of the context asked for\n")
         });
         let mut text = format!("\nBEST\n  {} x {}{}\n", best.devices, best.device, self.margin(best));
+        text.push_str("  tried are 1, 2, 4, 8, ... of each device\n");
         text.push_str(&price.unwrap_or_default());
         // A price may be lower for what is stored in fewer bits, which costs precision.
         let whole = self.fits.iter().find(|fit| fit.holds && fit.is_plain()).filter(|_| !best.is_plain());

@@ -58,7 +58,7 @@ impl Why {
             Self::Cluster => ("is known only in the cluster", STATE),
             Self::Conditional => ("is set under a condition", "set it without one"),
             Self::Positional => ("is an argument of the script", WRITE),
-            Self::Command => ("is what another command prints", WRITE),
+            Self::Command => ("is what another command prints, or a variable that nothing sets", WRITE),
             Self::Arithmetic => ("is computed by the shell", WRITE),
             Self::Pattern => ("is a pattern of names of files", "write the name, or put it in quotes"),
             Self::Braces => ("is expanded by the shell", "write out the words, or put them in quotes"),
