@@ -6,8 +6,8 @@ use std::sync::Arc;
 use cacheplan_files::{Limit, Shown, Source};
 use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::{
-    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, EngineStart, MeasuredLedger,
-    Override, Parallel, PlanRequest, RankPlans, Serving, Target, Values,
+    BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, EngineStart, MeasuredLedger, Override, Parallel,
+    PlanRequest, RankPlans, Serving, Target, Values,
 };
 use pyo3::prelude::*;
 use serde::Deserialize;
