@@ -52,3 +52,20 @@ fn a_wrong_description_says_what_is_wrong() {
     assert!(wrong("\"scan.heads\"", "\"scan.hats\"").contains("none of `scan.hats` is there"));
     assert!(wrong("look = \"attention\"", "").contains("layer 2 is of unknown kind `look`"));
 }
+
+#[test]
+fn the_dtype_of_a_state_that_nothing_states_is_said_to_be_assumed() {
+    let config =
+        r#"{"model_type": "mine", "torch_dtype": "bfloat16", "hidden_size": 64, "num_hidden_layers": 2, "r": 4}"#;
+    let shown = |dtype: &str| {
+        let description = format!(
+            "model_types = [\"mine\"]\n[[pattern]]\nkinds = [\"rec\"]\n[kinds]\nrec = [\"state\"]\n[blocks.state]\nrows = \"r\"\nwidth = \"8\"\n{dtype}"
+        );
+        let options = ReadOptions { descriptions: vec![description], ..ReadOptions::default() };
+        let mut model = Model::read_config("config.json", config, &options).unwrap();
+        let collected = model.graph.collect(&PassContext::default()).unwrap();
+        model.inspection(&collected).to_string()
+    };
+    assert!(shown("").contains("state.dtype"), "{}", shown(""));
+    assert!(!shown("dtype = \"f32\"\n").contains("state.dtype"));
+}

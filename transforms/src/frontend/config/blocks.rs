@@ -137,7 +137,11 @@ const SCHEMAS: &[Schema] = &[
         divided: "",
         dims: &[("rows", "1"), ("width", "")],
         emit: |builder, dims| {
-            builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dims.stated_dtype()?);
+            let dtype = dims.stated_dtype()?;
+            if dtype.is_none() {
+                dims.assume("dtype", "the model's");
+            }
+            builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dtype);
             Ok(())
         },
     },
@@ -576,6 +580,14 @@ impl Dims<'_> {
             }
         }
         Ok(number)
+    }
+
+    /// Writes down what nothing states.
+    fn assume(&self, what: &str, value: &str) {
+        if self.context.notes.is_some() {
+            let name = format!("{}.{what}", self.block.name);
+            self.values.note(name, &value, "the architecture's default", true);
+        }
     }
 
     /// What its caches are called: as the description calls the block.
