@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown};
-use cacheplan::planner::logs::{Fact, Unit};
 use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::{
-    Answer, Asked, Compared, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
+    Answer, Asked, CommandCheck, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
 };
 
 use crate::commands::hub;
 use crate::commands::load::{OnDevice, open, unread};
 use crate::failure::{DRIFT, Failure, note, print, read};
+use crate::paint::print_table;
 
 /// What is asked of such a command.
 #[derive(clap::Args, Default)]
@@ -152,33 +152,21 @@ impl StartArgs {
     /// Sets what a log says beside the command that it is of.
     pub(crate) fn check(&self, log: &EngineLog, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
         let launch = self.launch()?;
-        let mut options = self.options(beside);
-        options.cache_bytes = log.get(Fact::CacheBytes);
-        options.version = options.version.or_else(|| log.version.map(|version| version.to_string()));
+        let options = self.options(beside);
         let (_, models) = self.question(&launch, &options, beside)?;
-        // What follows from bytes is held to those that were logged; these are held to what the command gives alone.
-        let mut found = answer(&launch, models.clone(), &options).map_err(failed)?;
-        let holds = found.clone();
-        match answer(&launch, models, &Options { cache_bytes: None, ..options }) {
-            Ok(alone) => found.facts.extend(alone.facts.get_key_value(&Fact::CacheBytes)),
-            Err(why) => {
-                note(&format!("the bytes for caches are not compared: {why}"));
-                found.facts.remove(&Fact::CacheBytes);
-            }
+        let found = CommandCheck::of(&launch, &models, &options, log).map_err(failed)?;
+        if let Some(why) = &found.without_bytes {
+            note(&format!("the bytes for caches are not compared: {why}"));
         }
-        let rows = found.beside(log);
         match print_as {
-            Print::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n"))?,
-            Print::Text => {
-                let head = format!("{:18}  {:>24}  {:>24}\n", "", "the command gives", "logged");
-                print(&(head + &rows.iter().map(row).collect::<String>()))?;
-            }
+            Print::Json => print(&(serde_json::to_string_pretty(&found.rows).map_err(Failure::error)? + "\n"))?,
+            Print::Text => print_table(&found.table())?,
         }
-        let drifting: Vec<&str> = rows.iter().filter(|row| !row.equal).map(|row| row.fact.name()).collect();
+        let drifting = found.drifting();
         if !drifting.is_empty() {
             return Err(Failure::new(DRIFT, format!("the log is not of this command: {}", drifting.join(", "))));
         }
-        let short = holds.short_of(self.expect_sequences, self.expect_tokens);
+        let short = found.answer.short_of(self.expect_sequences, self.expect_tokens);
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
     }
 
@@ -238,21 +226,6 @@ impl StartArgs {
         let short = found.short_of(self.expect_sequences, self.expect_tokens);
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
     }
-}
-
-/// A number of a command beside its log's, in its unit.
-fn row(row: &Compared) -> String {
-    let number = |value: u64| match row.fact.unit() {
-        Unit::Bytes => format!("{:.2} GiB", value as f64 / (1u64 << 30) as f64),
-        Unit::Hundredths => format!("{:.2}", value as f64 / 100.0),
-        _ => value.to_string(),
-    };
-    let [said, logged] = [row.predicted, row.logged].map(|of| {
-        let [low, high] = [of.low, of.high].map(number);
-        if low == high { low } else { format!("{low}..{high}") }
-    });
-    let verdict = if row.equal { "equal" } else { "DRIFT" };
-    format!("{:18}  {said:>24}  {logged:>24}  {verdict}\n", row.fact.name())
 }
 
 /// What a command asks of devices.

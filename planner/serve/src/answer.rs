@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_planner::logs::{EngineLog, Fact, Logged};
+use cacheplan_planner::logs::{Fact, Logged};
 use serde::Serialize;
 
 use crate::question::{Limits, ReadFlag};
@@ -69,19 +69,6 @@ pub struct Change {
     pub sequences: Option<Logged>,
 }
 
-/// A number of an answer beside a log's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Compared {
-    /// What it is.
-    pub fact: Fact,
-    /// What the answer says.
-    pub predicted: Logged,
-    /// What the log says.
-    pub logged: Logged,
-    /// Whether they have a value in common.
-    pub equal: bool,
-}
-
 impl Answer {
     /// Whether the engine may start, and then holds a sequence.
     pub fn admits(&self) -> bool {
@@ -101,15 +88,6 @@ impl Answer {
             };
             (found.low < expected).then(|| format!("{expected} {what} are expected, and it holds {number}"))
         })
-    }
-
-    /// Each number that both the answer and a log have.
-    pub fn beside(&self, log: &EngineLog) -> Vec<Compared> {
-        let compared = |(fact, predicted): (&Fact, &Logged)| {
-            let logged = log.get(*fact)?;
-            Some(Compared { fact: *fact, predicted: *predicted, logged, equal: predicted.meets(logged) })
-        };
-        self.facts.iter().filter_map(compared).collect()
     }
 
     /// As text: whether it starts, the lines of its start, what caps it and what would change that.

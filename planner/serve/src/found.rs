@@ -122,7 +122,7 @@ impl Found {
     fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
         let facts = self.facts(&question, &settled.limits);
         let starts = self.starts();
-        let sequences = self.span(|at| Some(of_full_length(self.engine, &at.predicted, at.max_seq_len)));
+        let sequences = self.span(|at| Some(at.predicted.sequences));
         let mut lines = if starts == Starts::No { Vec::new() } else { self.engine.start_lines(&facts) };
         if facts.contains_key(&Fact::WindowTokens) {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
@@ -224,14 +224,6 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: 
         }
         "sglang" => "Not enough memory. Please try to increase --mem-fraction-static.".into(),
         _ => format!("{} GiB hold no sequence of {length} tokens, which needs {} GiB", gib(bytes), gib(needed)),
-    }
-}
-
-/// Sequences of the longest length: slots of llama.cpp may share cells that hold fewer.
-fn of_full_length(engine: EngineSpec, predicted: &EnginePrediction, max_seq_len: u64) -> u64 {
-    match predicted.tokens {
-        Some(tokens) if engine.engine.name() == "llama.cpp" => predicted.sequences.min(tokens / max_seq_len.max(1)),
-        _ => predicted.sequences,
     }
 }
 

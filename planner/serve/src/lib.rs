@@ -10,6 +10,7 @@
 mod answer;
 mod asked;
 mod change;
+mod check;
 mod command;
 mod error;
 mod flags;
@@ -23,8 +24,9 @@ mod repair;
 mod secret;
 mod words;
 
-pub use answer::{Answer, Change, Compared, Starts};
+pub use answer::{Answer, Change, Starts};
 pub use asked::{Asked, Refusal};
+pub use check::{CommandCheck, Compared};
 pub use error::ServeError;
 pub use found::request;
 pub use launch::Launch;

@@ -77,12 +77,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
 /// The names of the connectors; of several behind one those.
 fn names(question: &Question) -> Result<Vec<String>, ServeError> {
     let mut names = Vec::new();
-    if let Some(setting) = question.flag(FLAG) {
-        let config: Option<Value> = serde_json::from_str(setting.value()).ok();
-        let Some(config) = config.filter(Value::is_object) else {
-            let said = format!("argument {FLAG}: a JSON object was expected");
-            return Err(question.refused(said, [Remedy::Remove(FLAG)]));
-        };
+    if let Some(config) = question.object(FLAG)?.map(Value::Object) {
         let name = |config: &Value| config.get("kv_connector").and_then(Value::as_str).map(str::to_owned);
         match name(&config).as_deref() {
             Some("MultiConnector") => {

@@ -17,6 +17,7 @@ use cacheplan_planner::logs::Logged;
 use cacheplan_planner::{Config, Devices, EngineSpec, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::Model;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
@@ -285,6 +286,15 @@ impl Question {
     /// The flag as it was stated.
     pub(crate) fn flag(&self, name: &str) -> Option<&Setting> {
         self.parsed.settings.get(name)
+    }
+
+    /// The JSON object that a flag states.
+    pub(crate) fn object(&self, flag: &'static str) -> Result<Option<Map<String, Value>>, ServeError> {
+        let Some(setting) = self.flag(flag) else { return Ok(None) };
+        match serde_json::from_str(setting.value()) {
+            Ok(Value::Object(object)) => Ok(Some(object)),
+            _ => Err(self.refused(format!("argument {flag}: a JSON object was expected"), [Remedy::Remove(flag)])),
+        }
     }
 
     /// A whole number that a flag states.

@@ -64,15 +64,8 @@ pub(super) fn longest(question: &Question, flag: &'static str, model: &ModelCach
 
 /// The object that the flag states, and older versions' flag for its scaling.
 fn stated(question: &Question, flag: &'static str) -> Result<Option<Map<String, Value>>, ServeError> {
-    let object = |flag: &'static str| {
-        let Some(setting) = question.flag(flag) else { return Ok(None) };
-        match serde_json::from_str(setting.value()) {
-            Ok(Value::Object(object)) => Ok(Some(object)),
-            _ => Err(question.refused(format!("argument {flag}: a JSON object was expected"), [Remedy::Remove(flag)])),
-        }
-    };
-    let mut all = object(flag)?;
-    if let Some(rope) = object("--rope-scaling")? {
+    let mut all = question.object(flag)?;
+    if let Some(rope) = question.object("--rope-scaling")? {
         all.get_or_insert_default().insert(SCALED[0].to_owned(), Value::Object(rope));
     }
     Ok(all.filter(|all| !all.is_empty()))

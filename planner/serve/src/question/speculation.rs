@@ -17,14 +17,7 @@ pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
 /// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
 fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     const FLAG: &str = "--speculative-config";
-    let mut config = match question.flag(FLAG).map(|setting| serde_json::from_str(setting.value())) {
-        None => serde_json::Map::new(),
-        Some(Ok(Value::Object(config))) => config,
-        Some(_) => {
-            let said = format!("argument {FLAG}: a JSON object was expected");
-            return Err(question.refused(said, [Remedy::Remove(FLAG)]));
-        }
-    };
+    let mut config = question.object(FLAG)?.unwrap_or_default();
     let shortcuts =
         [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
     for (flag, key) in shortcuts {

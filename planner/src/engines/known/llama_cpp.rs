@@ -129,6 +129,9 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     if sequences == 0 {
         return Err(situation.does_not_fit("context cells"));
     }
+    // Slots that share a stated context run as many sequences as its cells hold.
+    let shared = situation.options.context.filter(|_| !compressed);
+    let running = shared.map_or(sequences, |cells| sequences.min(cells / load.tokens_per_sequence().max(1)));
     let narrow = |bytes: u128| u64::try_from(bytes).ok();
     let states = !situation.caches.states.is_empty();
     let windowed = situation.caches.attention.iter().find(|cache| window(cache).is_some());
@@ -140,7 +143,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         state_bytes: if states { narrow(copies(sequences) * (ssm + conv)) } else { None },
         ssm_bytes: if states { narrow(copies(sequences) * ssm) } else { None },
         conv_bytes: if states { narrow(copies(sequences) * conv) } else { None },
-        sequences,
+        sequences: running,
         notes: [
             own_cells.then(|| "every sequence owns max_seq_len cells from the start".into()),
             windowed.map(|_| format!("windows own their cells plus a batch of {ubatch}, in steps of {ALIGNMENT}")),

@@ -238,12 +238,12 @@ fn ratio(stated: Option<Fraction>, default: u128) -> u128 {
 /// `rest * r / (1 + r)` bytes of slots, unless their number is stated.
 fn state_slots(situation: &Situation<'_>, per_slot: u64, slots_per_request: u64) -> Result<u64, PlanError> {
     if let Some(slots) = situation.options.state_slots {
-        return match slots < slots_per_request {
-            true => Err(PlanError::Budget(format!(
+        if slots < slots_per_request {
+            return Err(PlanError::Budget(format!(
                 "`engine.state_slots` (--state-slots) is {slots}, and sglang takes {slots_per_request} for each running request"
-            ))),
-            false => Ok(slots),
-        };
+            )));
+        }
+        return Ok(slots);
     }
     // Without the radix cache a slot for each running request is all that it takes.
     if let (Some(running), false) = (situation.budget.max_batch_size, situation.prefix_caching()) {
