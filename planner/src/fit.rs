@@ -16,6 +16,7 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
+use crate::weight_bits::WeightBits;
 
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
@@ -155,9 +156,9 @@ pub struct Answer {
     /// What was stated of the model beside its files, as flags of `cacheplan plan`.
     #[serde(skip)]
     pub stated: Vec<String>,
-    /// All weights.
+    /// What the weights would take in 4 bits, where that is known.
     #[serde(skip)]
-    pub weights: ByteSize,
+    pub in_four_bits: Option<ByteSize>,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -226,11 +227,10 @@ impl PlanRequest {
         }
         in_order(&mut fits);
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
-        let read = self.info().weights.as_ref().map(|weights| ByteSize(weights.bytes));
         let mut answer = Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
             stated: question.stated(),
-            weights: question.weights.or(read).unwrap_or_default(),
+            in_four_bits: self.weights_at(WeightBits::Four).map(ByteSize),
             context: question.context,
             sequences: question.sequences,
             notes: asked.notes(),

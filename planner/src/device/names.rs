@@ -68,8 +68,8 @@ pub(super) fn is_part(text: &str) -> bool {
     text.to_lowercase().split(['-', '_', ' ', '/']).any(|word| word == "mig")
 }
 
-/// Clouds' instances, as their documentation lists them: the name, or its start before a size such as `2xlarge`; how many
-/// devices, and which. The first that fits holds.
+/// Clouds' instances: the name, or its start before a size such as `2xlarge`; how many devices, and which. The first that fits
+/// holds. No list of the clouds' own was read for it.
 const INSTANCES: [(&str, u32, &str); 61] = [
     ("g4dn.12xlarge", 4, "t4"),
     ("g4dn.metal", 8, "t4"),

@@ -7,7 +7,6 @@ use crate::budget::Dtypes;
 use crate::engines::flags::vllm_serve;
 use crate::export::file::quoted;
 use crate::fit::{Answer, AtBest, Fit};
-use crate::size::ByteSize;
 
 impl Answer {
     /// The best layout of each device, within 80 columns as far as names allow, and never above 100; every number is
@@ -32,10 +31,9 @@ impl Answer {
             Some(best) => text.push_str(&self.details(best)),
             None => {
                 text.push('\n');
+                let quantised = self.in_four_bits.map(|bytes| format!(": in 4 bits some {bytes}")).unwrap_or_default();
                 let said = format!(
-                    "nothing tried holds that; raise --max-gpus, or state with --weights what quantised ones take: a quarter of these {} is {}",
-                    self.weights,
-                    ByteSize(self.weights.0.div_ceil(4)),
+                    "nothing tried holds that; raise --max-gpus, or state with --weights what quantised ones take{quantised}"
                 );
                 text.push_str(&wrap(&said, 0));
             }
@@ -61,7 +59,7 @@ impl Answer {
             format!("  {hour:.2} {currency} an hour, {held:.4} for a million tokens of the context asked for\n")
         });
         let mut text = format!("\nBEST\n  {} x {}{}\n", best.devices, best.device, self.margin(best));
-        text.push_str("  tried are 1, 2, 4, 8, ... of each device\n");
+        text.push_str("  each axis that is not stated is tried as 1, 2, 4, 8, ...\n");
         text.push_str(&price.unwrap_or_default());
         // A price may be lower for what is stored in fewer bits, which costs precision.
         let whole = self.fits.iter().find(|fit| fit.holds && fit.is_plain()).filter(|_| !best.is_plain());

@@ -52,7 +52,28 @@ impl RankStep {
 
 #[cfg(test)]
 mod tests {
+    use cacheplan_transforms::{Model, ReadOptions};
+
     use super::*;
+    use crate::engines::EngineSpec;
+
+    /// vLLM logged 1.44 GiB for steps of 8,192 tokens and 1,024 sequences (`vllm-0.3x-llama-3.1-8b.log`).
+    #[test]
+    fn the_peak_of_llama_is_near_what_vllm_logged() {
+        let config =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/configs/meta-llama__Llama-3.1-8B-Instruct.json");
+        let step = StepBytes::of(&Model::read(config.as_ref(), &ReadOptions::default()).unwrap()).unwrap();
+        let peak = |engine: Option<&str>| {
+            let engine = engine.map(|engine| engine.parse::<EngineSpec>().unwrap().assumptions());
+            let of_logits = step.vocab * engine.map_or(LOGIT_BYTES, |engine| engine.logit_bytes);
+            let step = RankStep { of_token: step.whole + step.divided, of_logits, of_index: 0 };
+            step.peak(StepSize { tokens: 8192, logit_rows: 1024 }) as f64 / f64::from(1 << 30)
+        };
+        let plain = peak(None);
+        assert!((1.0..1.44).contains(&plain) && plain * 1.5 > 1.44, "{plain}");
+        let vllm = peak(Some("vllm@0.33.0"));
+        assert!((vllm - 1.44).abs() < 0.35 * 1.44, "{vllm}");
+    }
 
     /// 8,192 tokens in the widest layer, or 1,024 sequences' logits.
     #[test]

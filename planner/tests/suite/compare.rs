@@ -148,6 +148,18 @@ fn a_named_gpu_decides_the_kernels() {
     assert_eq!(block("b200", "[engine]\ncache_bytes = '8GiB'\ncompute_capability = 90"), Some(16));
 }
 
+/// Four slots share 32,768 cells: four sequences of 8,192 tokens, or one of all of them.
+#[rstest]
+#[case(8192, 4)]
+#[case(20_000, 1)]
+#[case(32_768, 1)]
+fn slots_of_llama_cpp_that_share_cells_run_what_these_hold(#[case] tokens: u64, #[case] sequences: u64) {
+    let model = Model::new("llama", 1).with("kv", 0, kv(8, 128));
+    let budget = budget(&format!("max_seq_len = {tokens}\nmax_batch_size = 4\n[engine]\ncontext = 32768"));
+    let predicted = model.request(&budget).predict("llama.cpp".parse().unwrap()).unwrap();
+    assert_eq!((predicted.sequences, predicted.tokens), (sequences, Some(32_768)));
+}
+
 /// Exports tell it to the engine; the engine's own key stands above it.
 #[rstest]
 #[case("", 16)]
