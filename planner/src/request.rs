@@ -23,6 +23,7 @@ use crate::parallel::{Agreement, Parallel};
 use crate::plan::{CachePlan, Fingerprint, LedgerLine, RankPlans};
 use crate::size::ByteSize;
 use crate::solver::inputs::{Draft, Inputs};
+use crate::solver::ledger;
 use crate::solver::make;
 use crate::stated::Stated;
 
@@ -162,7 +163,7 @@ impl PlanRequest {
     /// The weights over all ranks, as the budget states them or the model's files tell them.
     pub fn weights(&self) -> Option<ByteSize> {
         let stated = self.config.budget.memory.as_ref().and_then(|memory| memory.weights);
-        stated.or_else(|| self.info().weights.as_ref().map(|weights| ByteSize(weights.bytes)))
+        ledger::told(stated, self.info().weights).map(|weights| ByteSize(weights.size.bytes))
     }
 
     /// The budget as plans are made of it: several devices divide the model, and a named one has a compute capability where

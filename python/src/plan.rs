@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cacheplan_files::{Limit, Shown, Source};
-use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::engines::{EnginePlan, EnginePrediction};
 use cacheplan_planner::{
     BudgetKey, CachePlan, Config, Devices, Engine, EngineSpec, EngineStart, MeasuredLedger, Override, Parallel,
     PlanRequest, RankPlans, Serving, Target, Values,
@@ -162,6 +162,11 @@ impl Plan {
 }
 
 impl Plan {
+    /// The plan and what the engine would allocate, where it was planned for one.
+    fn both(&self) -> Option<EnginePlan<'_>> {
+        self.engine.clone().map(|engine| engine.beside(&self.plan))
+    }
+
     /// The request, about its stage.
     fn request(&self) -> PyResult<PlanRequest> {
         Ok(self.made()?.request.clone().of_stage(self.stage))
@@ -183,22 +188,19 @@ impl Plan {
 
     /// The plan as `cacheplan plan --format json` prints it, without the newline at its end.
     fn to_json(&self) -> PyResult<String> {
-        match &self.engine {
-            Some(engine) => json(&engine.clone().beside(&self.plan)),
-            None => json(&self.plan),
-        }
+        self.both().map_or_else(|| json(&self.plan), |both| json(&both))
     }
 
     fn table(&self) -> String {
-        self.plan.table()
+        self.both().map_or_else(|| self.plan.table(), |both| both.table())
     }
 
     fn markdown(&self) -> String {
-        self.plan.markdown()
+        self.both().map_or_else(|| self.plan.markdown(), |both| both.markdown())
     }
 
     fn yaml(&self) -> String {
-        self.plan.yaml()
+        self.both().map_or_else(|| self.plan.yaml(), |both| both.yaml())
     }
 
     fn svg(&self) -> String {

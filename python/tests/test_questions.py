@@ -58,7 +58,10 @@ def test_python_answers_as_the_command_does(question: dict[str, Any], tmp_path: 
         # An empty text is a path of nothing.
         budget = question["budget"] or None
         plan = cacheplan.plan(config(question["model"]), budget=budget, **keywords)
-        assert cacheplan.Plan.from_json(plan.to_json()).to_json() == plan.to_json()
+        again = cacheplan.Plan.from_json(plan.to_json())
+        assert (again.to_json(), again.table()) == (plan.to_json(), plan.table())
+        if "engine" in question:
+            assert question["engine"].partition("@")[0] in plan.table()
         answer: dict[str, Any] = json.loads(plan.to_json())
         return answer
 

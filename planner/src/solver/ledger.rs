@@ -174,7 +174,7 @@ fn head_weights(request: &Inputs<'_>) -> Option<Weights> {
     told(None, Some(all))
 }
 
-fn told(stated: Option<ByteSize>, read: Option<WeightBytes>) -> Option<Weights> {
+pub(crate) fn told(stated: Option<ByteSize>, read: Option<WeightBytes>) -> Option<Weights> {
     let (size, source, note) = match (stated, read) {
         (Some(stated), _) => {
             let size = WeightBytes::new(stated.0, false).in_proportion_to(read);
