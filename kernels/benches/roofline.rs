@@ -1,11 +1,11 @@
-//! Prints what part of this machine's own rates each op reaches: `cargo bench --bench roofline -- [name]`.
+//! Prints what part of this machine's own rates each op reaches: `cargo bench --bench roofline -- [words]`.
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
 use cacheplan_kernels::roofline::{Measurement, run};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let filter = std::env::args().skip(1).find(|arg| !arg.starts_with("--")).unwrap_or_default();
+    let words: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     println!("{}", Measurement::headings());
-    run(&filter, |measured| println!("{measured}"))?;
+    run(&words.join(" "), |measured| println!("{measured}"))?;
     Ok(())
 }

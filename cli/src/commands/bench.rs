@@ -13,7 +13,7 @@ use crate::failure::{Failure, in_file, print_now, refuse_inputs, write};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Only the ops whose name contains this
+    /// Only the ops with these words in their name, sizes or formats, such as `linear bf16`; of a device, with this name
     op: Option<String>,
     /// `cuda:0`, `cuda:1`, .., or `emulator`, which counts sectors and instructions; without it, this machine's CPU
     #[arg(long)]

@@ -196,12 +196,16 @@ pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Measures the ops whose name contains `filter`, and hands each to `report` as soon as it is there.
+/// Measures the ops whose name, sizes and number formats have every word of `filter` in them, and hands each to `report` as
+/// soon as it is there.
 ///
 /// From then on the process keeps the memory that it frees.
 pub fn run(filter: &str, mut report: impl FnMut(&Measurement)) -> Result<()> {
     let mut cases = cases::all();
-    cases.retain(|measured| measured.op.contains(filter));
+    cases.retain(|measured| {
+        let described = format!("{}, {}", measured.op, measured.case);
+        filter.split_whitespace().all(|word| described.contains(word))
+    });
     if cases.is_empty() {
         // The machine is not measured for nothing.
         return Ok(());

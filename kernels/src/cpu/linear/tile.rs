@@ -4,9 +4,10 @@
 //! multiply-add each, and its lanes are added at the end. How many rows there are, and which thread has which outputs,
 //! decides where partial sums wait, never what is added to them.
 
-use crate::cpu::simd::prefetch_at;
+use crate::cpu::simd::{prefetch_at, prefetch_far};
 use crate::cpu::storage::{Element, Rows};
 use crate::cpu::tasks::for_each;
+use candle_core::{DType, WithDType};
 use pulp::bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
@@ -15,14 +16,11 @@ use std::ops::Range;
 
 /// Rows, and outputs, of a task.
 pub(super) const TASK: [usize; 2] = [64, 48];
-/// Inputs that are multiplied at a time: those of a tile's rows and outputs stay in the nearest cache. Whole blocks of
-/// every format.
-const SEGMENT: usize = 512;
+/// Inputs that are multiplied at a time: long enough that sums seldom wait in memory, short enough that the outputs of a
+/// tile stay in the nearest cache, and the rows of a task in the next. Whole blocks of every format.
+const SEGMENT: usize = 1024;
 /// The most rows of a tile, half as many where vectors are few, and its outputs.
 const TILE: [usize; 2] = [8, 3];
-/// Up to so many tiles the rows of a task stay near while outputs pass, so many tiles ahead of which memory is asked.
-/// More rows meet all outputs of a segment before the next.
-const NEAR: usize = 2;
 /// Inputs that one or two rows take at a time, and how many bytes ahead of their use an output is asked for.
 const PIECE: usize = 256;
 const AHEAD: usize = 8192;
@@ -70,32 +68,72 @@ thread_local! {
     static SCRATCH: RefCell<[Vec<Line>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
-/// Rows cut into segments, which lie one after the other and end in zeros.
+/// Rows cut into segments, which lie one after the other and end in zeros. The rows of a tile take turns with every line,
+/// so that a tile reads them as one stream: a cache has room for that, wherever rows and outputs lie.
 pub(in crate::cpu) struct Inputs {
     lines: Vec<Line>,
     rows: usize,
     width: usize,
+    most: usize,
 }
 
 impl Inputs {
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Self {
         let (rows, width) = (x.len(), x.width());
-        let mut lines = INPUTS.take();
-        let pieces = room(&mut lines, rows * width.div_ceil(SEGMENT) * SEGMENT).par_chunks_exact_mut(SEGMENT);
-        for_each(pieces.enumerate().with_min_len(32), |(at, piece)| {
-            let rest = &x.row(at % rows)[at / rows * SEGMENT..];
-            let len = rest.len().min(SEGMENT);
-            piece[..len].copy_from_slice(&rest[..len]);
-            piece[len..].fill(0.0);
+        let mut inputs = Self { lines: INPUTS.take(), rows, width, most: pulp::Arch::new().dispatch(MostRows) };
+        let mut lines = std::mem::take(&mut inputs.lines);
+        let of_segment = rows * SEGMENT;
+        let segments = room(&mut lines, of_segment * width.div_ceil(SEGMENT)).par_chunks_exact_mut(of_segment.max(1));
+        let together = (16 * SEGMENT).div_ceil(of_segment.max(1));
+        for_each(segments.enumerate().with_min_len(together), |(segment, target)| {
+            for block in inputs.blocks(0..rows) {
+                let target = &mut target[block.start * SEGMENT..block.end * SEGMENT];
+                for (row, of_block) in block.clone().enumerate() {
+                    let rest = &x.row(of_block)[segment * SEGMENT..];
+                    let (whole, rest) = rest[..rest.len().min(SEGMENT)].as_chunks::<LINE>();
+                    let mut lines = target.as_chunks_mut::<LINE>().0[row..].iter_mut().step_by(block.len());
+                    lines.by_ref().zip(whole).for_each(|(line, whole)| *line = *whole);
+                    for line in lines {
+                        *line = [0.0; LINE];
+                    }
+                    if !rest.is_empty() {
+                        target[(whole.len() * block.len() + row) * LINE..][..rest.len()].copy_from_slice(rest);
+                    }
+                }
+            }
         });
-        Self { lines, rows, width }
+        inputs.lines = lines;
+        inputs
     }
 
-    /// Some rows of a segment, a segment apart.
+    /// The rows of each tile, of those of a few tasks.
+    fn blocks(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone + use<> {
+        let most = self.most;
+        rows.clone().step_by(TASK[0]).flat_map(move |first| {
+            let rows = TASK[0].min(rows.end - first);
+            let blocks = rows.div_ceil(most);
+            (0..blocks).map(move |block| first + block * rows / blocks..first + (block + 1) * rows / blocks)
+        })
+    }
+
+    /// The rows of a tile from `input` on, as far as the segment goes.
     #[inline(always)]
-    fn segment(&self, segment: usize, rows: Range<usize>) -> &[f32] {
-        let start = segment * self.rows;
-        &cast_slice(&self.lines)[(start + rows.start) * SEGMENT..(start + rows.end) * SEGMENT]
+    fn of_block(&self, input: usize, block: Range<usize>) -> &[f32] {
+        let start = (input / SEGMENT * self.rows + block.start) * SEGMENT;
+        let lines: &[f32] = cast_slice(&self.lines);
+        &lines[start + input % SEGMENT * block.len()..start + SEGMENT * block.len()]
+    }
+}
+
+/// How many rows a tile has at most.
+struct MostRows;
+
+impl WithSimd for MostRows {
+    type Output = usize;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) -> usize {
+        if S::REGISTER_COUNT < 32 { TILE[0] / 2 } else { TILE[0] }
     }
 }
 
@@ -145,55 +183,44 @@ impl<W: Weight> WithSimd for Products<'_, W> {
             (2, false) => return few_rows::<_, _, 2, 2>(simd, task, weight, products),
             _ => {}
         }
-        let width = inputs.width;
-        let [most, across] = if S::REGISTER_COUNT < 32 { [TILE[0] / 2, TILE[1]] } else { TILE };
-        let blocks = rows.len().div_ceil(most);
+        let (width, across) = (inputs.width, TILE[1]);
+        let (blocks, count) = (inputs.blocks(rows.clone()), inputs.blocks(rows.clone()).count());
         let panels = outputs.len().div_ceil(across);
         let sums = S::as_mut_simd_f32s(room(sums, panels * rows.len() * across * S::F32_LANES)).0;
-        let wide = room(wide, panels * across * SEGMENT);
-        let together = if blocks <= NEAR { 1 } else { panels };
+        let wide = room(wide, across * SEGMENT);
+        // Numbers that need no widening are read where they lie, others too where they are but once.
+        let is_wide = W::Stored::DTYPE == DType::F32;
         for start in (0..width).step_by(SEGMENT) {
             let len = SEGMENT.min(width - start);
             let padded = len.next_multiple_of(LINE);
-            for first in (0..panels).step_by(together) {
-                for block in 0..blocks {
-                    let of_block = block * rows.len() / blocks..(block + 1) * rows.len() / blocks;
-                    let x = inputs.segment(start / SEGMENT, rows.start + of_block.start..rows.start + of_block.end);
-                    for panel in first..(first + together).min(panels) {
-                        // The last panel may have its last output more than once.
-                        let output = |n: usize| outputs.start + (panel * across + n).min(outputs.len() - 1);
-                        let wide = &mut wide[(panel - first) * across * SEGMENT..][..across * SEGMENT];
-                        // In registers, if that is done but once or twice.
-                        let direct = together == 1 && len == padded && weight.stored(output(0), start, len).is_some();
-                        if block == 0 && !direct {
-                            widen(simd, weight, [0, 1, 2].map(output), start, len, wide);
-                        }
-                        // Each block of rows asks for its share of what comes: outputs soon behind these, or the next
-                        // segment of these, of this task or of the one behind it.
-                        let next = |n: usize| match (together, start + SEGMENT) {
-                            (1, next) => match panel + NEAR {
-                                panel if panel < panels => weight.address(outputs.start + panel * across + n, start),
-                                panel => weight.address(outputs.start + (panel - panels) * across + n, next),
-                            },
-                            (_, next) if next < width => weight.address(output(n), next),
-                            _ => weight.address(output(n) + TASK[1], 0),
-                        };
-                        let share = bytes(weight, SEGMENT) / blocks;
-                        let tile = Tile {
-                            x,
-                            next: [0, 1, 2].map(|n| next(n).wrapping_add(share * block)),
-                            step: share.div_ceil(SEGMENT / S::F32_LANES),
-                            goes_on: start > 0,
-                        };
-                        let at = (panel * rows.len() + of_block.start) * across;
-                        let sums = &mut sums[at..at + of_block.len() * across];
-                        if direct {
-                            let w = [0, 1, 2].map(|n| weight.stored(output(n), start, len).unwrap_or_default());
-                            tile.multiply(simd, w, sums);
-                        } else {
-                            tile.multiply(simd, [0, 1, 2].map(|n| &wide[n * SEGMENT..][..padded]), sums);
-                        }
+            let share = bytes(weight, len) / count;
+            let step = share.div_ceil(padded / LINE);
+            for panel in 0..panels {
+                // The last panel may have its last output more than once.
+                let output = |n: usize| outputs.start + (panel * across + n).min(outputs.len() - 1);
+                let direct = (is_wide || count == 1) && len == padded && weight.stored(output(0), start, len).is_some();
+                if !direct {
+                    widen(simd, weight, [0, 1, 2].map(output), start, len, wide);
+                }
+                // What comes next: the outputs behind these, the next segment, or the task behind this one.
+                let next = |n: usize| match start + SEGMENT {
+                    _ if panel + 1 < panels => weight.address(output(n) + across, start),
+                    next if next < width => weight.address(outputs.start + n, next),
+                    _ => weight.address(outputs.end + n, 0),
+                };
+                let mut next = [0, 1, 2].map(next);
+                let sums = &mut sums[panel * rows.len() * across..][..rows.len() * across];
+                for block in blocks.clone() {
+                    let sums = &mut sums[(block.start - rows.start) * across..(block.end - rows.start) * across];
+                    let x = &inputs.of_block(start, block.clone())[..padded * block.len()];
+                    let tile = Tile { x, next, step, goes_on: start > 0 };
+                    if direct {
+                        let w = [0, 1, 2].map(|n| weight.stored(output(n), start, len).unwrap_or_default());
+                        tile.multiply(simd, w, sums);
+                    } else {
+                        tile.multiply(simd, [0, 1, 2].map(|n| &wide[n * SEGMENT..][..padded]), sums);
                     }
+                    next = next.map(|next| next.wrapping_add(share));
                 }
             }
         }
@@ -211,9 +238,9 @@ impl<W: Weight> WithSimd for Products<'_, W> {
 /// A segment of a few rows.
 #[derive(Clone, Copy)]
 struct Tile<'a> {
-    /// Rows, a segment apart.
+    /// Lines of rows in turns.
     x: &'a [f32],
-    /// What to ask for meanwhile, so many bytes further with each vector.
+    /// What to ask for meanwhile, so many bytes further with each line.
     next: [*const u8; TILE[1]],
     step: usize,
     /// Whether there are sums of earlier segments.
@@ -245,28 +272,32 @@ fn multiply<S: Simd, T: Element, const R: usize>(simd: S, tile: Tile<'_>, w: [&[
         #[inline(always)]
         || {
             let Tile { x, next, step, goes_on } = tile;
-            let distance = SEGMENT / S::F32_LANES;
-            let (x, vectors) = (S::as_simd_f32s(x).0, w[0].len() / S::F32_LANES);
-            assert!(vectors <= distance && x.len() == R * distance && w.iter().all(|of| of.len() == w[0].len()));
+            let (of_line, lines) = (LINE / S::F32_LANES, w[0].len() / LINE);
+            assert!(x.len() == R * lines * LINE && w.iter().all(|of| of.len() == lines * LINE));
             let sums = &mut sums.as_chunks_mut::<{ TILE[1] }>().0[..R];
             let mut kept = [[simd.splat_f32s(0.0); TILE[1]]; R];
             if goes_on {
                 kept.copy_from_slice(sums);
             }
-            let (x, w) = (x.as_ptr(), w.map(<[T]>::as_ptr));
-            for at in 0..vectors {
-                let mut wide = [simd.splat_f32s(0.0); TILE[1]];
-                for n in 0..TILE[1] {
-                    prefetch_at(next[n].wrapping_add(at * step));
-                    // SAFETY: a vector below the length, which is asserted above.
-                    let w = unsafe { std::slice::from_raw_parts(w[n].add(at * S::F32_LANES), S::F32_LANES) };
-                    wide[n] = T::vector(simd, w);
+            let (x, w) = (S::as_simd_f32s(x).0.as_ptr(), w.map(<[T]>::as_ptr));
+            for line in 0..lines {
+                for next in next {
+                    prefetch_far(next.wrapping_add(line * step));
                 }
-                for (row, kept) in kept.iter_mut().enumerate() {
-                    // SAFETY: as above.
-                    let x = unsafe { *x.add(row * distance + at) };
-                    for (kept, w) in kept.iter_mut().zip(wide) {
-                        *kept = simd.mul_add_e_f32s(x, w, *kept);
+                for at in 0..of_line {
+                    let mut wide = [simd.splat_f32s(0.0); TILE[1]];
+                    for (wide, w) in wide.iter_mut().zip(w) {
+                        let first = line * LINE + at * S::F32_LANES;
+                        // SAFETY: a vector of a line below the length, which is asserted above.
+                        let w = unsafe { std::slice::from_raw_parts(w.add(first), S::F32_LANES) };
+                        *wide = T::vector(simd, w);
+                    }
+                    for (row, kept) in kept.iter_mut().enumerate() {
+                        // SAFETY: as above.
+                        let x = unsafe { *x.add((line * R + row) * of_line + at) };
+                        for (kept, w) in kept.iter_mut().zip(wide) {
+                            *kept = simd.mul_add_e_f32s(x, w, *kept);
+                        }
                     }
                 }
             }
@@ -294,11 +325,7 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
                 for start in (0..inputs.width).step_by(PIECE) {
                     let len = PIECE.min(inputs.width - start);
                     let padded = len.next_multiple_of(LINE);
-                    let segment = &inputs.segment(start / SEGMENT, rows.clone())[start % SEGMENT..];
-                    let mut x = [S::as_simd_f32s(segment).0; R];
-                    for (row, x) in x.iter_mut().enumerate() {
-                        *x = S::as_simd_f32s(&segment[row * SEGMENT..][..padded]).0;
-                    }
+                    let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..padded * R]).0;
                     let bytes = bytes(weight, len);
                     for (n, wide) in wide.iter_mut().enumerate() {
                         let output = (first + n).min(outputs.end - 1);
@@ -308,7 +335,7 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
                         }
                         if N == 1 && len == padded {
                             let stored = weight.stored(output, start, len).unwrap_or_default();
-                            for (&x, w) in x[0].iter().zip(stored.chunks_exact(S::F32_LANES)) {
+                            for (&x, w) in x.iter().zip(stored.chunks_exact(S::F32_LANES)) {
                                 sums[0][0] = simd.mul_add_e_f32s(x, W::Stored::vector(simd, w), sums[0][0]);
                             }
                         } else {
@@ -318,14 +345,16 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
                         }
                     }
                     if N > 1 || len < padded {
-                        let mut w = [x[0]; N];
+                        let mut w = [x; N];
                         for (w, wide) in w.iter_mut().zip(&wide) {
-                            *w = &S::as_simd_f32s(cast_slice(wide)).0[..x[0].len()];
+                            *w = &S::as_simd_f32s(cast_slice(wide)).0[..x.len() / R];
                         }
-                        for at in 0..x[0].len() {
-                            for (sums, x) in sums.iter_mut().zip(x) {
+                        let of_line = LINE / S::F32_LANES;
+                        for at in 0..x.len() / R {
+                            for (row, sums) in sums.iter_mut().enumerate() {
+                                let x = x[(at / of_line * R + row) * of_line + at % of_line];
                                 for (sum, w) in sums.iter_mut().zip(w) {
-                                    *sum = simd.mul_add_e_f32s(x[at], w[at], *sum);
+                                    *sum = simd.mul_add_e_f32s(x, w[at], *sum);
                                 }
                             }
                         }

@@ -76,6 +76,19 @@ pub(crate) fn prefetch_at<T>(address: *const T) {
     let _ = address;
 }
 
+/// Asks for a cache line for later: it need not come into the nearest cache, which others are read from meanwhile.
+#[inline(always)]
+pub(crate) fn prefetch_far<T>(address: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: as above.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 #[inline(always)]
 fn fold(mut lanes: [f32; LANES]) -> f32 {
     let mut width = LANES / 2;
