@@ -20,7 +20,7 @@ pub(crate) mod rg_lru;
 pub(crate) mod rope;
 pub(crate) mod routing;
 
-use crate::batch::StateBatch;
+use crate::batch::{StateBatch, StateWrites};
 use crate::error::{KernelError, Result};
 use crate::ops::mamba2::TimeStep;
 use crate::ops::quant::KvQuant;
@@ -54,11 +54,13 @@ impl StepState<'_> {
                 outputs.push(Tensor::zeros((rows.len(), width), DType::F32, device)?);
                 continue;
             };
-            let mut states: Vec<Tensor> = Vec::with_capacity(rows.len());
+            // Of a tree every state may have a token behind it; elsewhere none but the last has.
+            let is_tree = matches!(self.batch.writes, StateWrites::Tree { .. });
+            let mut states: Vec<Tensor> = Vec::new();
             for row in rows.clone() {
                 let state = match self.batch.parent(rows.start, row) {
                     None => &load_state(self.pool, self.view, slot)?,
-                    Some(parent) => &states[parent - rows.start],
+                    Some(parent) => &states[if is_tree { parent - rows.start } else { 0 }],
                 };
                 let (next, output) = step(row, state)?;
                 let mut next = next.reshape(self.view.shape.as_slice())?;
@@ -67,6 +69,9 @@ impl StepState<'_> {
                 }
                 if let Some(snapshot) = self.batch.snapshot(row) {
                     store_state(self.pool, self.view, snapshot, &next)?;
+                }
+                if !is_tree {
+                    states.clear();
                 }
                 states.push(next);
                 outputs.push(output.reshape((1, width))?);
