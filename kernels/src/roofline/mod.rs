@@ -103,7 +103,7 @@ impl std::fmt::Display for Measurement {
             None => write!(f, " {:>6}", "")?,
         }
         self.peak.map_or(Ok(()), |peak| write!(f, " {:>9.1}", peak / 1e9))?;
-        write!(f, "\n    {shape}")
+        write!(f, "\n    {shape}; {:.3} ms of processor time", self.time.processor * 1e3)
     }
 }
 
@@ -117,9 +117,9 @@ struct Time {
 }
 
 impl Time {
-    /// The one that is shorter by the wall: both figures are of the same round.
+    /// The least of each figure, so that other load spoils one round of either.
     fn best(self, other: Self) -> Self {
-        if other.wall < self.wall { other } else { self }
+        Self { wall: self.wall.min(other.wall), processor: self.processor.min(other.processor) }
     }
 
     fn times(self, factor: f64) -> Self {
