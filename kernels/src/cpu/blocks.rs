@@ -5,6 +5,7 @@
 
 use super::storage::Element;
 use half::{bf16, f16};
+use pulp::Simd;
 use pulp::bytemuck::{Pod, Zeroable};
 
 /// A block of a stored matrix.
@@ -14,19 +15,35 @@ pub(super) trait Block: Pod + Send + Sync {
     /// How many there are.
     const ELEMENTS: usize = size_of::<Self::Numbers>() / size_of::<f32>();
 
-    /// Its numbers.
-    fn widen(&self, numbers: &mut Self::Numbers);
+    /// Its numbers; `half` is what makes numbers of 16 bits wide.
+    fn widen(&self, half: impl Fn(Half) -> f32 + Copy, numbers: &mut Self::Numbers);
 
     /// Whether all of its numbers are finite.
     fn is_finite(&self) -> bool;
 }
 
 /// Two bytes of a float.
-type Half = [u8; 2];
+pub(super) type Half = [u8; 2];
 
+/// By arithmetic, so that loops over it vectorise.
 #[inline(always)]
-fn half(bytes: Half) -> f32 {
+pub(super) fn half(bytes: Half) -> f32 {
     f16::from_le_bytes(bytes).load()
+}
+
+/// The same by the instruction for it where there is one, which is faster for a single number.
+#[inline(always)]
+pub(super) fn single_half<S: Simd>(bytes: Half) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if S::F32_LANES == 16 {
+        use std::arch::x86_64::{_mm_cvtsi32_si128, _mm256_castsi128_si256, _mm512_cvtph_ps, _mm512_cvtss_f32};
+        // SAFETY: sixteen lanes are those of AVX-512, which has these. The conversion keeps subnormal numbers in every mode.
+        return unsafe {
+            let bits = _mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)));
+            _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_castsi128_si256(bits)))
+        };
+    }
+    half(bytes)
 }
 
 #[inline(always)]
@@ -35,7 +52,7 @@ fn finite_half(bytes: Half) -> bool {
 }
 
 macro_rules! block {
-    ($name:ident { $($field:ident: $type:ty),* }, $elements:literal, $(#[$meta:meta])* |$self:ident, $numbers:ident| $widen:expr, $finite:expr) => {
+    ($name:ident { $($field:ident: $type:ty),* }, $elements:literal, $(#[$meta:meta])* |$self:ident, $half:ident, $numbers:ident| $widen:expr, $finite:expr) => {
         $(#[$meta])*
         #[derive(Clone, Copy)]
         #[repr(C)]
@@ -52,7 +69,7 @@ macro_rules! block {
             type Numbers = [f32; $elements];
 
             #[inline(always)]
-            fn widen(&$self, $numbers: &mut [f32; $elements]) {
+            fn widen(&$self, $half: impl Fn(Half) -> f32 + Copy, $numbers: &mut [f32; $elements]) {
                 $widen
             }
 
@@ -64,11 +81,11 @@ macro_rules! block {
     };
 }
 
-block!(F32 { bits: [u8; 4] }, 1, |self, out| out[0] = f32::from_le_bytes(self.bits), {
+block!(F32 { bits: [u8; 4] }, 1, |self, _half, out| out[0] = f32::from_le_bytes(self.bits), {
     f32::from_le_bytes(self.bits).is_finite()
 });
-block!(F16 { bits: Half }, 1, |self, out| out[0] = half(self.bits), finite_half(self.bits));
-block!(Bf16 { bits: Half }, 1, |self, out| out[0] = bf16::from_le_bytes(self.bits).load(), {
+block!(F16 { bits: Half }, 1, |self, _half, out| out[0] = half(self.bits), finite_half(self.bits));
+block!(Bf16 { bits: Half }, 1, |self, _half, out| out[0] = bf16::from_le_bytes(self.bits).load(), {
     u16::from_le_bytes(self.bits) & 0x7f80 != 0x7f80
 });
 
@@ -95,7 +112,7 @@ fn nibbles_and_bits(bytes: [u8; 16], bits: [u8; 4], out: &mut [f32; 32], number:
 block!(
     Q4_0 { scale: Half, quants: [u8; 16] },
     32,
-    |self, out| {
+    |self, half, out| {
         let scale = half(self.scale);
         nibbles(self.quants, out, |quant| f32::from(quant as i8 - 8) * scale);
     },
@@ -105,7 +122,7 @@ block!(
 block!(
     Q4_1 { scale: Half, least: Half, quants: [u8; 16] },
     32,
-    |self, out| {
+    |self, half, out| {
         let (scale, least) = (half(self.scale), half(self.least));
         nibbles(self.quants, out, |quant| f32::from(quant) * scale + least);
     },
@@ -115,7 +132,7 @@ block!(
 block!(
     Q5_0 { scale: Half, fifth: [u8; 4], quants: [u8; 16] },
     32,
-    |self, out| {
+    |self, half, out| {
         let scale = half(self.scale);
         nibbles_and_bits(self.quants, self.fifth, out, |quant| f32::from(quant as i8 - 16) * scale);
     },
@@ -125,7 +142,7 @@ block!(
 block!(
     Q5_1 { scale: Half, least: Half, fifth: [u8; 4], quants: [u8; 16] },
     32,
-    |self, out| {
+    |self, half, out| {
         let (scale, least) = (half(self.scale), half(self.least));
         nibbles_and_bits(self.quants, self.fifth, out, |quant| f32::from(quant) * scale + least);
     },
@@ -135,7 +152,7 @@ block!(
 block!(
     Q8_0 { scale: Half, quants: [i8; 32] },
     32,
-    |self, out| {
+    |self, half, out| {
         let (scale, quants) = (half(self.scale), self.quants);
         for (out, quant) in out.iter_mut().zip(quants) {
             *out = f32::from(quant) * scale;
@@ -153,7 +170,7 @@ fn thirty_two(out: &mut [f32], number: impl Fn(usize) -> f32) {
 block!(
     Q2K { scales: [u8; 16], quants: [u8; 64], scale: Half, least: Half },
     256,
-    |self, out| {
+    |self, half, out| {
         let (scale, least) = (half(self.scale), half(self.least));
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             // Four groups of 32 take turns in the bits of 32 bytes.
@@ -173,7 +190,7 @@ block!(
 block!(
     Q3K { high: [u8; 32], quants: [u8; 64], scales: [u8; 12], scale: Half },
     256,
-    |self, out| {
+    |self, half, out| {
         let scale = half(self.scale);
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (quants, shift) = (&self.quants[group / 4 * 32..][..32], group % 4 * 2);
@@ -193,28 +210,30 @@ block!(
     finite_half(self.scale)
 );
 
-/// The scale and the minimum of 6 bits that a group of 32 has.
+/// The scales and the minima of 6 bits that eight groups of 32 have.
 #[inline(always)]
-fn six_bits(scales: &[u8; 12], group: usize) -> (f32, f32) {
-    let (scale, least) = if group < 4 {
-        (scales[group] & 63, scales[group + 4] & 63)
-    } else {
-        let both = scales[group + 4];
-        (both & 15 | scales[group - 4] >> 6 << 4, both >> 4 | scales[group] >> 6 << 4)
-    };
-    (f32::from(scale), f32::from(least))
+fn six_bits(scales: [u8; 12]) -> [[u8; 8]; 2] {
+    let [mut of_scale, mut of_least] = [[0; 8]; 2];
+    for group in 0..4 {
+        let [scale, least, both] = [0, 4, 8].map(|from| scales[from + group]);
+        (of_scale[group], of_least[group]) = (scale & 63, least & 63);
+        of_scale[group + 4] = both & 15 | scale >> 6 << 4;
+        of_least[group + 4] = both >> 4 | least >> 6 << 4;
+    }
+    [of_scale, of_least]
 }
 
 block!(
     Q4K { scale: Half, least: Half, scales: [u8; 12], quants: [u8; 128] },
     256,
-    |self, out| {
+    |self, half, out| {
         let (scale, least) = (half(self.scale), half(self.least));
-        for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let (quants, shift) = (&self.quants[group / 2 * 32..][..32], group % 2 * 4);
-            let (of_scale, of_least) = six_bits(&self.scales, group);
-            let (scale, least) = (scale * of_scale, least * of_least);
-            thirty_two(out, |at| scale * f32::from(quants[at] >> shift & 15) - least);
+        let [of_scale, of_least] = six_bits(self.scales);
+        let (scales, least) = (of_scale.map(|of| scale * f32::from(of)), of_least.map(|of| least * f32::from(of)));
+        for (pair, out) in out.as_chunks_mut::<64>().0.iter_mut().enumerate() {
+            let (quants, [low, high]) = (&self.quants[32 * pair..][..32], [2 * pair, 2 * pair + 1]);
+            thirty_two(out, |at| scales[low] * f32::from(quants[at] & 15) - least[low]);
+            thirty_two(&mut out[32..], |at| scales[high] * f32::from(quants[at] >> 4) - least[high]);
         }
     },
     finite_half(self.scale) & finite_half(self.least)
@@ -223,15 +242,15 @@ block!(
 block!(
     Q5K { scale: Half, least: Half, scales: [u8; 12], high: [u8; 32], quants: [u8; 128] },
     256,
-    |self, out| {
+    |self, half, out| {
         let (scale, least) = (half(self.scale), half(self.least));
+        let [of_scale, of_least] = six_bits(self.scales);
+        let (scales, least) = (of_scale.map(|of| scale * f32::from(of)), of_least.map(|of| least * f32::from(of)));
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (quants, shift) = (&self.quants[group / 2 * 32..][..32], group % 2 * 4);
-            let (of_scale, of_least) = six_bits(&self.scales, group);
-            let (scale, least) = (scale * of_scale, least * of_least);
             thirty_two(out, |at| {
                 let quant = quants[at] >> shift & 15 | (self.high[at] >> group & 1) << 4;
-                scale * f32::from(quant) - least
+                scales[group] * f32::from(quant) - least[group]
             });
         }
     },
@@ -241,7 +260,7 @@ block!(
 block!(
     Q6K { quants: [u8; 128], high: [u8; 64], scales: [i8; 16], scale: Half },
     256,
-    |self, out| {
+    |self, half, out| {
         let scale = half(self.scale);
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             // Of each half, 64 bytes hold four bits of four groups, and 32 bytes the other two.
@@ -263,7 +282,7 @@ block!(
 block!(
     Mxfp4 { exponent: u8, quants: [u8; 16] },
     32,
-    |self, out| {
+    |self, _half, out| {
         // Half of the power of two, for numbers that are twice what they stand for.
         let scale = match self.exponent {
             exponent @ 0..2 => f32::from_bits(0x0020_0000 << exponent),

@@ -1,15 +1,16 @@
 //! Products with matrices that stay as they are stored; their blocks are widened piece by piece.
 
-use super::blocks::{Block, with_blocks};
-use super::linear::{Weight, side_by_side};
+use super::blocks::{Block, Half, half, single_half, with_blocks};
+use super::linear::{Numbers, Weight, side_by_side};
 use super::simd::vectorized;
 use super::storage::{Input, Output};
 use super::tasks::for_each;
 use crate::error::Result;
-use crate::stored::StoredMatrix;
+use crate::stored::{BlockFormat, StoredMatrix};
 use candle_core::{Device, Tensor};
+use half::{bf16, f16};
 use pulp::Simd;
-use pulp::bytemuck::{cast_slice, cast_slice_mut};
+use pulp::bytemuck::{Pod, cast_slice, cast_slice_mut, try_cast_slice};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,6 +20,24 @@ pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
     let input = Input::new(x)?;
     let target = Output::new(rows * out_width);
     side_by_side(&input.rows(), &target, parts, StoredMatrix::rows, |part, task| {
+        match part.format() {
+            BlockFormat::F32 => {
+                if let Some(weight) = single::<f32>(part) {
+                    return task.multiply(weight);
+                }
+            }
+            BlockFormat::F16 => {
+                if let Some(weight) = single::<f16>(part) {
+                    return task.multiply(weight);
+                }
+            }
+            BlockFormat::Bf16 => {
+                if let Some(weight) = single::<bf16>(part) {
+                    return task.multiply(weight);
+                }
+            }
+            _ => {}
+        }
         with_blocks!(part.format(), B => task.multiply(Blocks { blocks: blocks::<B>(part), width: part.columns() }));
     });
     // SAFETY: the parts make up all columns of all rows.
@@ -27,6 +46,12 @@ pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
 
 fn blocks<B: Block>(matrix: &StoredMatrix) -> &[B] {
     cast_slice(matrix.as_bytes())
+}
+
+/// Numbers that stand by themselves, where they lie as this machine has them.
+fn single<T: Pod>(matrix: &StoredMatrix) -> Option<Numbers<'_, T>> {
+    let data = try_cast_slice(matrix.as_bytes()).ok().filter(|_| cfg!(target_endian = "little"))?;
+    Some(Numbers { data, in_width: matrix.columns() })
 }
 
 /// Rows of blocks.
@@ -41,7 +66,7 @@ impl<B: Block> Weight for Blocks<'_, B> {
 
     #[inline(always)]
     fn widen<S: Simd>(self, _: S, output: usize, input: usize, wide: &mut [f32]) {
-        widen(&self.blocks[(output * self.width + input) / B::ELEMENTS..], wide);
+        widen(&self.blocks[(output * self.width + input) / B::ELEMENTS..], single_half::<S>, wide);
     }
 
     #[inline(always)]
@@ -57,10 +82,10 @@ impl<B: Block> Weight for Blocks<'_, B> {
 
 /// Fills `wide`, which is as long as whole blocks, with what `blocks` begin with.
 #[inline(always)]
-fn widen<B: Block>(blocks: &[B], wide: &mut [f32]) {
+fn widen<B: Block>(blocks: &[B], half: impl Fn(Half) -> f32 + Copy, wide: &mut [f32]) {
     let numbers = cast_slice_mut::<f32, B::Numbers>(wide);
     for (numbers, block) in numbers.iter_mut().zip(blocks) {
-        block.widen(numbers);
+        block.widen(half, numbers);
     }
 }
 
@@ -71,7 +96,7 @@ pub(crate) fn numbers(matrix: &StoredMatrix) -> Result<Tensor> {
     for_each(tasks, |(row, numbers)| {
         with_blocks!(matrix.format(), B => {
             let blocks = &blocks::<B>(matrix)[row * matrix.columns() / B::ELEMENTS..];
-            vectorized(#[inline(always)] || widen(blocks, numbers));
+            vectorized(#[inline(always)] || widen(blocks, half, numbers));
         });
     });
     Ok(Tensor::from_vec(numbers, (matrix.rows(), matrix.columns()), &Device::Cpu)?)
