@@ -15,9 +15,10 @@ pub(crate) fn route<'a>(
     correction: Option<&'a Tensor>,
     _target: &Target,
 ) -> Option<Launches<'a>> {
-    let Routing { experts, experts_per_token, groups, top_groups, softmax, normalise, scale } = *routing;
+    let Routing { experts, experts_per_token, groups, top_groups, best_of_group, softmax, normalise, scale } = *routing;
     let room = MOST_EXPERTS.into_iter().find(|&room| experts <= room)?;
-    if experts_per_token > LANES || groups > LANES || !is_plain(correction) {
+    let known_worth = groups == 1 || best_of_group == 2;
+    if experts_per_token > LANES || groups > LANES || !known_worth || !is_plain(correction) {
         return None;
     }
     let rows = logits.dims()[0];

@@ -15,8 +15,10 @@ pub struct Routing {
     pub experts_per_token: usize,
     /// Groups of equal size into which experts are divided.
     pub groups: usize,
-    /// Experts of the best so many groups are considered; a group is worth the sum of its two best experts.
+    /// Experts of the best so many groups are considered.
     pub top_groups: usize,
+    /// What a group is worth is the sum of so many of its best experts.
+    pub best_of_group: usize,
     /// Whether scores add up to one over all experts; else each is a sigmoid.
     pub softmax: bool,
     /// Whether the chosen experts' weights are divided by their sum.
@@ -28,7 +30,16 @@ pub struct Routing {
 impl Routing {
     /// The best of all experts by softmax.
     pub const fn softmax(experts: usize, experts_per_token: usize, normalise: bool) -> Self {
-        Self { experts, experts_per_token, groups: 1, top_groups: 1, softmax: true, normalise, scale: 1.0 }
+        Self {
+            experts,
+            experts_per_token,
+            groups: 1,
+            top_groups: 1,
+            best_of_group: 2,
+            softmax: true,
+            normalise,
+            scale: 1.0,
+        }
     }
 
     /// Whether its numbers fit together: groups of equal size, and no more chosen than there are.
@@ -45,7 +56,7 @@ impl Routing {
         let mut candidates: Vec<usize> = if self.groups > 1 {
             let worth = |group: usize| -> f32 {
                 let members = &choice[group * per_group..(group + 1) * per_group];
-                let best = top(2, (0..per_group).collect(), |member| members[member]);
+                let best = top(self.best_of_group, (0..per_group).collect(), |member| members[member]);
                 best.into_iter().map(|member| members[member]).sum()
             };
             let mut groups = top(self.top_groups, (0..self.groups).collect(), worth);
@@ -105,21 +116,21 @@ pub(super) fn by_expert(
 mod tests {
     use super::Routing;
 
-    const ROUTING: Routing = Routing {
-        experts: 4,
-        experts_per_token: 2,
-        groups: 2,
-        top_groups: 1,
-        softmax: false,
-        normalise: true,
-        scale: 2.0,
-    };
+    const ROUTING: Routing =
+        Routing { groups: 2, top_groups: 1, softmax: false, scale: 2.0, ..Routing::softmax(4, 2, true) };
 
     #[test]
     fn the_best_group_wins_over_the_best_expert() {
         let scores = [0.9, 0.0, 0.6, 0.6];
         let chosen = ROUTING.choose(&scores, &scores);
         assert_eq!(chosen, [(2, 1.0), (3, 1.0)]);
+    }
+
+    #[test]
+    fn a_group_may_be_worth_what_its_best_expert_is() {
+        let scores = [0.9, 0.0, 0.6, 0.6];
+        let routing = Routing { best_of_group: 1, normalise: false, scale: 1.0, ..ROUTING };
+        assert_eq!(routing.choose(&scores, &scores), [(0, 0.9), (1, 0.0)]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::Routing;
 
 /// Experts of each row of `logits` `[rows, experts]` and what each counts, the best first.
 pub(crate) fn route(logits: &[f64], correction: Option<&[f64]>, routing: &Routing) -> Vec<Vec<(usize, f64)>> {
-    let Routing { experts, experts_per_token, groups, top_groups, softmax, normalise, scale } = *routing;
+    let Routing { experts, experts_per_token, groups, top_groups, best_of_group, softmax, normalise, scale } = *routing;
     // Positions of the highest, by how many are higher, or as high and earlier.
     let highest = |of: &[f64], count: usize| -> Vec<usize> {
         let before = |a: usize, b: usize| of[a] > of[b] || (of[a] == of[b] && a < b);
@@ -27,7 +27,7 @@ pub(crate) fn route(logits: &[f64], correction: Option<&[f64]>, routing: &Routin
         let members = experts / groups;
         let worth: Vec<f64> = choice
             .chunks_exact(members)
-            .map(|group| highest(group, members.min(2)).into_iter().map(|member| group[member]).sum())
+            .map(|group| highest(group, members.min(best_of_group)).into_iter().map(|member| group[member]).sum())
             .collect();
         let kept = highest(&worth, if groups > 1 { top_groups } else { 1 });
         for (expert, choice) in choice.iter_mut().enumerate() {

@@ -8,29 +8,14 @@ use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
 
 /// Ways to choose: a small one, and those of published models.
-pub(crate) const ROUTINGS: [Routing; 6] = [
+pub(crate) const ROUTINGS: [Routing; 7] = [
     Routing::softmax(4, 2, true),
     Routing::softmax(60, 4, false),
     Routing::softmax(128, 8, true),
     Routing::softmax(512, 10, true),
-    Routing {
-        experts: 6,
-        experts_per_token: 3,
-        groups: 6,
-        top_groups: 3,
-        softmax: false,
-        normalise: false,
-        scale: 0.5,
-    },
-    Routing {
-        experts: 256,
-        experts_per_token: 8,
-        groups: 8,
-        top_groups: 4,
-        softmax: false,
-        normalise: true,
-        scale: 2.5,
-    },
+    Routing { groups: 6, top_groups: 3, softmax: false, scale: 0.5, ..Routing::softmax(6, 3, false) },
+    Routing { groups: 8, top_groups: 4, softmax: false, scale: 2.5, ..Routing::softmax(256, 8, true) },
+    Routing { groups: 8, top_groups: 3, best_of_group: 1, scale: 16.0, ..Routing::softmax(160, 6, false) },
 ];
 
 /// Holds a choice to the reference's.

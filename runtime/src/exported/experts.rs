@@ -29,7 +29,16 @@ impl Writer {
     /// The choice among experts by `logits` `[batch, tokens, experts]`; `correction` `[experts]` is added to the scores for
     /// the choice alone. In f32.
     pub(crate) fn route(&mut self, routing: &Routing, logits: &str, correction: Option<&str>) -> Chosen {
-        let Routing { experts, experts_per_token: per_token, groups, top_groups, softmax, normalise, scale } = *routing;
+        let Routing {
+            experts,
+            experts_per_token: per_token,
+            groups,
+            top_groups,
+            best_of_group,
+            softmax,
+            normalise,
+            scale,
+        } = *routing;
         let logits = self.wide(logits);
         let scores = if softmax {
             self.node_with("Softmax", &[&logits], vec![int("axis", -1)])
@@ -38,7 +47,7 @@ impl Writer {
         };
         let mut choice = correction.map_or(scores.clone(), |correction| self.node("Add", &[&scores, correction]));
         if top_groups < groups {
-            choice = self.best_groups(&choice, [groups, top_groups], experts / groups);
+            choice = self.best_groups(&choice, [groups, top_groups], [experts / groups, best_of_group]);
         }
         let [_, numbers] = self.top(&choice, per_token);
         let ones = self.ones(&numbers, experts);
@@ -57,10 +66,15 @@ impl Writer {
         Chosen { numbers, shares, ones, experts, per_token }
     }
 
-    /// The choice with the experts of all but the best groups out of reach. A group is worth its two best experts.
-    fn best_groups(&mut self, choice: &str, [groups, top_groups]: [usize; 2], per_group: usize) -> String {
+    /// The choice with the experts of all but the best groups out of reach. A group is worth some of its best experts.
+    fn best_groups(
+        &mut self,
+        choice: &str,
+        [groups, top_groups]: [usize; 2],
+        [per_group, best_of_group]: [usize; 2],
+    ) -> String {
         let grouped = self.reshape(choice, &[0, 0, groups as i64, per_group as i64]);
-        let [best, _] = self.top(&grouped, per_group.min(2));
+        let [best, _] = self.top(&grouped, per_group.min(best_of_group));
         let worth = self.sum(&best, &[-1], false);
         let [_, best] = self.top(&worth, top_groups);
         let ones = self.ones(&best, groups);

@@ -20,13 +20,22 @@ pub(crate) struct Attention {
     o: Linear,
     /// The output is multiplied by the sigmoid of this.
     output_gate: Option<Linear>,
-    /// Norms over each head of queries and keys, before the rotation.
-    head_norms: Option<(RmsNorm, RmsNorm)>,
+    /// Norms over queries and over keys, before the rotation.
+    norms: Option<QueryKeyNorms>,
     rope: Option<Rope>,
     shape: AttentionShape,
     scale: f32,
     /// One logit per head that takes part in the softmax's denominator alone.
     sinks: Option<Vec<f32>>,
+}
+
+/// Norms over queries and over keys.
+#[derive(Debug)]
+enum QueryKeyNorms {
+    /// Over each head.
+    PerHead(RmsNorm, RmsNorm),
+    /// Over all heads together.
+    Whole(RmsNorm, RmsNorm),
 }
 
 /// The dimensions of an [`Attention`].
@@ -99,7 +108,7 @@ impl Attention {
             qkv: Linear::stacked(&[q, k, v])?,
             o,
             output_gate: None,
-            head_norms: None,
+            norms: None,
             rope,
             shape,
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
@@ -109,7 +118,12 @@ impl Attention {
 
     /// Norms over each head of queries and of keys, before the rotation.
     pub(crate) fn with_head_norms(self, q: RmsNorm, k: RmsNorm) -> Self {
-        Self { head_norms: Some((q, k)), ..self }
+        Self { norms: Some(QueryKeyNorms::PerHead(q, k)), ..self }
+    }
+
+    /// Norms over all heads of queries and over all of keys, before the rotation.
+    pub(crate) fn with_whole_norms(self, q: RmsNorm, k: RmsNorm) -> Self {
+        Self { norms: Some(QueryKeyNorms::Whole(q, k)), ..self }
     }
 
     /// A factor on scores other than `1 / sqrt(head_dim)`.
@@ -134,12 +148,23 @@ impl Mixer for Attention {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let AttentionShape { heads, kv_heads, head_dim, .. } = self.shape;
         let (on, tokens) = (step.on(), x.dim(0)?);
-        let qkv = self.qkv.forward(on, x)?.reshape((tokens, heads + 2 * kv_heads, head_dim))?;
+        let flat = self.qkv.forward(on, x)?;
+        let qkv = flat.reshape((tokens, heads + 2 * kv_heads, head_dim))?;
         let mut q = qkv.narrow(1, 0, heads)?;
         let mut k = qkv.narrow(1, heads, kv_heads)?;
         let v = qkv.narrow(1, heads + kv_heads, kv_heads)?;
-        if let Some((q_norm, k_norm)) = &self.head_norms {
-            (q, k) = (q_norm.forward(on, &q)?, k_norm.forward(on, &k)?);
+        match &self.norms {
+            None => {}
+            Some(QueryKeyNorms::PerHead(q_norm, k_norm)) => {
+                (q, k) = (q_norm.forward(on, &q)?, k_norm.forward(on, &k)?);
+            }
+            Some(QueryKeyNorms::Whole(q_norm, k_norm)) => {
+                let whole = |norm: &RmsNorm, start: usize, heads: usize| {
+                    let rows = flat.narrow(1, start * head_dim, heads * head_dim)?;
+                    norm.forward(on, &rows)?.reshape((tokens, heads, head_dim))
+                };
+                (q, k) = (whole(q_norm, 0, heads)?, whole(k_norm, heads, kv_heads)?);
+            }
         }
         let cache = step.paged(self.layer, &Kind::KvPaged)?;
         match &self.rope {
@@ -163,11 +188,15 @@ impl Mixer for Attention {
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
         let AttentionShape { heads, kv_heads, head_dim, window, .. } = self.shape;
         let qkv = self.qkv.trace(writer, x)?;
-        let parts = writer.split(&qkv, [heads, kv_heads, kv_heads].map(|heads| heads * head_dim));
+        let mut parts = writer.split(&qkv, [heads, kv_heads, kv_heads].map(|heads| heads * head_dim));
+        if let Some(QueryKeyNorms::Whole(q_norm, k_norm)) = &self.norms {
+            parts[0] = q_norm.trace(writer, &parts[0])?;
+            parts[1] = k_norm.trace(writer, &parts[1])?;
+        }
         let mut apart = |part: &str, heads: usize| writer.reshape(part, &[0, 0, heads as i64, head_dim as i64]);
         let (mut q, mut k) = (apart(&parts[0], heads), apart(&parts[1], kv_heads));
         let v = apart(&parts[2], kv_heads);
-        if let Some((q_norm, k_norm)) = &self.head_norms {
+        if let Some(QueryKeyNorms::PerHead(q_norm, k_norm)) = &self.norms {
             (q, k) = (q_norm.trace(writer, &q)?, k_norm.trace(writer, &k)?);
         }
         let (scale, rope, sinks) = (self.scale, self.rope.as_ref(), self.sinks.as_deref());

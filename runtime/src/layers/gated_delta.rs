@@ -42,6 +42,27 @@ pub(crate) struct GatedDeltaProjections {
     pub(crate) a: Linear,
 }
 
+/// What stands behind the inward projections, however the checkpoint calls it.
+#[derive(Debug)]
+pub(crate) struct GatedDeltaRest {
+    /// Over queries, keys and values, without an activation.
+    pub(crate) conv: CausalConv,
+    /// `[value_dim]`, shared by the heads.
+    pub(crate) norm_weight: Tensor,
+    pub(crate) out_proj: Linear,
+}
+
+impl GatedDeltaRest {
+    /// Reads it by the names that most checkpoints have.
+    pub(crate) fn load(weights: &Scope<'_>, shape: &GatedDeltaShape) -> Result<Self, RuntimeError> {
+        Ok(Self {
+            conv: CausalConv::load(&weights.enter("conv1d"), 2 * shape.keys() + shape.values(), shape.d_conv, false)?,
+            norm_weight: weights.enter("norm").get("weight", shape.value_dim)?,
+            out_proj: Linear::load(&weights.enter("out_proj"), shape.values(), shape.hidden, false)?,
+        })
+    }
+}
+
 /// The dimensions of a [`GatedDelta`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GatedDeltaShape {
@@ -54,6 +75,8 @@ pub(crate) struct GatedDeltaShape {
     /// What follows the convolution.
     pub(crate) activation: Activation,
     pub(crate) norm_eps: f32,
+    /// Factor on the write strength: with 2 a state may turn its sign.
+    pub(crate) strength: f64,
 }
 
 impl GatedDeltaShape {
@@ -69,24 +92,23 @@ impl GatedDeltaShape {
 }
 
 impl GatedDelta {
-    /// Reads the mixer of absolute layer `layer` but for its inward projections.
+    /// Reads the decay of absolute layer `layer`; the rest is given.
     pub(crate) fn load(
         weights: &Scope<'_>,
         layer: u32,
         shape: GatedDeltaShape,
         projections: GatedDeltaProjections,
+        GatedDeltaRest { conv, norm_weight, out_proj }: GatedDeltaRest,
     ) -> Result<Self, RuntimeError> {
         let a_log = weights.float("A_log", shape.value_heads)?;
-        let channels = 2 * shape.keys() + shape.values();
         Ok(Self {
             layer,
             projections,
-            conv: CausalConv::load(&weights.enter("conv1d"), channels, shape.d_conv, false)?
-                .with_activation(shape.activation),
+            conv: conv.with_activation(shape.activation),
             rate: a_log.exp()?.neg()?,
             dt_bias: weights.float("dt_bias", shape.value_heads)?,
-            norm_weight: weights.enter("norm").get("weight", shape.value_dim)?,
-            out_proj: Linear::load(&weights.enter("out_proj"), shape.values(), shape.hidden, false)?,
+            norm_weight,
+            out_proj,
             out_order: None,
             shape,
         })
@@ -138,7 +160,10 @@ impl Mixer for GatedDelta {
         let qkv = self.conv.forward(on, &qkv.forward(on, x)?, &step.state(self.layer, &Kind::CausalConv)?)?;
         let a = a.forward(on, x)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
         let decay = softplus(&a)?.broadcast_mul(&self.rate)?;
-        let beta = sigmoid(&b.forward(on, x)?)?;
+        let mut beta = sigmoid(&b.forward(on, x)?)?;
+        if self.shape.strength != 1.0 {
+            beta = (beta * self.shape.strength)?;
+        }
 
         let state = step.state(self.layer, &Kind::Ssm)?;
         let (k, v) = (qkv.narrow(1, keys, keys)?, qkv.narrow(1, 2 * keys, values)?);
@@ -168,7 +193,7 @@ impl Mixer for GatedDelta {
     }
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
-        let GatedDeltaShape { key_heads, value_heads, key_dim, value_dim, norm_eps, .. } = self.shape;
+        let GatedDeltaShape { key_heads, value_heads, key_dim, value_dim, norm_eps, strength, .. } = self.shape;
         let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
         let qkv = qkv.trace(writer, x)?;
         let qkv = self.conv.trace(writer, &qkv, self.layer)?;
@@ -185,7 +210,8 @@ impl Mixer for GatedDelta {
         let decay = writer.node("Mul", &[&a, &rate]);
         let decay = Decay::PerHead(writer.narrow(&decay));
         let b = b.trace(writer, x)?;
-        let beta = Some(writer.node("Sigmoid", &[&b]));
+        let beta = writer.node("Sigmoid", &[&b]);
+        let beta = Some(writer.scaled(&beta, strength));
         let (layer, heads, scale) = (self.layer, value_heads, 1.0 / (key_dim as f32).sqrt());
         let y = writer.recurrence(Recurrence { layer, qk, v, decay, beta, heads, key_dim, value_dim, scale });
         let y = writer.reshape(&y, &[0, 0, value_heads as i64, value_dim as i64]);

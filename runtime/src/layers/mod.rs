@@ -22,7 +22,7 @@ mod token_shift;
 pub(crate) use attention::{Attention, AttentionShape};
 pub(crate) use conv::CausalConv;
 pub(crate) use expert_mlps::ExpertMlps;
-pub(crate) use gated_delta::{GatedDelta, GatedDeltaProjections, GatedDeltaShape};
+pub(crate) use gated_delta::{GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape};
 pub(crate) use kda::{Kda, KdaShape};
 pub(crate) use lightning::Lightning;
 pub(crate) use linear::Linear;

@@ -99,6 +99,11 @@ impl RopeConfig {
         Self { rope_theta: self.rope_theta.or(Some(theta)), ..self.clone() }
     }
 
+    /// Whether the config states rope parameters and no base in them, as those do that rotate nothing.
+    pub(crate) fn states_no_base(&self) -> bool {
+        self.stated().is_some_and(|parameters| parameters.rope_theta.or(self.rope_theta).is_none())
+    }
+
     /// Whether the config says more than a base.
     pub(crate) fn has_parameters(&self) -> bool {
         self.stated().is_some()

@@ -1,4 +1,4 @@
-//! DeepSeek-V3: latent attention, then a gated MLP or a mixture of experts.
+//! DeepSeek-V2 and V3: latent attention, then a gated MLP or a mixture of experts.
 
 use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
@@ -10,12 +10,12 @@ use serde::Deserialize;
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
-use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, size};
+use crate::error::{ConfigError, RuntimeError};
+use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, SharedExpert, size};
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
 
-/// The keys of a DeepSeek-V3 `config.json` that its decoder reads.
+/// The keys of a `config.json` of either that its decoder reads.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
     hidden_act: Activation,
@@ -25,8 +25,10 @@ pub(super) struct Config {
     #[serde(default = "super::default_true")]
     rope_interleave: bool,
     num_experts_per_tok: usize,
-    n_group: usize,
-    topk_group: usize,
+    n_group: Option<usize>,
+    topk_group: Option<usize>,
+    /// DeepSeek-V2's way to choose: among all experts, or among those of the best groups.
+    topk_method: Option<String>,
     norm_topk_prob: bool,
     routed_scaling_factor: f64,
     #[serde(default)]
@@ -34,6 +36,8 @@ pub(super) struct Config {
     #[serde(flatten)]
     rope: RopeConfig,
 }
+
+type LoadExperts = fn(&Config, &Scope<'_>, &Layer<'_>, &FeedForward) -> Result<Moe, RuntimeError>;
 
 /// Builds a DeepSeek-V3 decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
@@ -46,8 +50,23 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         parts: &[PredictionPart::Attention],
         goes_on_normed: false,
     };
+    build(config, model, weights, Some(names), Config::corrected_experts)
+}
+
+/// Builds a DeepSeek-V2 decoder.
+pub(super) fn load_v2(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    build(config, model, weights, None, Config::experts)
+}
+
+fn build(
+    config: &Config,
+    model: &Model,
+    weights: &Weights,
+    prediction: Option<PredictionNames>,
+    load_experts: LoadExperts,
+) -> Result<Decoder, RuntimeError> {
     let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);
-    decoder(model, weights, TensorNames { prediction: Some(names), ..frame }, |layer| {
+    decoder(model, weights, TensorNames { prediction, ..frame }, |layer| {
         let [BlockSpec::Mla(dims), BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] =
             layer.blocks
         else {
@@ -69,29 +88,67 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         let feed_forward = if sizes.experts == 0 {
             Block::new(before, Mlp::load_gated(&mlp, layer.mlp(sizes.intermediate_size, config.hidden_act))?)
         } else {
-            Block::new(before, config.moe(&mlp, layer, sizes)?)
+            Block::new(before, load_experts(config, &mlp, layer, sizes)?)
         };
         Ok(vec![attention, feed_forward])
     })
 }
 
 impl Config {
-    fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
-        let routing = Routing {
-            experts: size(sizes.experts),
-            experts_per_token: self.num_experts_per_tok,
-            groups: self.n_group,
-            top_groups: self.topk_group,
-            softmax: false,
-            normalise: self.norm_topk_prob,
-            scale: self.routed_scaling_factor,
+    /// DeepSeek-V3's: sigmoids, corrected for the choice alone.
+    fn corrected_experts(
+        &self,
+        weights: &Scope<'_>,
+        layer: &Layer<'_>,
+        sizes: &FeedForward,
+    ) -> Result<Moe, RuntimeError> {
+        let [groups, top_groups] = self.groups()?;
+        let routing = Routing { groups, top_groups, softmax: false, ..self.routing(sizes) };
+        let gated = |weights: &Scope<'_>| Mlp::load_gated(weights, layer.mlp(sizes.intermediate_size, self.hidden_act));
+        Moe::load_corrected(weights, layer.hidden, routing, gated, self.shared_experts(weights, layer, sizes)?)
+    }
+
+    /// DeepSeek-V2's: shares of one.
+    fn experts(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+        if self.norm_topk_prob {
+            // Implementations differ in what becomes of the factor then.
+            let (found, known) = ("true".to_owned(), "false for this architecture");
+            return Err(ConfigError::Unsupported { key: "norm_topk_prob", found, known }.into());
+        }
+        let [groups, top_groups] = match self.topk_method.as_deref() {
+            None | Some("greedy") => [1, 1],
+            Some("group_limited_greedy") => self.groups()?,
+            Some(other) => {
+                let (found, known) = (other.to_owned(), "greedy and group_limited_greedy");
+                return Err(ConfigError::Unsupported { key: "topk_method", found, known }.into());
+            }
         };
-        let gated = |weights: &Scope<'_>, size| Mlp::load_gated(weights, layer.mlp(size, self.hidden_act));
-        let expert = |weights: &Scope<'_>| gated(weights, sizes.intermediate_size);
-        let shared = match sizes.shared_size {
-            0 => None,
-            size => Some(gated(&weights.enter("shared_experts"), size)?),
+        let routing = Routing { groups, top_groups, best_of_group: 1, ..self.routing(sizes) };
+        let expert = layer.mlp(sizes.intermediate_size, self.hidden_act);
+        let shared = self.shared_experts(weights, layer, sizes)?.map(|mlp| SharedExpert { mlp, gate: None });
+        Ok(Moe { shared, ..Moe::load(weights, routing, ["gate_proj", "up_proj", "down_proj"], expert)? })
+    }
+
+    fn groups(&self) -> Result<[usize; 2], ConfigError> {
+        let groups = self.n_group.ok_or(ConfigError::Missing { key: "n_group" })?;
+        Ok([groups, self.topk_group.ok_or(ConfigError::Missing { key: "topk_group" })?])
+    }
+
+    fn routing(&self, sizes: &FeedForward) -> Routing {
+        let routing = Routing::softmax(size(sizes.experts), self.num_experts_per_tok, self.norm_topk_prob);
+        Routing { scale: self.routed_scaling_factor, ..routing }
+    }
+
+    fn shared_experts(
+        &self,
+        weights: &Scope<'_>,
+        layer: &Layer<'_>,
+        sizes: &FeedForward,
+    ) -> Result<Option<Mlp>, RuntimeError> {
+        let shape = match sizes.shared_size {
+            0 => return Ok(None),
+            size => layer.mlp(size, self.hidden_act),
         };
-        Moe::load_corrected(weights, layer.hidden, routing, expert, shared)
+        Ok(Some(Mlp::load_gated(&weights.enter("shared_experts"), shape)?))
     }
 }

@@ -87,13 +87,11 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 impl Config {
     fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
         let routing = Routing {
-            experts: size(sizes.experts),
-            experts_per_token: self.num_experts_per_token,
             groups: self.num_expert_group,
             top_groups: self.topk_group,
             softmax: false,
-            normalise: self.moe_renormalize,
             scale: self.routed_scaling_factor,
+            ..Routing::softmax(size(sizes.experts), self.num_experts_per_token, self.moe_renormalize)
         };
         let shared = match sizes.shared_size {
             0 => None,

@@ -1,16 +1,17 @@
-//! LFM2: a gated short convolution or attention, then a gated MLP, in every layer.
+//! LFM2: a gated short convolution or attention, then a gated MLP or experts, in every layer.
 
+use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward},
 };
 use serde::Deserialize;
 
-use super::layer::{TensorNames, decoder};
+use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
-use crate::layers::{Activation, Attention, Mlp, RopeConfig, ShortConv, size};
+use crate::error::{ConfigError, RuntimeError};
+use crate::layers::{Activation, Attention, Mixer, Mlp, Moe, RopeConfig, ShortConv, size};
 use crate::weights::Weights;
 
 /// The keys of an LFM2 `config.json` that its decoder reads.
@@ -23,6 +24,12 @@ pub(super) struct Config {
     tie_word_embeddings: bool,
     /// The same by an older name, which wins where a config states both.
     tie_embedding: Option<bool>,
+    num_experts_per_tok: Option<usize>,
+    #[serde(default = "super::default_true")]
+    norm_topk_prob: bool,
+    routed_scaling_factor: Option<f64>,
+    #[serde(default = "super::default_true")]
+    use_expert_bias: bool,
     #[serde(flatten)]
     rope: RopeConfig,
 }
@@ -36,8 +43,11 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         weights,
         TensorNames { norm: "embedding_norm", ..TensorNames::new(config.norm_eps, tied) },
         |layer| {
-            let known = "attention or a short convolution over all channels, and a gated feed-forward block";
-            let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, experts: 0, .. })] = layer.blocks
+            let known = "attention or a short convolution over all channels, and a gated feed-forward block without shared experts";
+            let [
+                mixer,
+                BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, shared_size: 0, latent_size: None, .. }),
+            ] = layer.blocks
             else {
                 return Err(layer.refuse(known));
             };
@@ -56,9 +66,26 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                 }
                 _ => return Err(layer.refuse(known)),
             };
-            let mlp = layer.mlp(sizes.intermediate_size, Activation::Silu);
-            let mlp = Mlp::load_named(&layer.enter("feed_forward"), ["w1", "w3", "w2"], mlp)?;
-            Ok(vec![mixer, Block::new(layer.norm("ffn_norm")?, mlp)])
+            Ok(vec![mixer, Block::boxed(layer.norm("ffn_norm")?, config.feed_forward(layer, sizes)?)])
         },
     )
+}
+
+impl Config {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+        let (weights, names) = (layer.enter("feed_forward"), ["w1", "w3", "w2"]);
+        let mlp = layer.mlp(sizes.intermediate_size, Activation::Silu);
+        if sizes.experts == 0 {
+            return Ok(Box::new(Mlp::load_named(&weights, names, mlp)?));
+        }
+        let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
+        let experts = size(sizes.experts);
+        let routing = Routing {
+            softmax: false,
+            scale: self.routed_scaling_factor.unwrap_or(1.0),
+            ..Routing::softmax(experts, per_token, self.norm_topk_prob)
+        };
+        let correction = if self.use_expert_bias { Some(weights.float("expert_bias", experts)?) } else { None };
+        Ok(Box::new(Moe { correction, ..Moe::load(&weights, routing, names, mlp)? }))
+    }
 }

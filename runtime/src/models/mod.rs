@@ -16,6 +16,7 @@ mod mamba;
 mod mamba2;
 mod minimax;
 mod nemotron_h;
+mod olmo_hybrid;
 mod qwen3_next;
 mod zamba2;
 
@@ -68,8 +69,9 @@ macro_rules! relative {
 }
 
 /// The types that there is a decoder for.
-static DECODERS: [Entry; 22] = [
+static DECODERS: [Entry; 25] = [
     entry!("bamba", bamba::load),
+    entry!("deepseek_v2", deepseek_v3::load_v2),
     Entry { predicts: true, preprocesses: true, ..entry!("deepseek_v3", deepseek_v3::load) },
     entry!("falcon_h1", falcon_h1::load),
     entry!("gemma3_text", gemma3::load),
@@ -78,6 +80,7 @@ static DECODERS: [Entry; 22] = [
     entry!("jamba", jamba::load),
     entry!("kimi_linear", kimi_linear::load),
     entry!("lfm2", lfm2::load),
+    entry!("lfm2_moe", lfm2::load),
     relative!("llama", llama::LLAMA),
     entry!("mamba", mamba::load),
     entry!("mamba2", mamba2::load),
@@ -85,6 +88,7 @@ static DECODERS: [Entry; 22] = [
     relative!("mistral", llama::MISTRAL),
     relative!("mixtral", llama::MIXTRAL),
     Entry { predicts: true, ..entry!("nemotron_h", nemotron_h::load) },
+    entry!("olmo_hybrid", olmo_hybrid::load),
     relative!("qwen2", llama::QWEN2),
     relative!("qwen3", llama::QWEN3),
     Entry { predicts: true, ..entry!("qwen3_5_text", qwen3_next::load_qwen3_5) },

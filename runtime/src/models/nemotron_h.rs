@@ -117,14 +117,13 @@ impl Config {
     }
 
     fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+        let per_token = need(self.num_experts_per_tok, "num_experts_per_tok")?;
         let routing = Routing {
-            experts: size(sizes.experts),
-            experts_per_token: need(self.num_experts_per_tok, "num_experts_per_tok")?,
             groups: self.n_group.unwrap_or(1),
             top_groups: self.topk_group.unwrap_or(1),
             softmax: false,
-            normalise: need(self.norm_topk_prob, "norm_topk_prob")?,
             scale: self.routed_scaling_factor.unwrap_or(1.0),
+            ..Routing::softmax(size(sizes.experts), per_token, need(self.norm_topk_prob, "norm_topk_prob")?)
         };
         // The shared expert has the biases of an MLP, the routed ones have none.
         let expert = layer.mlp(sizes.intermediate_size, self.mlp_hidden_act);

@@ -13,8 +13,8 @@ use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
-    Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaShape, Linear, Mixer, Mlp, Moe, RmsNorm,
-    RopeConfig, SharedExpert, size,
+    Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mixer, Mlp, Moe,
+    RmsNorm, RopeConfig, SharedExpert, size,
 };
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
@@ -98,10 +98,12 @@ fn build(
                     d_conv: size(d_conv),
                     activation: config.hidden_act,
                     norm_eps: config.rms_norm_eps as f32,
+                    strength: 1.0,
                 };
                 let weights = layer.enter("linear_attn");
                 let projections = projections(&weights, shape)?;
-                let delta = GatedDelta::load(&weights, layer.index, shape, projections)?;
+                let rest = GatedDeltaRest::load(&weights, &shape)?;
+                let delta = GatedDelta::load(&weights, layer.index, shape, projections, rest)?;
                 Block::new(before, if config.value_heads_in_tiles { delta.out_of_tiles()? } else { delta })
             }
             BlockSpec::Attention(ref dims) => {

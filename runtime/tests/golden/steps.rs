@@ -51,14 +51,17 @@ fn a_prompt_in_two_chunks_gives_the_golden_logits_and_caches(
     // Jamba's golden chunks are wrong in Hugging Face itself.
     #[values(
         "bamba",
+        "deepseek_v2",
         "deepseek_v3",
         "falcon_h1",
         "gemma3",
         "gpt_oss",
         "granitemoehybrid",
+        "lfm2_moe",
         "llama",
         "mamba2",
         "nemotron_h",
+        "olmo_hybrid",
         "qwen3_next",
         "zamba2"
     )]

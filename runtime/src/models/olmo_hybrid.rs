@@ -1,0 +1,113 @@
+//! OLMo Hybrid: gated delta nets behind norms, and attention with norms behind it, then a gated MLP, in every layer.
+
+use cacheplan_handlers::DecayKind;
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward, LinearAttention},
+};
+use serde::Deserialize;
+
+use super::layer::{Layer, TensorNames, decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
+use crate::error::RuntimeError;
+use crate::layers::{
+    Activation, Attention, CausalConv, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mlp,
+    RopeConfig, size,
+};
+use crate::weights::{Scope, Weights};
+
+/// The gated norm has an epsilon of its own, whatever the config's `rms_norm_eps`.
+const GATED_NORM_EPS: f32 = 1e-5;
+
+/// The keys of an OLMo Hybrid `config.json` that its decoder reads.
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    hidden_act: Activation,
+    rms_norm_eps: f64,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(default = "super::default_true")]
+    linear_allow_neg_eigval: bool,
+    #[serde(flatten)]
+    rope: RopeConfig,
+}
+
+/// Builds an OLMo Hybrid decoder.
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);
+    decoder(model, weights, frame, |layer| {
+        let known = "attention, or linear attention by the delta rule with a decay per head and a convolution, \
+                     and a gated feed-forward block without experts";
+        let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, experts: 0, .. })] = layer.blocks else {
+            return Err(layer.refuse(known));
+        };
+        let mlp = layer.mlp(sizes.intermediate_size, config.hidden_act);
+        let mlp = Mlp::load_gated(&layer.enter("mlp"), mlp)?;
+        match *mixer {
+            BlockSpec::LinearAttention(LinearAttention {
+                num_k_heads,
+                num_v_heads,
+                head_k_dim,
+                head_v_dim,
+                delta_rule: true,
+                decay: DecayKind::PerHead,
+                d_conv: Some(d_conv),
+                ..
+            }) => {
+                let shape = GatedDeltaShape {
+                    hidden: layer.hidden,
+                    key_heads: size(num_k_heads),
+                    value_heads: size(num_v_heads),
+                    key_dim: size(head_k_dim),
+                    value_dim: size(head_v_dim),
+                    d_conv: size(d_conv),
+                    activation: config.hidden_act,
+                    norm_eps: GATED_NORM_EPS,
+                    strength: if config.linear_allow_neg_eigval { 2.0 } else { 1.0 },
+                };
+                let delta = gated_delta(&layer.enter("linear_attn"), layer, shape)?;
+                Ok(vec![
+                    Block::new(layer.norm("attention_layer_norm")?, delta),
+                    Block::new(layer.norm("feedforward_layer_norm")?, mlp),
+                ])
+            }
+            BlockSpec::Attention(ref dims) => {
+                let (shape, weights) = (layer.attention(dims, config.attention_bias)?, layer.enter("self_attn"));
+                let norm = |name: &str, heads: usize| layer.norm_of(&weights.enter(name), heads * shape.head_dim);
+                // Published checkpoints rotate nothing.
+                let rope = if config.rope.states_no_base() { None } else { Some(config.rope.rope(shape.head_dim)?) };
+                let attention = Attention::load(&weights, layer.index, shape, rope)?
+                    .with_whole_norms(norm("q_norm", shape.heads)?, norm("k_norm", shape.kv_heads)?);
+                let behind = |name: &str, block: Block| -> Result<Block, RuntimeError> {
+                    Ok(Block { post_norm: Some(layer.norm(name)?), ..block })
+                };
+                Ok(vec![
+                    behind("post_attention_layernorm", Block::without_norm(attention))?,
+                    behind("post_feedforward_layernorm", Block::without_norm(mlp))?,
+                ])
+            }
+            _ => Err(layer.refuse(known)),
+        }
+    })
+}
+
+fn gated_delta(weights: &Scope<'_>, layer: &Layer<'_>, shape: GatedDeltaShape) -> Result<GatedDelta, RuntimeError> {
+    let (keys, values) = (shape.keys(), shape.values());
+    let inward = |name: &str, outputs: usize| Linear::load(&weights.enter(name), shape.hidden, outputs, false);
+    let conv = |name: &str, channels: usize| CausalConv::load(&weights.enter(name), channels, shape.d_conv, false);
+    let projections = GatedDeltaProjections {
+        qkv: Linear::stacked(&[inward("q_proj", keys)?, inward("k_proj", keys)?, inward("v_proj", values)?])?,
+        z: inward("g_proj", values)?,
+        b: inward("b_proj", shape.value_heads)?,
+        a: inward("a_proj", shape.value_heads)?,
+    };
+    let rest = GatedDeltaRest {
+        conv: CausalConv::beside(&[conv("q_conv1d", keys)?, conv("k_conv1d", keys)?, conv("v_conv1d", values)?])?,
+        norm_weight: weights.enter("o_norm").get("weight", shape.value_dim)?,
+        out_proj: Linear::load(&weights.enter("o_proj"), values, shape.hidden, false)?,
+    };
+    GatedDelta::load(weights, layer.index, shape, projections, rest)
+}
