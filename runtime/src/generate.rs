@@ -2,6 +2,7 @@
 
 mod guess;
 mod make_way;
+mod shares;
 mod step;
 
 use std::collections::VecDeque;
@@ -47,6 +48,8 @@ pub(crate) struct Serving<'a, 'b> {
     pub(crate) caches: &'a mut CacheManager,
     pub(crate) prefixes: Option<&'a mut PrefixReuse>,
     pub(crate) limits: &'a Limits,
+    /// The most tokens of prompts beside a sequence that decodes.
+    pub(crate) max_prefill: usize,
     /// Whether guesses that are looked up branch.
     pub(crate) tree: bool,
     /// Tokens that end a sequence.
@@ -231,7 +234,10 @@ impl<'a, 'b> Generator<'a, 'b> {
                 continue;
             }
             let busy = !self.running.is_empty();
-            if busy && (self.running.len() as u64 >= self.serving.limits.max_batch_size || self.schedule().1 == 0) {
+            if busy
+                && (self.running.len() as u64 >= self.serving.limits.max_batch_size
+                    || self.schedule().left_for_prompts == 0)
+            {
                 break;
             }
             let Some(mut job) = self.waiting.pop_front() else { break };

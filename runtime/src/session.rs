@@ -377,6 +377,8 @@ impl Session {
             self.share_among(tenants)?;
         }
         let limits = self.caches.plan().limits.clone();
+        let max_prefill = self.request.config().budget.max_prefill_tokens;
+        let max_prefill = max_prefill.map_or(usize::MAX, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX));
         let caches = self.caches.manager_mut()?;
         let prefixes = self.prefixes.as_mut().and_then(|prefixes| prefixes.as_mut().ok());
         let mut recorder = Recorder::new(caches.book(), &mut self.totals);
@@ -387,6 +389,7 @@ impl Session {
             caches,
             prefixes,
             limits: &limits,
+            max_prefill,
             eos: &self.generation.eos,
             keep_logits,
             follower,

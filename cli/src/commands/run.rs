@@ -50,6 +50,10 @@ pub(crate) struct Args {
     #[arg(long)]
     ignore_eos: bool,
 
+    /// Compute every prompt whole, whatever earlier ones have left in the caches
+    #[arg(long)]
+    no_prefix_reuse: bool,
+
     /// A folder of graphs with fixed caches (.onnx) that compute in place of the model's layers
     #[arg(long = "static", value_name = "DIR")]
     static_graphs: Option<PathBuf>,
@@ -110,6 +114,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         ignore_eos: args.ignore_eos,
         draft: args.draft.clone(),
         draft_tree: args.draft_tree,
+        reuse_prefixes: !args.no_prefix_reuse,
         static_graphs: args.static_graphs.clone(),
         graph_engine: args.onnx_runtime.clone().map_or_else(GraphEngine::default, GraphEngine::OnnxRuntime),
         ..args.source.session_options()?
