@@ -201,7 +201,9 @@ impl Generator<'_, '_> {
                 caches.with_book(|book| prefixes.computed(book, lease, decoded))?;
             }
         }
-        Ok(())
+        let prompts =
+            self.running.iter().zip(parts).filter(|(running, part)| part.tokens > 1 && running.job.finish.is_none());
+        prompts.map(|(running, _)| running).try_for_each(|running| Self::leave_in_file(&mut self.serving, running))
     }
 }
 
