@@ -1,7 +1,7 @@
 //! Prefixes in files: what a request finds there, and what is left there of it.
 
 use cacheplan_managers::book::SequenceId;
-use cacheplan_managers::prefix::{Key, PrefixReuse, ReuseLease, TenantId};
+use cacheplan_managers::prefix::{Key, ReuseLease, TenantId};
 use cacheplan_managers::{BookError, ManagerError};
 
 use super::{Generator, Job, Running, Serving};
