@@ -33,10 +33,7 @@ fn serve(mut command: Command, folder: &Path) -> Vec<(Value, u64)> {
 #[rstest]
 #[case::whole_contexts("llama", false)]
 #[case::states("nemotron_h", true)]
-fn whenever_it_is_killed_the_next_run_finds_what_is_whole_and_says_the_same(
-    #[case] model: &str,
-    #[case] states: bool,
-) {
+fn whenever_it_is_killed_the_next_run_finds_what_is_whole_and_says_the_same(#[case] model: &str, #[case] states: bool) {
     let folder = tempfile::TempDir::new().unwrap();
     let folder = folder.path();
     let prompt = |from: u32| (0..30).map(|token| 1 + (from * 11 + token * 7) % 90).collect::<Vec<u32>>();

@@ -162,7 +162,7 @@ fn files_take_no_more_than_they_may_and_the_oldest_make_way() {
     }
     drop(session);
     let found = [30, 60].map(|start| {
-        let mut session = open(&folder("llama"), &budget, Some(disk.path())).unwrap();
+        let session = open(&folder("llama"), &budget, Some(disk.path())).unwrap();
         session.files().unwrap().find(&tokens(start, 27), 8).is_some()
     });
     assert_eq!(found, [false, true]);
