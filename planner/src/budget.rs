@@ -69,6 +69,10 @@ section! {
         key("--max-num-tokens", TOKENS, "2048", "2048")
         #[serde(deserialize_with = "values::tokens")]
         pub max_num_tokens: Option<u64>,
+        /// The most tokens of prompts in a step of `run` in which a sequence decodes, so that it waits for no more between two of its tokens.
+        key("--max-prefill-tokens", TOKENS, "what decoding leaves of max_num_tokens", "256")
+        #[serde(deserialize_with = "values::tokens", skip_serializing_if = "Option::is_none")]
+        pub max_prefill_tokens: Option<u64>,
         /// The order of heads and tokens inside a block of keys and values.
         key("--layout", LAYOUT_NAMES, "HND", "'HND'")
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,6 +106,10 @@ section! {
         /// Host memory that caches are offloaded to.
         section(Host)
         pub host: Option<Host>,
+        /// Files of `run --disk` that cached prefixes are kept in from run to run.
+        section(Disk)
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub disk: Option<Disk>,
         /// What an engine is told when its allocation is predicted.
         section(EngineOptions)
         pub engine: EngineOptions,
@@ -167,6 +175,17 @@ section! {
     pub struct Host under "host." {
         /// Its bytes.
         key("--host-bytes", Values::Bytes, needed, "'64GiB'")
+        pub bytes: ByteSize,
+    }
+}
+
+section! {
+    /// Files of `run --disk` that cached prefixes are kept in from run to run.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    pub struct Disk under "disk." {
+        /// Their bytes at most.
+        key("--disk-bytes", Values::Bytes, needed, "'256GiB'")
         pub bytes: ByteSize,
     }
 }

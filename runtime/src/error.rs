@@ -57,6 +57,15 @@ pub enum RuntimeError {
     /// The caches cannot be allocated or used.
     #[error(transparent)]
     Manager(#[from] cacheplan_managers::ManagerError),
+    /// A folder for prefixes without a bound.
+    #[error("prefixes are to be kept in files, and nothing says how many bytes; state `disk.bytes` (--disk-bytes)")]
+    NoDiskBytes,
+    /// A folder for prefixes where none can be kept.
+    #[error("no prefix can be kept in files: {shown}", shown = Shown(.reason))]
+    NoPrefixesOnDisk {
+        /// Why.
+        reason: String,
+    },
     /// A request cannot be served.
     #[error(transparent)]
     Request(#[from] RequestError),
@@ -186,7 +195,7 @@ impl RuntimeError {
             Self::Frontend(error) if error.is_unsupported() => 4,
             Self::Graph(GraphError::Source(_) | GraphError::OnnxRuntime { .. }) => 1,
             Self::Graph(_) | Self::Exported { .. } => 4,
-            Self::OutOfRange { .. } | Self::DraftTree(_) => 2,
+            Self::OutOfRange { .. } | Self::DraftTree(_) | Self::NoDiskBytes => 2,
             Self::Passes(_) | Self::Layer { .. } | Self::Config(ConfigError::Unsupported { .. }) => 4,
             _ => 1,
         }

@@ -1,14 +1,16 @@
 //! Generation: admits prompts, computes them in chunks, decodes, and makes room when the pools run out.
 
+mod disk;
 mod guess;
 mod make_way;
+mod shares;
 mod step;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use cacheplan_managers::book::{SequenceId, StepMetadata};
-use cacheplan_managers::device::CacheManager;
+use cacheplan_managers::device::{CacheManager, PrefixFiles};
 use cacheplan_managers::prefix::{Key, Namespace, PrefixReuse, ReuseLease, TenantId};
 use cacheplan_managers::{BookError, ManagerError};
 use cacheplan_planner::Limits;
@@ -46,7 +48,11 @@ pub(crate) struct Serving<'a, 'b> {
     pub(crate) draft: Option<&'a DraftModel>,
     pub(crate) caches: &'a mut CacheManager,
     pub(crate) prefixes: Option<&'a mut PrefixReuse>,
+    /// Where prefixes outlive the process.
+    pub(crate) disk: Option<&'a mut PrefixFiles>,
     pub(crate) limits: &'a Limits,
+    /// The most tokens of prompts beside a sequence that decodes.
+    pub(crate) max_prefill: usize,
     /// Whether guesses that are looked up branch.
     pub(crate) tree: bool,
     /// Tokens that end a sequence.
@@ -231,7 +237,10 @@ impl<'a, 'b> Generator<'a, 'b> {
                 continue;
             }
             let busy = !self.running.is_empty();
-            if busy && (self.running.len() as u64 >= self.serving.limits.max_batch_size || self.schedule().1 == 0) {
+            if busy
+                && (self.running.len() as u64 >= self.serving.limits.max_batch_size
+                    || self.schedule().left_for_prompts == 0)
+            {
                 break;
             }
             let Some(mut job) = self.waiting.pop_front() else { break };
@@ -263,6 +272,10 @@ impl<'a, 'b> Generator<'a, 'b> {
 
     /// Gives a job caches, with what is cached of its tokens.
     fn enter(&mut self, job: &Job) -> Result<(SequenceId, Option<ReuseLease>, usize), RuntimeError> {
+        if let Some((sequence, lease, computed)) = self.enter_from_file(job)? {
+            self.serving.recorder.computes(job.tokens.len() - computed);
+            return Ok((sequence, lease, computed));
+        }
         let mut lease = None;
         let Serving { caches, prefixes, .. } = &mut self.serving;
         let sequence = match prefixes {
@@ -292,7 +305,9 @@ impl<'a, 'b> Generator<'a, 'b> {
         let (finished, running): (Vec<_>, Vec<_>) =
             self.running.drain(..).partition(|running| running.job.finish.is_some());
         self.running = running;
-        for Running { job, sequence, lease, .. } in finished {
+        for running in finished {
+            Self::leave_in_file(&mut self.serving, &running)?;
+            let Running { job, sequence, lease, .. } = running;
             let Serving { caches, prefixes, .. } = &mut self.serving;
             match (prefixes, lease) {
                 // What has led to an error serves nobody.

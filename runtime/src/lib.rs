@@ -25,6 +25,7 @@ mod decoder;
 mod demo;
 mod device;
 mod device_steps;
+mod disk;
 mod draft_model;
 mod drafts;
 pub mod error;

@@ -10,7 +10,7 @@ use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
 use cacheplan_kernels::{Backend, MlaCacheMode};
 use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
-use cacheplan_managers::device::CacheSet;
+use cacheplan_managers::device::{CacheSet, PrefixFiles};
 use cacheplan_managers::prefix::{Metrics, PrefixReuse, Strategy};
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, ModelCaches, Override, PlanRequest};
@@ -20,6 +20,7 @@ use self::unused::unused;
 use crate::beam::{Beams, Hypothesis, Search};
 use crate::decoder::Decoder;
 use crate::device::{compute_dtype, device_info, open_device, stored_dtype};
+use crate::disk::identity;
 use crate::draft_model::{DraftModel, DraftPlan};
 use crate::error::{RequestError, RuntimeError};
 use crate::exported::{self, Exported};
@@ -66,6 +67,9 @@ pub struct SessionOptions {
     pub ignore_eos: bool,
     /// A folder of graphs with caches of fixed shapes that compute in place of the model's own layers.
     pub static_graphs: Option<PathBuf>,
+    /// A folder of files in which prefixes outlive the process, as many as the budget's `disk.bytes` admit; for
+    /// [`Session::open`], which knows the model's files.
+    pub disk: Option<PathBuf>,
     /// What exported graphs are run by.
     pub graph_engine: GraphEngine,
     /// Where [`Session::open`] shows how far the weights are read.
@@ -76,7 +80,7 @@ impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
-        let (static_graphs, graph_engine, loading) = Default::default();
+        let (static_graphs, disk, graph_engine, loading) = Default::default();
         let (backend, reuse_prefixes, graphs, ignore_eos, draft_tree) = (Backend::Cpu, true, true, false, false);
         Self {
             budget,
@@ -91,6 +95,7 @@ impl Default for SessionOptions {
             graphs,
             ignore_eos,
             static_graphs,
+            disk,
             graph_engine,
             loading,
         }
@@ -110,6 +115,8 @@ pub struct Session {
     caches: CacheSet,
     /// `None` where reuse is switched off.
     prefixes: Option<Result<PrefixReuse, NoReuse>>,
+    /// Where they outlive the process.
+    disk: Option<PrefixFiles>,
     /// What the model's makers say about generation.
     generation: GenerationConfig,
     /// How many tenants share the prefixes.
@@ -140,6 +147,11 @@ impl Session {
         if options.ignore_eos {
             generation.eos = Vec::new();
         }
+        let disk = options.disk.clone().map(|folder| {
+            let models = [Some(path), options.draft.as_deref(), options.static_graphs.as_deref()];
+            identity(models.into_iter().flatten(), &options.read).map(|identity| (folder, identity))
+        });
+        let disk = disk.transpose()?;
         let loading = options.loading.clone();
         let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
         let (mode, kv) = (options.budget.mla_cache_mode, options.budget.dtypes.kv);
@@ -169,7 +181,35 @@ impl Session {
             })?,
             None => Self::new(model, options, own)?,
         };
-        Ok(Self { generation, ..session })
+        let mut session = Self { generation, ..session };
+        disk.map_or(Ok(()), |(folder, identity)| session.open_files(&folder, identity))?;
+        Ok(session)
+    }
+
+    /// Keeps prefixes in files from here on, and finds those of earlier processes.
+    fn open_files(&mut self, folder: &Path, identity: [u8; 32]) -> Result<(), RuntimeError> {
+        let limit = self.request.config().budget.disk.ok_or(RuntimeError::NoDiskBytes)?;
+        let refused = match self.reuse() {
+            Some(Ok(_)) => None,
+            Some(Err(reason)) => Some(reason.to_string()),
+            None => Some("reuse of prefixes is switched off".into()),
+        };
+        if let Some(reason) = refused {
+            return Err(RuntimeError::NoPrefixesOnDisk { reason });
+        }
+        let files = PrefixFiles::open(folder, limit.bytes.0, self.plan(), identity).map_err(ManagerError::from)?;
+        self.disk = Some(files);
+        Ok(())
+    }
+
+    /// The files in which prefixes outlive the process, where there are any.
+    pub fn files(&self) -> Option<&PrefixFiles> {
+        self.disk.as_ref()
+    }
+
+    /// Takes the notes of what became of files of prefixes since they were last taken.
+    pub fn take_disk_notes(&mut self) -> Vec<String> {
+        self.disk.as_mut().map(PrefixFiles::take_notes).unwrap_or_default()
     }
 
     /// Plans and allocates the caches of a model that was read or built, and loads its decoder with `load`.
@@ -264,6 +304,7 @@ impl Session {
             draft_tree,
             caches,
             prefixes,
+            disk: None,
             generation: GenerationConfig::default(),
             tenants: 1,
             totals: Totals::default(),
@@ -377,6 +418,8 @@ impl Session {
             self.share_among(tenants)?;
         }
         let limits = self.caches.plan().limits.clone();
+        let max_prefill = self.request.config().budget.max_prefill_tokens;
+        let max_prefill = max_prefill.map_or(usize::MAX, |tokens| usize::try_from(tokens).unwrap_or(usize::MAX));
         let caches = self.caches.manager_mut()?;
         let prefixes = self.prefixes.as_mut().and_then(|prefixes| prefixes.as_mut().ok());
         let mut recorder = Recorder::new(caches.book(), &mut self.totals);
@@ -386,7 +429,9 @@ impl Session {
             tree: self.draft_tree,
             caches,
             prefixes,
+            disk: self.disk.as_mut(),
             limits: &limits,
+            max_prefill,
             eos: &self.generation.eos,
             keep_logits,
             follower,

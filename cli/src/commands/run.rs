@@ -50,6 +50,14 @@ pub(crate) struct Args {
     #[arg(long)]
     ignore_eos: bool,
 
+    /// Compute every prompt whole, whatever earlier ones have left in the caches
+    #[arg(long)]
+    no_prefix_reuse: bool,
+
+    /// Keep prefixes in files of this folder, unencrypted, and find those of earlier runs; needs --disk-bytes or [disk]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_reuse")]
+    disk: Option<PathBuf>,
+
     /// A folder of graphs with fixed caches (.onnx) that compute in place of the model's layers
     #[arg(long = "static", value_name = "DIR")]
     static_graphs: Option<PathBuf>,
@@ -110,11 +118,20 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         ignore_eos: args.ignore_eos,
         draft: args.draft.clone(),
         draft_tree: args.draft_tree,
+        reuse_prefixes: !args.no_prefix_reuse,
+        disk: args.disk.clone(),
         static_graphs: args.static_graphs.clone(),
         graph_engine: args.onnx_runtime.clone().map_or_else(GraphEngine::default, GraphEngine::OnnxRuntime),
         ..args.source.session_options()?
     };
+    if args.disk.is_none() && options.budget.disk.is_some() {
+        return Err(Failure::new(
+            2,
+            "`disk.bytes` (--disk-bytes) is stated, and no folder for the files; name one with --disk",
+        ));
+    }
     let mut session = open(&args.source, options)?;
+    session.take_disk_notes().iter().for_each(|said| note(said));
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
     let prompts = prompts.within(session.plan().limits.max_seq_len);
     let files = [&args.logits, &args.stats, &args.ask.out].into_iter().flatten().map(PathBuf::as_path);
@@ -131,6 +148,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         Asked::Turns => chat::serve(&mut session, args, &prompts),
         Asked::Lines(lines) => requests::serve(&mut session, args, &prompts, &lines),
     };
+    session.take_disk_notes().iter().for_each(|said| note(said));
     if let Some(path) = &args.stats {
         let stats = session.stats().map_err(failure)?;
         let json = serde_json::to_string_pretty(&stats).map_err(Failure::error)?;

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use super::cache::CacheBook;
+#[cfg(feature = "device")]
+use super::cache::check_length;
 use super::host::{HostUse, SetAside, Span};
 use super::sequence::Residency;
+#[cfg(feature = "device")]
+use super::sequence::Sequence;
 use super::table::{BlockTable, shortage};
-use super::{BlockId, SequenceId, SlotRole};
+use super::{BlockId, PagedSpec, SequenceId, SlotRole};
 use crate::book::error::BookError;
 
 impl CacheBook {
@@ -134,10 +138,57 @@ impl CacheBook {
         Ok(spans.iter().zip(tables).map(held).collect())
     }
 
+    /// How many blocks of each paged pool keep what a sequence of so many tokens goes on from.
+    #[cfg(feature = "device")]
+    pub(crate) fn stored_counts(&self, tokens: u32) -> Vec<u32> {
+        self.stored_spans(tokens).iter().map(|span| span.blocks).collect()
+    }
+
+    /// These blocks of a settled sequence, per paged pool, in order; `None` where it has given one up.
+    #[cfg(feature = "device")]
+    pub(crate) fn stored_blocks(&self, id: SequenceId) -> Result<Option<Vec<Vec<BlockId>>>, BookError> {
+        let sequence = self.settled(id)?;
+        let spans = self.stored_spans(sequence.tokens);
+        let held = |(span, table): (&Span, &BlockTable)| {
+            (span.released..span.released + span.blocks).map(|logical| table.block(logical)).collect()
+        };
+        Ok(spans.iter().zip(&sequence.tables).map(held).collect())
+    }
+
+    /// Admits a sequence of so many tokens whose contents the caller has: as one that comes back from the host tier.
+    ///
+    /// # Errors
+    /// As [`CacheBook::onload`]; nothing has changed then.
+    #[cfg(feature = "device")]
+    pub(crate) fn admit_stored(&mut self, tokens: u32) -> Result<SequenceId, BookError> {
+        self.reclaim()?;
+        check_length(&self.layout, u64::from(tokens))?;
+        let parked = self.stored_spans(tokens);
+        self.host.parked += self.parked_bytes(&parked);
+        let sequence = Sequence::resident(tokens, Vec::new(), None);
+        let id = self.sequences.insert(Sequence { residency: Residency::Offloaded, parked, ..sequence });
+        match self.onload(id) {
+            Ok(()) => Ok(id),
+            Err(error) => {
+                self.finish(id)?;
+                Err(error)
+            }
+        }
+    }
+
+    #[cfg(feature = "device")]
+    fn stored_spans(&self, tokens: u32) -> Vec<Span> {
+        let span = |spec: &PagedSpec| {
+            let released = spec.first_visible_block(tokens).min(spec.blocks_for(tokens));
+            Span { released, blocks: spec.blocks_for(tokens) - released }
+        };
+        self.layout.paged.iter().map(span).collect()
+    }
+
     fn spans(&self, id: SequenceId) -> Result<Vec<Span>, BookError> {
         let sequence = self.settled(id)?;
         let tables = sequence.tables.iter().zip(&self.layout.paged);
-        let span = |(table, spec): (&BlockTable, &super::PagedSpec)| {
+        let span = |(table, spec): (&BlockTable, &PagedSpec)| {
             let released = table.released() as u32;
             Span { released, blocks: spec.blocks_for(sequence.tokens).saturating_sub(released) }
         };

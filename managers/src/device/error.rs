@@ -4,6 +4,7 @@ use cacheplan_files::Shown;
 use cacheplan_handlers::Kind;
 use thiserror::Error;
 
+use super::disk::DiskError;
 use super::int8::Int8Error;
 use crate::book::error::BookError;
 use crate::book::{BlockId, SequenceId, SlotId};
@@ -91,6 +92,9 @@ pub enum ManagerError {
     /// A commit in a plan that keeps inputs instead of states, without a way to replay them.
     #[error("the plan keeps inputs to replay, so that a commit needs the layers' recurrences; use `commit_replaying`")]
     NeedsReplay,
+    /// Files of prefixes cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// A pool operation failed.
     #[error(transparent)]
     Kernel(#[from] cacheplan_kernels::KernelError),

@@ -5,6 +5,7 @@ mod checkpoints;
 mod commit;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod disk;
 pub(crate) mod error;
 mod fault;
 mod host;
@@ -26,6 +27,7 @@ mod set;
 mod tests;
 
 pub use captured::{CapturedState, LayerState};
+pub use disk::{DiskError, FoundPrefix, PrefixFiles};
 pub use hybrid::{MambaHybridCacheManager, Manager};
 pub use int8::Int8Error;
 pub use interchange::{MlaBlocks, MlaCache};

@@ -46,7 +46,7 @@ impl MambaCacheManager {
     }
 
     /// The pools in which checkpoints lie, one for each pool of slots.
-    fn checkpoint_pools(&self) -> impl Iterator<Item = &PoolTensor> {
+    pub(super) fn checkpoint_pools(&self) -> impl Iterator<Item = &PoolTensor> {
         let apart = self.checkpoints.iter().map(|pool| &pool.tensor);
         let slots = self.slot_pools().filter(|_| self.checkpoints.is_empty());
         apart.chain(slots)

@@ -195,6 +195,7 @@ fn each_commented_line_is_a_key_with_a_value_that_reads() {
 #[case("speculation")]
 #[case("parallel")]
 #[case("host")]
+#[case("disk")]
 #[case("engine")]
 fn no_key_is_missing_from_the_commented_file(#[case] section: &str) {
     let header = if section.is_empty() { String::new() } else { format!("[{section}]\n") };

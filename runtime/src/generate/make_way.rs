@@ -57,7 +57,7 @@ impl Generator<'_, '_> {
     }
 
     /// Lets prefixes that nobody uses make way; whether any did.
-    fn drop_prefixes(&mut self, lack: &Lack) -> Result<bool, RuntimeError> {
+    pub(super) fn drop_prefixes(&mut self, lack: &Lack) -> Result<bool, RuntimeError> {
         let Serving { caches, prefixes, .. } = &mut self.serving;
         let dropped = prefixes.as_mut().map(|prefixes| caches.with_book(|book| prefixes.make_room(book, lack)));
         Ok(dropped.transpose()?.unwrap_or(false))

@@ -6,6 +6,7 @@ use cacheplan_managers::book::{Accepted, SequenceId};
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
+use super::shares::Shares;
 use super::{Generator, Part, Running, Serving};
 use crate::commit::commit;
 use crate::error::{RequestError, RuntimeError};
@@ -14,21 +15,11 @@ use crate::sampling::Sampler;
 use crate::speculate::Guesses;
 
 impl Generator<'_, '_> {
-    /// How many tokens of each running job the next step computes, and how many more it could.
-    ///
-    /// Decoding goes before prompts, so that a long prompt does not hold up those that are under way.
-    pub(super) fn schedule(&self) -> (Vec<usize>, usize) {
-        let mut left = usize::try_from(self.serving.limits.max_num_tokens).unwrap_or(usize::MAX);
-        let mut chunks = vec![0; self.running.len()];
-        for decoding in [true, false] {
-            for (chunk, running) in chunks.iter_mut().zip(&self.running) {
-                if (running.pending() == 1) == decoding {
-                    *chunk = self.chunk(running, left);
-                    left -= *chunk;
-                }
-            }
-        }
-        (chunks, left)
+    /// How many tokens of each running job the next step computes.
+    pub(super) fn schedule(&self) -> Shares {
+        let tokens = usize::try_from(self.serving.limits.max_num_tokens).unwrap_or(usize::MAX);
+        let pending: Vec<usize> = self.running.iter().map(Running::pending).collect();
+        Shares::of(&pending, tokens, self.serving.max_prefill, |index, left| self.chunk(&self.running[index], left))
     }
 
     /// How many of `left` tokens a job computes next: no more than up to where a state is kept.
@@ -45,7 +36,7 @@ impl Generator<'_, '_> {
     /// Guesses are made where every job decodes: a step either computes what is known or verifies. Those of a draft model
     /// are made when there is room for them.
     pub(super) fn parts(&mut self, drafting: bool) -> Vec<Part> {
-        let (chunks, mut left) = self.schedule();
+        let Shares { chunks, mut left, .. } = self.schedule();
         let verifies =
             drafting && self.running.iter().zip(&chunks).all(|(job, &chunk)| (job.pending(), chunk) == (1, 1));
         let most = |running| if verifies { self.most_drafts(running) } else { 0 };
@@ -210,7 +201,9 @@ impl Generator<'_, '_> {
                 caches.with_book(|book| prefixes.computed(book, lease, decoded))?;
             }
         }
-        Ok(())
+        let prompts =
+            self.running.iter().zip(parts).filter(|(running, part)| part.tokens > 1 && running.job.finish.is_none());
+        prompts.map(|(running, _)| running).try_for_each(|running| Self::leave_in_file(&mut self.serving, running))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Whole sessions: generation, preemption, chunks and resizes leave the tokens as they are.
 
 use cacheplan_planner::Unit;
-use cacheplan_runtime::{Output, Request, Session, SessionOptions};
+use cacheplan_runtime::{Follow, Output, Request, Session, SessionOptions};
 use candle_core::{Device, Tensor};
 use rstest::rstest;
 
@@ -54,6 +54,36 @@ fn the_size_of_a_step_does_not_change_what_is_generated(#[values("nemotron_h", "
     let whole = generate(model, &mut session(model, BUDGET));
     let small_steps = "max_seq_len = 96\nmax_batch_size = 3\nmax_num_tokens = 4\ntokens_per_block = 8\n";
     assert_same(&generate(model, &mut session(model, small_steps)), &whole);
+}
+
+/// The places of requests in the order in which their tokens come.
+#[derive(Default)]
+struct Order(Vec<usize>);
+
+impl Follow for Order {
+    fn token(&mut self, place: usize, _: u32) -> bool {
+        self.0.push(place);
+        true
+    }
+}
+
+#[test]
+fn a_prompt_takes_no_more_than_its_share_of_a_step_beside_decoding() {
+    // The first two prompts fill a step; the third is computed beside their decoding.
+    let requests = [(4, 12), (60, 12), (64, 2)].map(|(prompt, new)| {
+        let prompt = (0..prompt).map(|token| 1 + (token * 7 + prompt) % 90).collect();
+        Request::new(prompt, new)
+    });
+    let served = ["", "max_prefill_tokens = 8\n"].map(|bound| {
+        let mut order = Order::default();
+        let mut session = session("llama", &format!("{BUDGET}{bound}"));
+        let outputs = session.serve(&requests, false, &mut order).unwrap().outputs;
+        let before = order.0.iter().take_while(|&&place| place != 2).filter(|&&place| place == 0).count();
+        (before, outputs.into_iter().map(|output| output.tokens).collect::<Vec<_>>())
+    });
+    // 62 tokens of it in one step and two in the next, or eight in each of eight steps.
+    assert_eq!([served[0].0, served[1].0], [3, 9]);
+    assert_eq!(served[0].1, served[1].1);
 }
 
 #[rstest]

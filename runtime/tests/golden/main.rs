@@ -4,6 +4,7 @@
 mod models;
 
 mod caches;
+mod disk;
 mod gguf;
 mod greedy;
 mod harness;

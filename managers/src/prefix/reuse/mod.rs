@@ -72,6 +72,12 @@ impl ReuseLease {
         self.sequence.id()
     }
 
+    /// What its tokens are told apart by from the same tokens elsewhere.
+    #[must_use]
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
     /// Its tokens: the prompt, and what was told since.
     #[must_use]
     pub fn tokens(&self) -> &[Token] {
@@ -135,6 +141,12 @@ impl PrefixReuse {
     #[must_use]
     pub fn host(&self) -> Option<HostTier> {
         self.tree().config().host
+    }
+
+    /// Returns how many tokens a block has.
+    #[must_use]
+    pub fn tokens_per_block(&self) -> usize {
+        self.block
     }
 
     /// Returns the counters of what reuse has achieved so far.
