@@ -1,6 +1,6 @@
 //! A model's caches as engines see them: attention layers with bytes per token, layers with a state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape};
 
@@ -49,6 +49,8 @@ pub(super) struct Caches<'a> {
     pub(super) attention: Vec<Attention<'a>>,
     /// Layers with a state of fixed size, ascending.
     pub(super) states: Vec<State>,
+    /// What entries of several tokens are formed of, a state of its layer in `states` too.
+    pub(super) forming: Vec<Forming<'a>>,
     /// Whether an indexer chooses the tokens that a latent's attention looks at.
     pub(super) sparse: bool,
 }
@@ -65,6 +67,14 @@ pub(super) struct Attention<'a> {
     pub(super) window: Option<u32>,
     /// Whether it belongs to the draft model.
     pub(super) draft: bool,
+}
+
+/// Rows of tokens that an entry is formed of.
+#[derive(Clone, Copy)]
+pub(super) struct Forming<'a> {
+    pub(super) handler: &'a ResourceHandler,
+    /// Bytes of one token's row.
+    pub(super) row_bytes: u64,
 }
 
 /// The states of one layer.
@@ -88,10 +98,11 @@ impl<'a> Caches<'a> {
     where
         'a: 'b,
     {
-        let mut all = Self { attention: Vec::new(), states: Vec::new(), sparse: false };
-        for Self { attention, states, sparse } in ranks {
+        let mut all = Self { attention: Vec::new(), states: Vec::new(), forming: Vec::new(), sparse: false };
+        for Self { attention, states, forming, sparse } in ranks {
             all.attention.extend(attention.iter().cloned());
             all.states.extend(states);
+            all.forming.extend(forming);
             all.sparse |= sparse;
         }
         all
@@ -119,6 +130,9 @@ impl<'a> Caches<'a> {
             _ => entry_bytes(handler, mla_cache),
         };
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
+        let mut forming = Vec::new();
+        let compressed: BTreeSet<Option<u32>> =
+            held.resources.iter().filter(|it| is_strided(&it.handler)).map(|it| it.layer).collect();
         for (resource, draft) in held.iter() {
             let handler = &resource.handler;
             let growth = handler.growth();
@@ -135,6 +149,11 @@ impl<'a> Caches<'a> {
                     }));
                 }
                 Growth::PerSequence => {
+                    let scored = *handler.kind() == Kind::State && compressed.contains(&resource.layer);
+                    let rows = handler.shape().iter().rev().nth(1).filter(|_| scored || handler.as_ring().is_some());
+                    forming.extend(
+                        rows.map(|rows| Forming { handler, row_bytes: handler.unit_bytes() / rows.size.max(1) }),
+                    );
                     let state = states.entry(resource.layer).or_default();
                     let elements: u64 = handler.shape().iter().map(|dim| dim.size).product();
                     if *handler.kind() == Kind::CausalConv {
@@ -159,7 +178,7 @@ impl<'a> Caches<'a> {
             let index = || Attention { name, handler, bytes: bytes(handler), stride: 1, window, draft: false };
             attention.extend((indexed..latents).map(|_| index()));
         }
-        Self { attention, states: states.into_values().collect(), sparse: indexer.is_some() }
+        Self { attention, states: states.into_values().collect(), forming, sparse: indexer.is_some() }
     }
 
     /// Bytes per token of all layers for which `of` holds; rounded up for compressed caches.
@@ -188,6 +207,11 @@ impl<'a> Caches<'a> {
     }
 }
 
+/// Whether an entry stands for several tokens.
+fn is_strided(handler: &ResourceHandler) -> bool {
+    matches!(handler.growth(), Growth::Paged { stride: 2.., .. })
+}
+
 /// Whether it holds an indexer's keys, one per token.
 fn is_indexer(handler: &ResourceHandler) -> bool {
     let every_token = matches!(handler.growth(), Growth::Paged { stride: 1, .. });
@@ -199,7 +223,7 @@ const SCALED_TOGETHER: u64 = 128;
 
 /// An index key is 8 bits wide whatever the dtype of the cache (vLLM's indexer cache, SGLang's NSA and DSA pools,
 /// TensorRT-LLM's DSA cache managers).
-const fn index_bytes(head_dim: u64) -> u64 {
+pub(super) const fn index_bytes(head_dim: u64) -> u64 {
     head_dim + head_dim / SCALED_TOGETHER * 4
 }
 

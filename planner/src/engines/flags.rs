@@ -101,6 +101,7 @@ pub(crate) static SGLANG: Dialect = Dialect {
                 (DType::F8E4m3, "fp8_e4m3", 0),
                 (DType::F8E5m2, "fp8_e5m2", 0),
                 (DType::Nvfp4, "nvfp4", 0),
+                (DType::Nvfp4, "fp4_e2m1", 0),
             ],
         ),
         flag("swa-full-tokens-ratio", "engine.window_ratio", window_ratio),

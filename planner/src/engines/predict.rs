@@ -72,7 +72,8 @@ impl Inputs<'_> {
         let beside = |resource: &&Resource| {
             let of_a_mixer = |dim: &Dim| matches!(dim.split, Split::Sections(_));
             let is_conv = *resource.handler.kind() == Kind::CausalConv;
-            resource.handler.as_ring().is_some() || (is_conv && !resource.handler.shape().iter().any(of_a_mixer))
+            let is_ring = resource.handler.as_ring().is_some() && !rules.forms_entries;
+            is_ring || (is_conv && !resource.handler.shape().iter().any(of_a_mixer))
         };
         let compressed = resources().find(of_several_tokens).filter(|_| !rules.compresses);
         if let Some(unread) = compressed.or_else(|| resources().find(beside)) {
@@ -82,7 +83,9 @@ impl Inputs<'_> {
         // An engine can be told to run a model in either float of 16 bits, which its keys and values follow.
         let own = [self.model.dtype, DType::Bf16, DType::F16];
         let is_kept = |dtype: DType| own.contains(&dtype) || told.contains(&dtype);
-        let kept = resources().filter(|resource| resource.handler.kind().is_kv());
+        // Records of compressed attention are the engine's own.
+        let packed = rules.forms_entries && resources().any(|resource| of_several_tokens(&resource));
+        let kept = resources().filter(|resource| resource.handler.kind().is_kv() && !packed);
         let planned = kept.map(|resource| resource.handler.dtype());
         let stated = [options.cache_type_k, options.cache_type_v];
         if let Some(dtype) = planned.chain(stated.into_iter().flatten()).find(|dtype| !is_kept(*dtype)) {

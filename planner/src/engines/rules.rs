@@ -25,8 +25,10 @@ pub(crate) struct EngineRules {
     pub(super) lacks: &'static [&'static str],
     /// What it keeps of ops of such a model where that is not what the op needs.
     pub(super) descriptors: fn(&ModelInfo) -> Option<Descriptor>,
-    /// Whether its rules for the compressed entries of DeepSeek-V4 were read.
+    /// Whether its rules for compressed entries, such as DeepSeek-V4's, were read.
     pub(super) compresses: bool,
+    /// Whether its rules for rings of what such an entry is formed of were read.
+    pub(super) forms_entries: bool,
     /// Its options: the keys of `[engine]` that its rules go by, besides those that all go by.
     pub(crate) consumes: &'static [&'static str],
     /// Whether what it captures of steps takes bytes beside those of a step.

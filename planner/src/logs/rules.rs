@@ -126,10 +126,7 @@ pub(super) fn outcome(prediction: &EnginePrediction, fact: Fact, max_seq_len: u6
         Fact::NumBlocks => prediction.num_blocks,
         Fact::Tokens => prediction.tokens,
         Fact::WindowTokens => prediction.window_tokens,
-        Fact::Concurrency => {
-            let (blocks, each) = (prediction.num_blocks?, prediction.blocks_per_request?.max(1));
-            u64::try_from((u128::from(blocks) * 200 + u128::from(each)) / (2 * u128::from(each))).ok()
-        }
+        Fact::Concurrency => prediction.concurrency.map(|times| (times * 100.0).round() as u64),
         Fact::KvBytes => prediction.kv_bytes,
         Fact::StateSlots => prediction.state_slots,
         Fact::SsmBytes => prediction.ssm_bytes,

@@ -89,11 +89,13 @@ mod tests {
     /// Every version whose parser was read.
     fn specs() -> Vec<cacheplan_planner::EngineSpec> {
         let specs = [
+            "vllm@0.8.5",
             "vllm@0.11.0",
             "vllm@0.18.0",
             "vllm@0.24.0",
             "vllm@0.28.0",
             "vllm@0.33.0",
+            "sglang@0.4.6",
             "sglang@0.5.9",
             "sglang@0.5.18",
             "sglang@0.5.23",

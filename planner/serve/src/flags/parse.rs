@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use cacheplan_planner::engines::Version;
 use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
 use super::meaning::{Meaning, meaning};
-use super::table::{Arity, Flag, Kind, flags};
+use super::table::{Arity, Flag, Kind, flags, of_command};
 use super::values::{human_int, refuses};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -45,6 +46,9 @@ impl Setting {
         }
     }
 }
+
+/// From this build on llama.cpp's `-fa` has a value; before it was a switch.
+const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 
 /// How an engine's parser reads words.
 struct Grammar {
@@ -142,6 +146,7 @@ impl Grammar {
         let mut values: Vec<String> = stuck.into_iter().collect();
         let is_value = |at: usize| words.get(at).filter(|word| !self.is_flag(word)).cloned();
         let (least, most) = match flag.values {
+            _ if self.was_a_switch(flag) => (0, 0),
             Arity::Exactly(count) => (count, count),
             Arity::Optional => (0, 1),
             Arity::AtLeast(least) => (least, usize::MAX),
@@ -162,6 +167,11 @@ impl Grammar {
             return Err(self.no_value(flag));
         }
         self.put(parsed, Setting { flag, on, values }).map(|()| next)
+    }
+
+    fn was_a_switch(&self, flag: &Flag) -> bool {
+        let llama_cpp = self.engine.engine.name() == "llama.cpp";
+        llama_cpp && flag.name == "--flash-attn" && of_command(self.engine) < FLASH_ATTENTION_HAS_VALUES
     }
 
     /// A word that argparse takes for a flag rather than for a value; others take any word behind a flag.

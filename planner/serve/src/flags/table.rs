@@ -2,8 +2,8 @@
 
 use std::sync::LazyLock;
 
-use cacheplan_planner::Engine;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::{Engine, EngineSpec};
 
 /// A flag of an engine's parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,16 +73,59 @@ const FILES: [(&str, &str); 4] = [
 static TABLES: LazyLock<Vec<Table>> =
     LazyLock::new(|| FILES.into_iter().map(|(engine, text)| Table::parse(engine, text)).collect());
 
+/// Flags that went before the first parser that was read, with their engine and the first version without.
+static OLDER: LazyLock<Vec<(&str, Version, Flag)>> = LazyLock::new(|| {
+    let lines = include_str!("older.tsv").lines().filter(|line| !line.starts_with('#'));
+    lines.flat_map(older).collect()
+});
+
+fn older(line: &'static str) -> Vec<(&'static str, Version, Flag)> {
+    let [engine, until, values, choices, names] = *line.split('\t').collect::<Vec<_>>() else { return Vec::new() };
+    let Ok(until) = until.parse() else { return Vec::new() };
+    let values = Arity::parse(values);
+    let kind = if values == Arity::Exactly(0) { Kind::Switch } else { Kind::Text };
+    let choices: Vec<&str> = choices.split(',').filter(|choice| !choice.is_empty()).collect();
+    let flag = |name| {
+        let choices = choices.clone();
+        Flag {
+            name,
+            aliases: Vec::new(),
+            negated: Vec::new(),
+            values,
+            kind,
+            default: None,
+            choices,
+            group: "",
+            env: None,
+        }
+    };
+    names.split(' ').map(|name| (engine, until, flag(name))).collect()
+}
+
 /// The flags of an engine's version; of one that was not read those of both its neighbours.
 pub(crate) fn flags(engine: Engine, version: Version) -> Vec<&'static Flag> {
     let Some(table) = TABLES.iter().find(|table| table.engine == engine.name()) else { return Vec::new() };
     let after = |at: usize| at == 0 || table.read.get(at - 1).is_none_or(|before| version > *before);
     let until = |at: usize| at + 1 >= table.read.len() || table.read.get(at + 1).is_none_or(|next| version < *next);
     let mut found: Vec<&Row> = table.rows.iter().filter(|row| after(row.since) && until(row.until)).collect();
-    // Of two forms the one that came first is kept.
+    // Of two forms the one that came first is kept, unless the other takes all that it takes.
     found.sort_by_key(|row| (row.flag.name, row.since));
-    found.dedup_by_key(|row| row.flag.name);
-    found.into_iter().map(|row| &row.flag).collect()
+    found.dedup_by(|later, first| {
+        let is_same = later.flag.name == first.flag.name;
+        if is_same && later.flag.extends(&first.flag) {
+            *first = *later;
+        }
+        is_same
+    });
+    let older = OLDER.iter().filter(|(of, until, _)| *of == engine.name() && version < *until);
+    found.into_iter().map(|row| &row.flag).chain(older.map(|(_, _, flag)| flag)).collect()
+}
+
+/// The version that a command is for: where none is named the newest parser's, which may be newer than the last change of rules.
+pub(crate) fn of_command(engine: EngineSpec) -> Version {
+    let read = TABLES.iter().find(|table| table.engine == engine.engine.name()).and_then(|table| table.read.last());
+    let newest = read.copied().filter(|_| engine.version == engine.engine.newest());
+    newest.map_or(engine.version, |newest| newest.max(engine.version))
 }
 
 /// Whether the version's own parser was read.
@@ -149,6 +192,12 @@ impl Kind {
 }
 
 impl Flag {
+    /// Whether it is the other, but for more choices.
+    fn extends(&self, other: &Self) -> bool {
+        let chooses = !other.choices.is_empty() && other.choices.iter().all(|choice| self.choices.contains(choice));
+        chooses && self.values == other.values && self.kind == other.kind && self.default == other.default
+    }
+
     /// Every way to write it.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name).chain(self.aliases.iter().copied()).chain(self.negated.iter().copied())
@@ -171,6 +220,9 @@ mod tests {
     #[case("vllm@0.11.0", "--swap-space", true)]
     #[case("vllm@0.33.0", "--swap-space", false)]
     #[case("vllm@0.8.5", "--tensor-parallel-size", true)]
+    #[case("vllm@0.8.5", "--num-scheduler-steps", true)]
+    #[case("vllm@0.11.0", "--num-scheduler-steps", false)]
+    #[case("sglang@0.4.6", "--enable-ep-moe", true)]
     #[case("vllm@0.30.0", "--prefix-match-unit", true)]
     #[case("sglang@0.5.23", "--enable-unified-memory", true)]
     #[case("llama.cpp", "--ctx-size", true)]
@@ -185,6 +237,11 @@ mod tests {
             assert_eq!(table.rows.len(), text.lines().count() - 2, "{}", table.engine);
             let plain = |choice: &&str| choice.chars().all(|char| !"[]'\"".contains(char));
             assert!(table.rows.iter().all(|row| row.flag.choices.iter().all(plain)), "{}", table.engine);
+            let count = include_str!("older.tsv")
+                .lines()
+                .flat_map(|line| line.split('\t').nth(4))
+                .flat_map(|names| names.split(' '));
+            assert_eq!(OLDER.len(), count.count());
             assert!(!table.read.is_empty() && table.rows.iter().all(|row| row.flag.name.starts_with("--")));
         }
     }

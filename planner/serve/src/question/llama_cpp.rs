@@ -2,14 +2,23 @@
 
 use cacheplan_handlers::DType;
 use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
 
 use super::{Limits, Question};
 use crate::error::ServeError;
+use crate::flags::table::of_command;
 use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
 const SLOTS: u64 = 4;
 const BATCH: u64 = 2048;
+/// From this build on slots that nobody counted share their cells; before there was one.
+const SHARES: Version = Version(6924, 0, 0);
+/// From this build on one slot is one where it is asked for; from [`SHARES`] to here it was taken for the default.
+const COUNTS_ONE: Version = Version(7418, 0, 0);
+/// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
+const FITS: Version = Version(7407, 0, 0);
+const CONTEXT: u64 = 4096;
 
 /// `--model FILE`, or a file of a repository on the hub.
 pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
@@ -27,7 +36,12 @@ pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let trained = model.info().max_position_embeddings;
-    let stated = question.count("--ctx-size").filter(|cells| *cells > 0);
+    let version = of_command(question.engine);
+    let stated = match question.count("--ctx-size") {
+        Some(0) => None,
+        None if version < FITS => Some(CONTEXT),
+        stated => stated,
+    };
     let missing = || {
         question.refused(
             "the model states no longest sequence; state --ctx-size",
@@ -40,9 +54,14 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if slots == Some(0) {
         return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
     }
-    let sequences = slots.map_or(SLOTS, i64::unsigned_abs);
+    let (sequences, chosen) = match slots {
+        Some(1) if (SHARES..COUNTS_ONE).contains(&version) => (SLOTS, true),
+        Some(slots) => (slots.unsigned_abs(), false),
+        None if version < SHARES => (1, false),
+        None => (SLOTS, true),
+    };
     // Where it chooses the slots they share the cells.
-    let shared = question.flag("--kv-unified").map_or(slots.is_none(), |setting| setting.on);
+    let shared = question.flag("--kv-unified").map_or(chosen, |setting| setting.on);
     let each = if shared { cells } else { cells / sequences };
     if each == 0 {
         let said = format!("{cells} cells are fewer than {sequences} slots");

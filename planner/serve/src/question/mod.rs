@@ -91,6 +91,8 @@ pub struct Question {
     stated: Vec<Override>,
     above: Vec<Override>,
     knows_bytes: bool,
+    /// Those that a device has for caches at least; 0 where nobody says.
+    cache_bytes: u64,
 }
 
 /// What the engine makes of the question once the model is known.
@@ -125,7 +127,8 @@ impl Question {
         let mut words = launch.words.clone();
         // In front, so that what the command says itself wins.
         let known = flags(engine.engine, engine.version);
-        words.splice(start..start, tensorrt_llm::as_flags(&launch.config, &known)?);
+        let (config, stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
+        words.splice(start..start, config);
         let parsed = parse(engine, &words, start, &env)?;
         let named = launch.device.as_deref().map(str::parse::<Devices>);
         let (devices, unknown_device) = match (options.devices.clone(), named) {
@@ -149,9 +152,10 @@ impl Question {
             devices,
             unknown_device,
             gpus: launch.gpus.into_iter().chain(visible(&launch.env)).min(),
-            stated: Vec::new(),
+            stated,
             above: options.overrides.clone(),
             knows_bytes: options.cache_bytes.is_some(),
+            cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
         question.read_flags()?;
         question.read_model()?;

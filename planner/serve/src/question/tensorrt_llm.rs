@@ -1,6 +1,8 @@
 //! TensorRT-LLM's own flags and defaults, as `commands/serve.py` has them.
 
-use cacheplan_planner::ModelCaches;
+use cacheplan_handlers::DType;
+use cacheplan_planner::engines::FlagMeaning;
+use cacheplan_planner::{Engine, ModelCaches, Override};
 
 use super::{Limits, Question};
 use crate::error::ServeError;
@@ -14,14 +16,41 @@ const STEP: u64 = 8192;
 /// A key of its file of options that no flag is called as.
 const FRACTION: &str = "kv_cache_config.free_gpu_memory_fraction";
 
-/// The settings of a file of options as the flags that say the same.
-pub(super) fn as_flags(config: &[(String, String)], known: &[&Flag]) -> Result<Vec<String>, ServeError> {
+/// Keys, or what they begin with, that no cache's size depends on: what is reused, where else blocks lie, and how a step runs.
+const OF_NO_CACHE: [&str; 18] = [
+    "kv_cache_config.copy_on_partial_reuse",
+    "kv_cache_config.enable_block_reuse",
+    "kv_cache_config.enable_partial_reuse",
+    "kv_cache_config.event_buffer_max_size",
+    "kv_cache_config.host_cache_size",
+    "kv_cache_config.onboard_blocks",
+    "kv_cache_config.secondary_offload_min_priority",
+    "attn_backend",
+    "cuda_graph_config",
+    "disable_overlap_scheduler",
+    "enable_iter_perf_stats",
+    "enable_iter_req_stats",
+    "moe_config",
+    "print_iter_log",
+    "sampler_type",
+    "scheduler_config",
+    "stream_interval",
+    "torch_compile_config",
+];
+
+/// The settings of a file of options as the flags that say the same, and those that no flag says.
+pub(super) fn settings(
+    config: &[(String, String)],
+    engine: Engine,
+    known: &[&Flag],
+) -> Result<(Vec<String>, Vec<Override>), ServeError> {
     let mut words = Vec::new();
+    let mut stated = Vec::new();
     for (key, value) in config {
         let name = if key == FRACTION { "--free_gpu_memory_fraction".to_owned() } else { format!("--{key}") };
         let Some(flag) = known.iter().find(|flag| flag.name == name) else {
-            let why = "nobody read what this key of the file of options does to caches".to_owned();
-            return Err(ServeError::NotHandled { flag: key.clone(), why, remedies: Vec::new() });
+            stated.extend(of_key(key, value, engine)?);
+            continue;
         };
         match flag.values {
             Arity::Exactly(0) if value != "true" => {}
@@ -29,7 +58,31 @@ pub(super) fn as_flags(config: &[(String, String)], known: &[&Flag]) -> Result<V
             _ => words.extend([name, value.clone()]),
         }
     }
-    Ok(words)
+    Ok((words, stated))
+}
+
+/// What a key says that no flag is called as, if anything of caches.
+fn of_key(key: &str, value: &str, engine: Engine) -> Result<Option<Override>, ServeError> {
+    let begins = |known: &&str| key.strip_prefix(*known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    let is_off = key == "enable_attention_dp" && value == "false";
+    if is_off || OF_NO_CACHE.iter().any(begins) {
+        return Ok(None);
+    }
+    let of = |path: &str, value: String| Ok(Some(Override::by_flag(path, value, key)));
+    match engine.meaning_of(key) {
+        Some(FlagMeaning::Key(path)) => of(path, value.to_owned()),
+        Some(FlagMeaning::DType { own: Some(own), .. }) if own == value => Ok(None),
+        Some(FlagMeaning::DType { path, names, .. }) => {
+            let dtype = names.iter().find(|(_, name, _)| *name == value).map(|(dtype, ..): &(DType, _, _)| *dtype);
+            let dtype = dtype.ok_or_else(|| unread(key, format!("caches in `{value}` were not read")))?;
+            of(path, format!("\"{dtype}\""))
+        }
+        _ => Err(unread(key, "nobody read what this key of the file of options does to caches".into())),
+    }
+}
+
+fn unread(key: &str, why: String) -> ServeError {
+    ServeError::NotHandled { flag: key.to_owned(), why, remedies: Vec::new() }
 }
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
@@ -89,7 +142,14 @@ mod tests {
     fn a_file_of_options_says_what_flags_do_or_is_refused_by_its_key() {
         let engine: cacheplan_planner::EngineSpec = "tensorrt-llm".parse().unwrap();
         let known = flags(engine.engine, engine.version);
-        let of = |key: &str, value: &str| as_flags(&[(key.to_owned(), value.to_owned())], &known);
+        let said = |key: &str, value: &str| settings(&[(key.to_owned(), value.to_owned())], engine.engine, &known);
+        let of = |key: &str, value: &str| said(key, value).map(|(words, _)| words);
+        let stated = |key: &str, value: &str| said(key, value).unwrap().1;
+        assert_eq!(stated("kv_cache_config.tokens_per_block", "64")[0].key, "engine.block_size");
+        assert_eq!(stated("kv_cache_config.dtype", "fp8")[0].value, "\"f8_e4m3\"");
+        for (key, value) in [("kv_cache_config.dtype", "auto"), ("cuda_graph_config.enable_padding", "true")] {
+            assert!(stated(key, value).is_empty(), "{key}");
+        }
         assert_eq!(of(FRACTION, "0.8").unwrap(), ["--free_gpu_memory_fraction", "0.8"]);
         assert_eq!(of("max_batch_size", "8").unwrap(), ["--max_batch_size", "8"]);
         assert_eq!(of("enable_chunked_prefill", "true").unwrap(), ["--enable_chunked_prefill"]);

@@ -1,5 +1,7 @@
 //! vLLM's own flags and defaults, as `engine/arg_utils.py` and `config/` of each version that was read have them.
 
+use std::ops::Range;
+
 use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
@@ -15,37 +17,42 @@ use crate::remedy::Remedy;
 const LARGE_DEVICES: Version = Version(0, 28, 0);
 /// The first read version in which hybrids keep prefixes where nobody says.
 const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
-/// The first version after the last that was logged to turn reuse off for layers of the delta rule.
-const KEEPS_DELTA_STATES: Version = Version(0, 14, 0);
-/// Model types with such layers before that version.
-const DELTA_RULES: [&str; 2] = ["qwen3_next", "kimi_linear"];
+/// Read in 0.19.0, and not in 0.20.0: events of caches turn the grouping of layers off.
+const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
+/// Read in 0.10.2 to 0.12.0, and not in 0.9.1 and 0.14.0: so do chunks of local attention, unless a variable keeps it on.
+const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 0);
+/// Read in 0.14.0, and not in 0.13.0: what ModelOpt calibrated is the dtype of caches.
+const READS_MODELOPT: Version = Version(0, 14, 0);
+/// Read in 0.15.1, and not in 0.14.0: so is what llm-compressor did.
+const READS_COMPRESSOR: Version = Version(0, 15, 0);
 
 /// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
 const COUNTS_GRAPHS: Version = Version(0, 21, 0);
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
-    if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
-        let why = "the caches of vLLM's first engine were not read".to_owned();
-        return Err(ServeError::NotHandled { flag: "VLLM_USE_V1".into(), why, remedies: Vec::new() });
-    }
     let (max_seq_len, fits_length) = length(question, model)?;
     let (has_states, has_pages) = kinds(question, model)?;
+    if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
+        if has_states {
+            let why = "the states of vLLM's first engine were not read".to_owned();
+            return Err(ServeError::NotHandled { flag: "VLLM_USE_V1".into(), why, remedies: Vec::new() });
+        }
+        // It has one kind of block.
+        question.default_of("engine.hybrid_kv_cache", false);
+    }
     parallel(question, model)?;
     let batch = batch(question, max_seq_len)?;
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", batch.max_num_tokens);
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
     let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
-    // Logged by 0.13: "Hybrid or mamba-based model detected without support for prefix caching: disabling."
-    let model_type = model.info().model_type.as_str();
-    if has_states && DELTA_RULES.contains(&model_type) && question.engine.version < KEEPS_DELTA_STATES {
-        question.stated.retain(|stated| stated.key != "engine.prefix_caching");
-    }
     question.default_of("engine.prefix_caching", keeps);
     state_blocks(question, max_seq_len)?;
     class(question)?;
+    grouping(question, model);
     connectors::settle(question, model)?;
     dtype(question, model)?;
+    calibrated(question, model);
     memory(question)?;
     speculation::settle(question)?;
     quantization(question, model)?;
@@ -57,6 +64,36 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }
     Ok((Limits { max_seq_len, ..batch }, fits_length))
+}
+
+/// What turned the grouping of layers off in older versions.
+fn grouping(question: &mut Question, model: &ModelCaches) {
+    let version = question.engine.version;
+    let publishes = question.flag("--kv-events-config").is_some() && version < EVENTS_WITH_GROUPS;
+    let kept = question.env.get("VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE").is_some_and(|value| value == "1");
+    let chunks = model.info().model_type.starts_with("llama4") && CHUNKS_WITHOUT_GROUPS.contains(&version) && !kept;
+    if publishes || chunks {
+        question.default_of("engine.hybrid_kv_cache", false);
+    }
+}
+
+/// Older versions do not look at what a checkpoint's caches were calibrated for.
+fn calibrated(question: &mut Question, model: &ModelCaches) {
+    if takes_calibrated(question, model) == Some(false) {
+        let own = if model.info().dtype.name() == "f32" { "bf16" } else { model.info().dtype.name() };
+        question.default_of("dtypes.kv", format!("\"{own}\""));
+    }
+}
+
+/// Whether this version does; none where the checkpoint says nothing of caches.
+fn takes_calibrated(question: &Question, model: &ModelCaches) -> Option<bool> {
+    let section = model.model()?.config.get("quantization_config")?;
+    let stated = |key: &str| section.get(key).is_some_and(|value| !value.is_null());
+    let by_modelopt =
+        section.get("quant_method").and_then(Value::as_str).is_some_and(|name| name.starts_with("modelopt"));
+    let since = if by_modelopt { READS_MODELOPT } else { READS_COMPRESSOR };
+    let says = stated("kv_cache_scheme") || stated("kv_cache_quant_algo");
+    says.then_some(question.engine.version >= since)
 }
 
 /// `--mamba-block-size` is one for prefixes, and that of attention stands for it from then on.
@@ -161,7 +198,8 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
 fn batch(question: &Question, max_seq_len: u64) -> Result<Limits, ServeError> {
     const GIB: u64 = 1 << 30;
     let device = question.device();
-    let bytes = device.map_or(0, |device| device.total_bytes);
+    // A device that is not named has at least the bytes that its caches are said to have.
+    let bytes = device.map_or(question.cache_bytes, |device| device.total_bytes);
     let is_a100 = device.is_some_and(|device| device.name.to_lowercase().contains("a100"));
     let (mut tokens, mut sequences) = match bytes {
         _ if bytes >= 160 * GIB && question.engine.version >= LARGE_DEVICES => (16_384, 1024),
@@ -220,7 +258,9 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
         "bfloat16" => "bf16",
         _ => "f32",
     };
-    for path in ["dtypes.kv", "dtypes.conv"] {
+    // `auto` of caches is what the checkpoint says of them first.
+    let kv = Some("dtypes.kv").filter(|_| takes_calibrated(question, model) != Some(true));
+    for path in kv.into_iter().chain(["dtypes.conv"]) {
         question.default_of(path, format!("\"{name}\""));
     }
     if name == "f32" && kinds(question, model)?.0 {

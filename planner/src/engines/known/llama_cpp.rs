@@ -25,6 +25,8 @@ pub(crate) use log::WORDS;
 const ALIGNMENT: u64 = 256;
 /// From this build on parallel sequences have cells of their own; before they shared them.
 const OWN_CELLS: Version = Version(5913, 0, 0);
+/// From this build on layers that see a window keep cells for it alone.
+const WINDOWS: Version = Version(5432, 0, 0);
 /// Model types that it has no windows for: all of their layers see everything.
 const WITHOUT_WINDOWS: [&str; 7] = ["mistral", "mixtral", "phi3", "plamo2", "qwen2", "qwen2_moe", "starcoder2"];
 const DEFAULT_UBATCH: u64 = 512;
@@ -68,6 +70,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     ],
     descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
     compresses: true,
+    forms_entries: false,
     consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],
     captures_apart: false,
     logit_bytes: |_| LOGIT_BYTES,
@@ -97,7 +100,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let compressed = situation.caches.attention.iter().any(|cache| cache.stride > 1);
     let streams = |sequences: u64| if own_cells || compressed { sequences } else { 1 };
     let context = |sequences: u64| stream(sequences).saturating_mul(if own_cells { sequences } else { 1 });
-    let knows_windows = !WITHOUT_WINDOWS.contains(&situation.model.model_type.as_str());
+    let knows_windows = situation.version >= WINDOWS && !WITHOUT_WINDOWS.contains(&situation.model.model_type.as_str());
     let window = |cache: &Attention<'_>| cache.window.filter(|_| knows_windows);
     let cells = |cache: &Attention<'_>, sequences: u64| match window(cache) {
         Some(window) if !situation.options.swa_full.unwrap_or(false) => {

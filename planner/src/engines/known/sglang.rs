@@ -28,6 +28,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     lacks: &[],
     descriptors: |_| None,
     compresses: false,
+    forms_entries: false,
     consumes: &["block_size", "max_total_tokens", "prefix_caching", "state_slots", "state_ratio", "window_ratio"],
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,

@@ -29,6 +29,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     lacks: &[],
     descriptors: |_| None,
     compresses: false,
+    forms_entries: false,
     consumes: &["block_size", "state_slots"],
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,

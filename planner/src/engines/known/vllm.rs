@@ -5,6 +5,7 @@
 //! `tests/fixtures/oracles`.
 
 mod log;
+mod packed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -23,6 +24,8 @@ use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;
 use crate::solver::solve::last;
 
+use packed::Family;
+
 pub(crate) use log::WORDS;
 
 pub(crate) static RULES: EngineRules = EngineRules {
@@ -35,6 +38,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let cast = (run_in != model.dtype).then_some(run_in);
         // Kimi's delta attention; Nemotron-H in the newest versions, where its config says nothing.
         let float32 = model.model_type.starts_with("kimi")
+            || model.model_type.starts_with("glm5_next")
             || (model.model_type == "nemotron_h" && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
         let state = if float32 { DType::F32 } else { run_in };
         let narrow = NARROW_ON_BLACKWELL.contains(&&*model.model_type)
@@ -51,7 +55,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "zamba2" => Some(expanded::heads()),
         _ => None,
     },
-    compresses: false,
+    compresses: true,
+    forms_entries: true,
     consumes: &[
         "block_size",
         "num_blocks",
@@ -89,12 +94,18 @@ const REPORTS_CONCURRENCY: Version = Version(0, 20, 1);
 /// From here on the alignment of a latent's block is that of the kernel that is chosen (change 37467, April 2026), and a
 /// stated block is an alignment of a hybrid's block instead of its least size.
 const ASKS_THE_KERNEL: Version = Version(0, 21, 0);
+/// Read in 0.12.0 to 0.17.1, and not in 0.11.2 and 0.18.0: a hybrid's heads of 256 on Blackwell have blocks of 32, as FlashInfer
+/// reads none of 16.
+const WIDE_ON_BLACKWELL: Range<Version> = Version(0, 12, 0)..Version(0, 18, 0);
+/// Read in 0.9.1, and not in 0.9.0: layers of several kinds are several groups; before windows beside full attention kept every
+/// token.
+const GROUPS_KINDS: Version = Version(0, 9, 1);
 /// From here on a group is as large as the most layers of a kind where those are close to the fewest (change 29303).
 const PADS_CLOSE_KINDS: Version = Version(0, 12, 0);
 /// From here on close is below 1.5 times, before below 1.25 times (change 36684, March 2026).
 const PADS_MORE: Version = Version(0, 18, 0);
-/// Read in 0.28.0, and not in 0.24.0: steps overlap, of which each may hold a whole batch of tokens.
-const OVERLAPS_STEPS: Version = Version(0, 28, 0);
+/// Read in 0.26.0, and not in 0.25.0: steps overlap, of which each may hold a whole batch of tokens.
+const OVERLAPS_STEPS: Version = Version(0, 26, 0);
 /// Also with drafts that come from the text, not from a model, as 0.33.0 answers and 0.32.0 does not.
 const OVERLAPS_DRAFTS_FROM_TEXT: Version = Version(0, 33, 0);
 /// Read in 0.29.0, and not in 0.28.0: it starts only where the bytes beside the null block hold a sequence of `max_seq_len` tokens.
@@ -129,8 +140,16 @@ const WITHOUT_STAGES: [&str; 4] = ["gemma3n", "gemma3n_text", "mamba2", "zamba2"
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Spec {
     Full(Entry),
-    Window { window: u32, entry: Entry },
-    State { bytes: u64, exported: u64 },
+    Window {
+        window: u32,
+        entry: Entry,
+    },
+    State {
+        bytes: u64,
+        exported: u64,
+    },
+    /// A block for each sequence.
+    Ring,
 }
 
 /// What attention keeps of one token.
@@ -149,6 +168,7 @@ impl Spec {
             Self::Full(_) => (0, 0),
             Self::Window { window, .. } => (1, window as u64),
             Self::State { bytes, .. } => (2, bytes),
+            Self::Ring => (3, 0),
         }
     }
 }
@@ -179,6 +199,19 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
         let (path, value) = ("engine.mamba_cache_mode", "all");
         return Some(EngineRefusal::Gone { engine, version, path, value, instead: "\"align\" is what it does" });
     }
+    let compressed = situation.caches.attention.iter().find(|cache| cache.stride > 1);
+    match (compressed, Family::of(model)) {
+        // Ranks that divide a sequence's tokens keep windows whole, which was not read.
+        (Some(cache), Some(_)) if situation.load.context_ranks > 1 => {
+            return Some(EngineRefusal::Unread { engine, cache: cache.name.to_owned() });
+        }
+        (Some(_), Some(family)) if situation.version < family.since() => {
+            let (model, version) = (model.to_owned(), situation.version.to_string());
+            return Some(EngineRefusal::Architecture { engine, version, model });
+        }
+        (Some(cache), None) => return Some(EngineRefusal::Unread { engine, cache: cache.name.to_owned() }),
+        _ => {}
+    }
     let latents = situation.caches.attention.iter().find(|cache| *cache.handler.kind() == Kind::MlaPaged);
     let multiple = sparse_block(situation);
     match (latents.filter(|_| situation.caches.sparse), situation.options.block_size) {
@@ -200,49 +233,16 @@ fn capability(situation: &Situation<'_>) -> u32 {
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     // Layers are grouped before they are divided over stages, and the config is one for all.
-    let situation = &situation.of_all_stages();
+    let situation = &packed::without_forming(situation.of_all_stages());
     let block = block_size(situation);
-    let specs = specs(situation)?;
-    if specs.is_empty() {
+    let division = match Family::of(&situation.model.model_type) {
+        Some(family) => packed::divide(family, situation, block),
+        None => divide(situation, block)?,
+    };
+    let Division { group_size, page: target, buckets, bytes_per_block, all_stages, bucket_bytes } = division;
+    if buckets.is_empty() {
         return Ok(EnginePrediction { num_blocks: Some(1), ..EnginePrediction::default() });
     }
-    let page = |spec: &Spec| match *spec {
-        Spec::Full(entry) | Spec::Window { entry, .. } => entry.bytes * block,
-        Spec::State { bytes, .. } => bytes,
-    };
-    // All pages are padded to the largest; smaller attention pages that divide it hold more tokens instead.
-    let target = specs.keys().map(page).max().unwrap_or(0);
-    let first = specs.keys().next().map(|spec| spec.kind());
-    let uniform = specs.keys().all(|spec| Some(spec.kind()) == first);
-    let stages = 0..situation.stages.len();
-    let (group_size, buckets, bytes_per_block): (u64, Vec<Bucket>, Vec<u128>) = if uniform {
-        // One kind of layer: one group, each layer with its own page.
-        let spec = *specs.keys().next_back().unwrap_or(&Spec::State { bytes: 0, exported: 0 });
-        let on = |stage: usize| specs.values().map(move |on_stages| on_stages[stage]);
-        let pages =
-            |stage: usize| specs.keys().map(page).zip(on(stage)).map(|(page, on)| u128::from(page) * u128::from(on));
-        let bytes = stages.clone().map(|stage| pages(stage).sum()).collect();
-        let on_stages: Vec<u64> = stages.clone().map(|stage| on(stage).sum()).collect();
-        (on_stages.iter().sum(), vec![Bucket { spec, on_stages, groups: 1, block }], bytes)
-    } else {
-        let group_size = group_size(specs.values().map(|on_stages| on_stages.iter().sum()), situation.version);
-        let buckets = specs.into_iter().map(|(spec, on_stages)| Bucket {
-            groups: on_stages.iter().sum::<u64>().div_ceil(group_size),
-            block: match spec {
-                Spec::Full(entry) | Spec::Window { entry, .. } if target.is_multiple_of(page(&spec)) => {
-                    target / entry.bytes
-                }
-                _ => block,
-            },
-            spec,
-            on_stages,
-        });
-        let buckets: Vec<Bucket> = buckets.collect();
-        // Layers are dealt out to the groups of their kind in turns, so that a stage has about as many of each.
-        let most = |stage: usize| buckets.iter().map(|bucket| bucket.on_stages[stage].div_ceil(bucket.groups)).max();
-        let bytes = stages.clone().map(|stage| u128::from(target) * u128::from(most(stage).unwrap_or(0))).collect();
-        (group_size, buckets, bytes)
-    };
     let groups: u64 = buckets.iter().map(|bucket| bucket.groups).sum();
     // The poorest stage decides for all.
     let num_blocks = match situation.options.num_blocks {
@@ -257,11 +257,13 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let length = situation.load.max_seq_len;
     let blocks_of = |length: u64| blocks_per_request(situation, &buckets, length);
     let blocks_per_request = blocks_of(length);
-    let concurrency = num_blocks as f64 / blocks_per_request.max(1) as f64;
+    let counted = match &bucket_bytes {
+        Some(bytes) => packed::blocks_by_bytes(&buckets, bytes, |bucket| blocks_of_group(situation, bucket, length)),
+        None => blocks_per_request,
+    };
+    let concurrency = num_blocks as f64 / counted.max(1) as f64;
     let sequences = sequences(situation, &buckets, num_blocks);
     let own_block = bytes_per_block.get(situation.stage).copied().unwrap_or(0);
-    let all_stages: u128 =
-        if uniform { bytes_per_block.iter().sum() } else { u128::from(target) * u128::from(group_size) };
     let least = situation.stages.iter().filter_map(|stage| stage.bytes).min();
     let (checked, checked_block) = match least.filter(|_| COUNTS_ALL_STAGES.contains(&situation.version)) {
         Some(bytes) => (u64::try_from(u128::from(bytes) / all_stages.max(1)).unwrap_or(u64::MAX), all_stages),
@@ -279,13 +281,14 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         block_size: Some(block),
         page_bytes: Some(target),
         groups: Some(groups),
-        group_size: Some(group_size),
+        group_size,
         num_blocks: Some(num_blocks),
-        padding_layers: Some(buckets.iter().map(|bucket| bucket.groups * group_size - bucket.layers()).sum()),
+        padding_layers: group_size
+            .map(|size| buckets.iter().map(|bucket| bucket.groups * size - bucket.layers()).sum()),
         state_page_bytes: state_pages(situation).max(),
         blocks_per_request: Some(blocks_per_request),
         concurrency: Some((concurrency * 100.0).round() / 100.0),
-        tokens: u64::try_from(tokens(situation, &buckets, num_blocks, blocks_per_request)).ok(),
+        tokens: u64::try_from(tokens(situation, &buckets, num_blocks, counted)).ok(),
         kv_bytes: u64::try_from(u128::from(num_blocks) * own_block).ok(),
         sequences: situation.budget.max_batch_size.map_or(sequences, |cap| cap.min(sequences)),
         notes,
@@ -295,18 +298,90 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
 
 /// Blocks that one sequence of so many tokens needs over all groups.
 fn blocks_per_request(situation: &Situation<'_>, buckets: &[Bucket], length: u64) -> u64 {
+    buckets.iter().map(|bucket| bucket.groups * blocks_of_group(situation, bucket, length)).sum()
+}
+
+/// The same in one group of a bucket.
+fn blocks_of_group(situation: &Situation<'_>, bucket: &Bucket, length: u64) -> u64 {
     // Context-parallel ranks divide a sequence's tokens, so that each block counts for all of them.
     let ranks = situation.load.context_ranks;
     let in_flight = concurrent_steps(situation) * situation.load.max_num_tokens;
     let chunked = situation.model.model_type.starts_with("llama4");
-    let blocks = |bucket: &Bucket| match bucket.spec {
+    match bucket.spec {
         Spec::Full(_) => length.div_ceil(bucket.block * ranks),
         // A chunk begins with a block, so that one more than it fills is never touched.
         Spec::Window { window, .. } if chunked => (u64::from(window) + in_flight).min(length).div_ceil(bucket.block),
         Spec::Window { window, .. } => (u64::from(window) - 1 + in_flight).min(length).div_ceil(bucket.block) + 1,
         Spec::State { exported, .. } => state_blocks(situation, exported, bucket.block),
+        Spec::Ring => 1,
+    }
+}
+
+/// How layers are divided into groups.
+struct Division {
+    /// Layers in a group, where all have as many.
+    group_size: Option<u64>,
+    /// Bytes of the largest page.
+    page: u64,
+    buckets: Vec<Bucket>,
+    /// Of each stage.
+    bytes_per_block: Vec<u128>,
+    /// Of one rank that held all stages.
+    all_stages: u128,
+    /// Where the blocks of a sequence are counted by their bytes: those of each bucket, that of full attention first.
+    bucket_bytes: Option<Vec<u128>>,
+}
+
+/// Groups of pages of one size, or one group of layers of one kind.
+fn divide(situation: &Situation<'_>, block: u64) -> Result<Division, PlanError> {
+    let specs = specs(situation)?;
+    let bytes_of = |spec: &Spec| match *spec {
+        Spec::Full(entry) | Spec::Window { entry, .. } => entry.bytes * block,
+        Spec::State { bytes, .. } => bytes,
+        Spec::Ring => 0,
     };
-    buckets.iter().map(|bucket| bucket.groups * blocks(bucket)).sum()
+    // All pages are padded to the largest; smaller attention pages that divide it hold more tokens instead.
+    let page = specs.keys().map(bytes_of).max().unwrap_or(0);
+    let first = specs.keys().next().map(|spec| spec.kind());
+    let stages = 0..situation.stages.len();
+    if let Some((spec, _)) = specs.iter().next_back().filter(|_| specs.keys().all(|spec| Some(spec.kind()) == first)) {
+        // One kind of layer: one group, each layer with its own page.
+        let pages =
+            |stage: usize| specs.iter().map(move |(spec, on)| u128::from(bytes_of(spec)) * u128::from(on[stage])).sum();
+        let bytes_per_block: Vec<u128> = stages.clone().map(pages).collect();
+        let on_stages: Vec<u64> = stages.map(|stage| specs.values().map(|on| on[stage]).sum()).collect();
+        return Ok(Division {
+            group_size: Some(on_stages.iter().sum()),
+            page,
+            all_stages: bytes_per_block.iter().sum(),
+            bytes_per_block,
+            buckets: vec![Bucket { spec: *spec, on_stages, groups: 1, block }],
+            bucket_bytes: None,
+        });
+    }
+    let group_size = group_size(specs.values().map(|on_stages| on_stages.iter().sum()), situation.version);
+    let buckets = specs.into_iter().map(|(spec, on_stages)| Bucket {
+        groups: on_stages.iter().sum::<u64>().div_ceil(group_size),
+        block: match spec {
+            Spec::Full(entry) | Spec::Window { entry, .. } if page.is_multiple_of(bytes_of(&spec)) => {
+                page / entry.bytes
+            }
+            _ => block,
+        },
+        spec,
+        on_stages,
+    });
+    let buckets: Vec<Bucket> = buckets.collect();
+    // Layers are dealt out to the groups of their kind in turns, so that a stage has about as many of each.
+    let most = |stage: usize| buckets.iter().map(|bucket| bucket.on_stages[stage].div_ceil(bucket.groups)).max();
+    Ok(Division {
+        bytes_per_block: stages.map(|stage| u128::from(page) * u128::from(most(stage).unwrap_or(0))).collect(),
+        group_size: Some(group_size),
+        page,
+        buckets,
+        all_stages: u128::from(page) * u128::from(group_size),
+        bucket_bytes: None,
+    })
 }
 
 /// Steps under way, each of which may hold a batch of tokens: one for each stage, and one that is being prepared.
@@ -343,7 +418,7 @@ fn sequences(situation: &Situation<'_>, buckets: &[Bucket], num_blocks: u64) -> 
             Spec::Window { window, .. } => {
                 Some(window).filter(|window| u64::from(*window) < situation.load.max_seq_len)
             }
-            Spec::State { .. } => return None,
+            Spec::State { .. } | Spec::Ring => return None,
         };
         let growth = Growth::Paged { stride: 1, window };
         Some((Demand::new(growth, 1, bucket.block, &situation.load), bucket.groups))
@@ -351,6 +426,7 @@ fn sequences(situation: &Situation<'_>, buckets: &[Bucket], num_blocks: u64) -> 
     let demands: Vec<(Demand, u64)> = buckets.iter().filter_map(demand).collect();
     let states = |bucket: &Bucket| match bucket.spec {
         Spec::State { exported, .. } => bucket.groups * state_blocks(situation, exported, bucket.block),
+        Spec::Ring => bucket.groups,
         Spec::Full(_) | Spec::Window { .. } => 0,
     };
     let states: u64 = buckets.iter().map(states).sum();
@@ -363,12 +439,49 @@ fn sequences(situation: &Situation<'_>, buckets: &[Bucket], num_blocks: u64) -> 
     })
 }
 
+/// Read in 0.11.2, and not in 0.11.0: states are kept with prefix caching, of model types that keep one for every block.
+const KEEPS_STATES: Version = Version(0, 11, 1);
+/// Read in 0.15.1, and not in 0.14.0: so are those of others, the last alone.
+const KEEPS_LAST_STATES: Version = Version(0, 15, 0);
+/// Read in 0.28.0, and not in 0.27.0: where nobody says, the last alone is kept of all model types.
+const KEEPS_LAST_STATES_OF_ALL: Version = Version(0, 28, 0);
+/// Read in 0.21.0 alone: so it is with drafts.
+const KEEPS_LAST_STATES_WITH_DRAFTS: Range<Version> = Version(0, 21, 0)..Version(0, 22, 0);
+/// Model types that can keep a state for every block (`SupportsMambaPrefixCaching`), with the chunk of their scan where their
+/// class states one.
+const KEEPS_EVERY_STATE: [(&str, u64); 9] = [
+    ("bamba", 256),
+    ("falcon_h1", 256),
+    ("falcon_mamba", NO_CHUNK),
+    ("granitemoehybrid", 256),
+    ("jamba", NO_CHUNK),
+    ("mamba", NO_CHUNK),
+    ("mamba2", 256),
+    ("nemotron_h", 128),
+    ("zamba2", 256),
+];
+/// Mamba-1 has none.
+const NO_CHUNK: u64 = 2048;
+
+/// The chunk of the scan of a model that can keep a state for every block.
+fn every_state(situation: &Situation<'_>) -> Option<u64> {
+    let model = situation.model.model_type.as_str();
+    KEEPS_EVERY_STATE.iter().find(|(of, _)| *of == model).map(|(_, chunk)| *chunk)
+}
+
 /// How states are kept.
 fn cache_mode(situation: &Situation<'_>) -> MambaCacheMode {
+    let (version, keeps_all) = (situation.version, every_state(situation).is_some());
+    let with_drafts = situation.draft_tokens > 0 && KEEPS_LAST_STATES_WITH_DRAFTS.contains(&version);
     match situation.options.mamba_cache_mode {
         // Without prefix caching any other mode is ignored, and with it a prefix has its state.
-        _ if !situation.prefix_caching() => MambaCacheMode::None,
-        Some(MambaCacheMode::All) => MambaCacheMode::All,
+        _ if !situation.prefix_caching() || version < KEEPS_STATES => MambaCacheMode::None,
+        _ if version < KEEPS_LAST_STATES && !keeps_all => MambaCacheMode::None,
+        _ if version < KEEPS_LAST_STATES => MambaCacheMode::All,
+        Some(MambaCacheMode::All) if keeps_all => MambaCacheMode::All,
+        None | Some(MambaCacheMode::None) if keeps_all && version < KEEPS_LAST_STATES_OF_ALL && !with_drafts => {
+            MambaCacheMode::All
+        }
         _ => MambaCacheMode::Align,
     }
 }
@@ -388,16 +501,29 @@ fn block_size(situation: &Situation<'_>) -> u64 {
     let attention: Vec<&Attention<'_>> = situation.caches.attention.iter().filter(|cache| !cache.draft).collect();
     let latent = attention.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged);
     let stated = situation.options.block_size;
+    let family = Family::of(&situation.model.model_type);
+    if let Some(block) = family.and_then(|family| family.block(capability(situation))) {
+        return stated.unwrap_or(block);
+    }
     let kernel = kernel_block(situation, latent);
     let state = situation.caches.states.iter().map(|state| aligned_state(situation, state)).max().unwrap_or(0);
     let per_token = attention.iter().map(|cache| cache.bytes.div_ceil(cache.stride)).max();
     let (Some(per_token), true) = (per_token, state > 0) else { return stated.unwrap_or(kernel) };
+    // A state for every block is one at the end of chunks.
+    let scan = every_state(situation).filter(|_| cache_mode(situation) == MambaCacheMode::All).unwrap_or(1);
     if situation.version < ASKS_THE_KERNEL {
-        let alignment = if latent { 64 } else { 16 };
+        let wide = WIDE_ON_BLACKWELL.contains(&situation.version) && is_blackwell(capability(situation));
+        let is_wide = |cache: &&Attention<'_>| shape(cache.handler).1 == 256;
+        let alignment = match latent {
+            true => 64,
+            false if wide && attention.iter().any(is_wide) => 32,
+            false => 16,
+        };
+        let alignment = lcm(alignment, scan);
         return (alignment * state.div_ceil(alignment * per_token)).max(stated.unwrap_or(0));
     }
     let alignment = kernel.max(stated.unwrap_or(0)).max(if latent { 128 } else { 0 });
-    let alignment = lcm(alignment, chunk(situation));
+    let alignment = lcm(lcm(alignment, scan), chunk(situation));
     (alignment * state.div_ceil(alignment * per_token)).next_multiple_of(kernel)
 }
 
@@ -493,7 +619,8 @@ fn specs(situation: &Situation<'_>) -> Result<BTreeMap<Spec, Vec<u64>>, PlanErro
             specs.entry(spec).or_insert_with(|| vec![0; stages])[at] += 1;
         }
     }
-    if situation.options.hybrid_kv_cache == Some(false) { promoted(specs) } else { Ok(specs) }
+    let in_one = situation.options.hybrid_kv_cache == Some(false) || situation.version < GROUPS_KINDS;
+    if in_one { promoted(specs) } else { Ok(specs) }
 }
 
 /// What `--disable-hybrid-kv-cache-manager` makes of them: beside full attention, windows keep every token.
@@ -533,14 +660,17 @@ fn group_size(layers: impl Iterator<Item = u64> + Clone, version: Version) -> u6
     if close { most } else { least }
 }
 
-fn notes(situation: &Situation<'_>, size: u64, groups: u64, page: u64) -> Vec<String> {
+fn notes(situation: &Situation<'_>, size: Option<u64>, groups: u64, page: u64) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(state) = state_pages(situation).max() {
         notes.push(format!("the attention block is as large as the state page of {state} bytes, padded to {page}"));
     }
-    if groups > 1 {
+    if let Some(size) = size.filter(|_| groups > 1) {
         let layers = situation.caches.attention.len() + situation.caches.states.len();
         notes.push(format!("{groups} groups of {size} layers, {} of them padding", groups * size - layers as u64));
+    }
+    if size.is_none() {
+        notes.push(format!("{groups} groups of layers whose pages differ in size, side by side in a block"));
     }
     notes.push("one pool for all groups; block 0 is the null block".into());
     notes
