@@ -90,6 +90,8 @@ pub(crate) struct Book {
     /// Copies of a block beyond the first: the engine keeps them apart, and removes each.
     copies: Table<(u64, u8), u32>,
     groups: Vec<Option<Component>>,
+    /// The windows of groups without numbers: the widest sees everything.
+    windows: Vec<u32>,
     components: Vec<Component>,
     /// Hits end at multiples of this.
     unit: usize,
@@ -105,6 +107,10 @@ pub(crate) struct Book {
 impl Book {
     pub(crate) fn blocks(&self) -> usize {
         self.blocks.len()
+    }
+
+    pub(crate) fn next(&self) -> Option<u64> {
+        self.next
     }
 
     pub(crate) fn left_out(&self) -> u64 {
@@ -124,7 +130,10 @@ impl Book {
         for event in &batch.events {
             match event {
                 Event::Stored(stored) if stored.on_device => self.store(stored, most),
-                Event::Removed { hashes, group, on_device: true } => self.remove(hashes, *group),
+                Event::Removed { hashes, group, window, on_device: true } => {
+                    let number = self.number(*group, *window);
+                    self.remove(hashes, number);
+                }
                 Event::Cleared => {
                     self.blocks.clear();
                     self.by_tokens.clear();
@@ -138,7 +147,7 @@ impl Book {
     }
 
     fn store(&mut self, stored: &Stored, most: usize) {
-        let number = stored.group.unwrap_or(0);
+        let number = self.number(stored.group, stored.window);
         if number >= GROUPS {
             self.has_unknown = true;
             return;
@@ -178,6 +187,23 @@ impl Book {
         }
     }
 
+    /// A group's number; one that has none is told by its window.
+    fn number(&mut self, group: Option<u32>, window: Option<u32>) -> u32 {
+        match (group, window) {
+            (Some(group), _) => group,
+            (None, None) => 0,
+            (None, Some(window)) => {
+                let at = self.windows.iter().position(|known| *known == window).unwrap_or_else(|| {
+                    // One beyond those that are told apart stands for all further ones.
+                    self.windows.truncate(GROUPS as usize);
+                    self.windows.push(window);
+                    self.windows.len() - 1
+                });
+                at as u32
+            }
+        }
+    }
+
     /// What a group keeps follows from its events.
     fn learn(&mut self, number: usize, stored: &Stored) {
         self.has_no_groups |= stored.group.is_none();
@@ -187,11 +213,15 @@ impl Book {
             window: stored.window.unwrap_or(0) as usize,
             groups: 1 << number,
         };
+        let same = |known: Component| {
+            (known.block, known.window, known.kind == told.kind || stored.group.is_none())
+                == (told.block, told.window, true)
+        };
         if self.groups.len() <= number {
             self.groups.resize(number + 1, None);
         }
         match self.groups[number] {
-            Some(known) if known == told => return,
+            Some(known) if same(known) => return,
             // The tail of a prompt is stored in a part of a block.
             Some(known) if told.block < known.block => {
                 self.has_parts = true;
@@ -202,6 +232,12 @@ impl Book {
         }
         self.groups[number] = Some(told);
         self.has_unknown |= told.kind == Kind::Unknown || (told.kind == Kind::Window && told.window == 0);
+        let widest = self.windows.iter().max().map(|widest| *widest as usize);
+        for (group, window) in self.groups.iter_mut().zip(&self.windows) {
+            if let Some(group) = group {
+                group.kind = if Some(*window as usize) == widest { Kind::Full } else { Kind::Window };
+            }
+        }
         let mut components: Vec<Component> = Vec::new();
         for group in self.groups.iter().flatten().filter(|group| group.kind != Kind::Unknown) {
             let same = components
@@ -216,8 +252,7 @@ impl Book {
         self.components = components;
     }
 
-    fn remove(&mut self, hashes: &[u64], group: Option<u32>) {
-        let number = group.unwrap_or(0);
+    fn remove(&mut self, hashes: &[u64], number: u32) {
         if number >= GROUPS {
             return;
         }

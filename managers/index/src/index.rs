@@ -71,18 +71,33 @@ impl Index {
         Self { bounds, books: RwLock::default() }
     }
 
-    /// Takes the bytes that a worker of vLLM or SGLang published under this number.
+    /// Takes the bytes that a worker of vLLM, SGLang or TensorRT-LLM's streaming published under this number.
     /// A gap in the numbers is remembered until the worker clears its blocks or begins anew.
     pub fn take(&self, worker: u64, number: u64, bytes: &[u8]) -> Result<(), Error> {
-        let batch = Batch::from_msgpack(bytes)?;
+        self.take_batch(worker, number, &Batch::from_msgpack(bytes)?)
+    }
+
+    /// Takes an event, or a list of events, that TensorRT-LLM's `get_kv_cache_events` gave; they bring their numbers.
+    pub fn take_trtllm(&self, worker: u64, bytes: &[u8]) -> Result<(), Error> {
+        Batch::from_trtllm(bytes)?.iter().try_for_each(|(number, batch)| self.take_batch(worker, *number, batch))
+    }
+
+    fn take_batch(&self, worker: u64, number: u64, batch: &Batch) -> Result<(), Error> {
         let who = WorkerRank { worker, rank: batch.rank };
         let known = self.books.read().unwrap_or_else(PoisonError::into_inner).get(&who).cloned();
         let book = match known {
             Some(book) => book,
             None => self.welcome(who)?,
         };
-        book.write().unwrap_or_else(PoisonError::into_inner).take(number, &batch, self.bounds.blocks);
+        book.write().unwrap_or_else(PoisonError::into_inner).take(number, batch, self.bounds.blocks);
         Ok(())
+    }
+
+    /// The number that a worker's next batch has, if it published any. Who can have batches replayed takes those from here on
+    /// before one with a higher number.
+    pub fn next(&self, who: WorkerRank) -> Option<u64> {
+        let book = self.books.read().unwrap_or_else(PoisonError::into_inner).get(&who).cloned()?;
+        book.read().unwrap_or_else(PoisonError::into_inner).next()
     }
 
     fn welcome(&self, who: WorkerRank) -> Result<Arc<RwLock<Book>>, Error> {

@@ -13,6 +13,7 @@ mod error;
 mod events;
 mod index;
 mod msgpack;
+mod trtllm;
 
 pub use book::{Reuse, Trust};
 pub use error::Error;
