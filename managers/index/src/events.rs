@@ -35,6 +35,16 @@ pub enum Event {
     Cleared,
 }
 
+impl Event {
+    /// The tokens of a block that it speaks of.
+    pub(crate) fn block(&self) -> Option<usize> {
+        match self {
+            Self::Stored(stored) => Some(stored.block as usize),
+            Self::Removed { .. } | Self::Cleared => None,
+        }
+    }
+}
+
 /// Blocks that can be reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {

@@ -208,7 +208,7 @@ fn sglang_says_nothing_of_states_and_gets_a_bound() {
 
 #[test]
 fn a_bound_costs_a_worker_its_further_blocks_and_says_so() {
-    let index = Index::new(Bounds { workers: 1, blocks: 2 });
+    let index = Index::new(Bounds { workers: 1, blocks: 2, ..Bounds::default() });
     for block in 0..4 {
         index.take(1, block, &stored(0, 0, usize::try_from(block).unwrap())).unwrap();
     }

@@ -19,9 +19,9 @@ fn main() {
         for text in 0..TEXTS {
             let of = (worker * TEXTS + text) % (WORKERS * TEXTS / 4);
             for end in (BLOCK..=TOKENS).step_by(BLOCK).filter(|end| text == 0 || *end > SHARED) {
-                batches.push(stored(of, end, 0));
+                batches.push(stored(of, end, 0, hash));
                 if end % BETWEEN_STATES == 0 {
-                    batches.push(stored(of, end, 1));
+                    batches.push(stored(of, end, 1, hash));
                 }
             }
         }

@@ -25,7 +25,7 @@ fn key(out: &mut Vec<u8>, text: &[u8]) {
 }
 
 /// A batch of one BlockStored of one block, as vLLM sends it.
-pub(crate) fn stored(text: u64, end: usize, group: u8) -> Vec<u8> {
+pub(crate) fn stored(text: u64, end: usize, group: u8, hash: impl Fn(u64, usize) -> u64) -> Vec<u8> {
     let mut out = vec![0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91, 0x8a];
     key(&mut out, b"type");
     key(&mut out, b"BlockStored");
