@@ -117,7 +117,7 @@ impl Index {
         let who = WorkerRank { worker, rank: batch.rank };
         for block in batch.events.iter().filter_map(Event::block) {
             self.widest.fetch_max(block, Ordering::Relaxed);
-            if self.quantum.load(Ordering::Relaxed) == 0 || block % self.quantum.load(Ordering::Relaxed) != 0 {
+            if !block.is_multiple_of(self.quantum.load(Ordering::Relaxed)) {
                 let common = |known| Some(greatest_common_divisor(known, block));
                 let _ = self.quantum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, common);
             }

@@ -19,7 +19,7 @@ impl Span {
         self.groups & groups == groups
             && self.first <= end
             && end <= self.last
-            && (end == self.first || (end - self.first) % self.step == 0)
+            && (end == self.first || (end - self.first).is_multiple_of(self.step))
     }
 }
 
@@ -44,7 +44,11 @@ pub(crate) fn keys(spans: &[Span], of: &Component, most: usize) -> usize {
         let Some(found) = found else { break };
         at = at.max(found);
         let span = &spans[found];
-        end = if of.block % span.step == 0 { next + (span.last.min(most) - next) / of.block * of.block } else { next };
+        end = if of.block.is_multiple_of(span.step) {
+            next + (span.last.min(most) - next) / of.block * of.block
+        } else {
+            next
+        };
     }
     end
 }
@@ -55,7 +59,7 @@ pub(crate) fn last_state(spans: &[Span], of: &Component, tokens: usize, unit: us
     for span in spans.iter().rev().filter(|span| span.groups & of.groups == of.groups && span.first <= tokens) {
         let steps = (span.last.min(tokens) - span.first) / span.step;
         let ends = (0..=steps).rev().map(|steps| span.first + steps * span.step).take_while(|end| *end > best);
-        best = ends.into_iter().find(|end| end % unit == 0).unwrap_or(best);
+        best = ends.into_iter().find(|end| end.is_multiple_of(unit)).unwrap_or(best);
     }
     best
 }
@@ -73,7 +77,7 @@ pub(crate) fn last_window(spans: &[Span], of: &Component, tokens: usize, unit: u
                 end = (next - of.block) / unit * unit;
                 continue 'shorter;
             };
-            let steps = if of.block % span.step == 0 { (next - span.first) / of.block } else { 0 };
+            let steps = if of.block.is_multiple_of(span.step) { (next - span.first) / of.block } else { 0 };
             next = next.saturating_sub((steps + 1) * of.block);
         }
         break;
