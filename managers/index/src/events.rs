@@ -145,7 +145,9 @@ impl Batch {
     /// Makes our own event: vLLM's newest fields, of which group and kind are always there, so that states are told.
     /// Whoever keeps states and publishes nothing of them (a hook in SGLang, a simulator, a runner) sends these.
     pub fn to_msgpack(&self) -> Vec<u8> {
-        let mut out = vec![0x93, 0xc0];
+        let mut out = vec![0x93];
+        // The time, which nobody here asks for; other readers want a float.
+        put_number(&mut out, 0xcb, 0, 8);
         put_number(&mut out, 0xdd, self.events.len() as u64, 4);
         for event in &self.events {
             match event {
