@@ -7,6 +7,7 @@ mod array;
 mod book;
 mod errors;
 mod fit;
+mod index;
 mod lack;
 mod model;
 mod plan;
@@ -31,6 +32,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<array::Array>()?;
     module.add_class::<fit::Fit>()?;
     module.add_class::<simulate::Simulation>()?;
+    module.add_class::<index::Index>()?;
     module.add_function(wrap_pyfunction!(fit::fit, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
     module.add_function(wrap_pyfunction!(plan::make, module)?)?;

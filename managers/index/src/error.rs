@@ -33,6 +33,9 @@ pub enum Error {
         /// What would do.
         wanted: &'static str,
     },
+    /// No event of TensorRT-LLM.
+    #[error("events of TensorRT-LLM: {0}")]
+    Json(String),
     /// An event that is not known.
     #[error("an event of type `{0}`; BlockStored, BlockRemoved and AllBlocksCleared are known")]
     Event(String),

@@ -13,6 +13,11 @@ mod error;
 mod events;
 mod index;
 mod msgpack;
+mod run;
+mod spans;
+mod spread;
+mod texts;
+mod trtllm;
 
 pub use book::{Reuse, Trust};
 pub use error::Error;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cacheplan_index::{Batch, Bounds, Error, Index, Kind, Prompt, Trust};
+use cacheplan_index::{Batch, Bounds, Error, Index, Kind, Prompt, Trust, WorkerRank};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -182,7 +182,7 @@ proptest! {
 #[rstest]
 #[case::cut(&[0x93, 0xc0, 0x91, 0x88], "a batch of events ends at byte 4, within type")]
 #[case::a_length_that_is_not_there(&[0xdd, 0xff, 0xff, 0xff, 0xff, 0xc0, 0xdd, 0xff, 0xff, 0xff, 0xff], "a batch of events ends at byte 11, within the event")]
-#[case::no_list(&[0x05], "batch: the batch is 5, not a list")]
+#[case::no_list(&[0x05], "batch: the batch is 5, not [time, events, rank]")]
 #[case::another_event(
     b"\x92\xc0\x91\x81\xa4type\xa5Moved",
     "an event of type `Moved`; BlockStored, BlockRemoved and AllBlocksCleared are known"
@@ -208,7 +208,7 @@ fn sglang_says_nothing_of_states_and_gets_a_bound() {
 
 #[test]
 fn a_bound_costs_a_worker_its_further_blocks_and_says_so() {
-    let index = Index::new(Bounds { workers: 1, blocks: 2 });
+    let index = Index::new(Bounds { workers: 1, blocks: 2, ..Bounds::default() });
     for block in 0..4 {
         index.take(1, block, &stored(0, 0, usize::try_from(block).unwrap())).unwrap();
     }
@@ -232,6 +232,21 @@ fn a_worker_that_begins_anew_or_late_is_known_as_such() {
     index.take(1, 1, &stored(0, 0, 0)).unwrap();
     index.take(1, 2, &stored(0, 0, 1)).unwrap();
     assert_eq!((ask().tokens, ask().keys, ask().limited_by), (2, 4, Some(Kind::State)));
+}
+
+#[test]
+fn what_was_lost_can_be_replayed_before_it_counts() {
+    let index = Index::new(Bounds::default());
+    let who = WorkerRank { worker: 1, rank: 0 };
+    assert_eq!(index.next(who), None);
+    index.take(1, 0, &stored(0, 0, 0)).unwrap();
+    // Batch 3 arrives; the subscriber sees that 1 and 2 are missing, and asks the publisher for them first.
+    assert_eq!(index.next(who), Some(1));
+    for number in 1..4 {
+        index.take(1, number, &stored(0, 0, usize::try_from(number).unwrap())).unwrap();
+    }
+    let reuse = index.ask(Prompt::Tokens(&tokens(0)))[0].reuse;
+    assert_eq!((reuse.tokens, reuse.trust), (8, Trust::Exact));
 }
 
 #[test]

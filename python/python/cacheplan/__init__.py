@@ -14,12 +14,14 @@ from cacheplan._errors import (
     CacheplanError,
     DoesNotFit,
     EngineError,
+    EventError,
     ExportError,
     ModelError,
     NoRoom,
     PlanError,
     PlanFileError,
 )
+from cacheplan._index import Index, Reuse
 from cacheplan._native import __version__
 from cacheplan._plan import BudgetKey, Cache, Knob, Model, Plan, Ranks, budget_keys, model, plan
 from cacheplan._sweep import sweep
@@ -37,8 +39,10 @@ __all__ = [
     "CacheplanError",
     "DoesNotFit",
     "EngineError",
+    "EventError",
     "ExportError",
     "Fit",
+    "Index",
     "Knob",
     "Lack",
     "Lease",
@@ -51,6 +55,7 @@ __all__ = [
     "PoolStep",
     "PrefixReuse",
     "Ranks",
+    "Reuse",
     "Sequence",
     "Simulation",
     "Step",

@@ -55,6 +55,10 @@ class ExportError(CacheplanError):
     """A plan that an engine has no words for."""
 
 
+class EventError(CacheplanError):
+    """Bytes that are no events of an engine; nothing of them is kept then."""
+
+
 class BookError(CacheplanError):
     """What the books refuse; nothing has changed then."""
 

@@ -1,0 +1,86 @@
+//! How far a worker can go on along the stretches of a prompt that it holds.
+
+use crate::events::Kind;
+
+/// Blocks of a prompt, one behind the other, that the same groups of a worker hold.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    /// The tokens up to the end of the first block.
+    pub(crate) first: usize,
+    /// The tokens up to the end of the last one.
+    pub(crate) last: usize,
+    /// Tokens of each.
+    pub(crate) step: usize,
+    pub(crate) groups: u64,
+}
+
+impl Span {
+    fn has(&self, groups: u64, end: usize) -> bool {
+        self.groups & groups == groups
+            && self.first <= end
+            && end <= self.last
+            && (end == self.first || (end - self.first).is_multiple_of(self.step))
+    }
+}
+
+/// Groups of one kind, block and window: all must hold a block.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) struct Component {
+    pub(crate) kind: Kind,
+    pub(crate) block: usize,
+    pub(crate) window: usize,
+    pub(crate) groups: u64,
+}
+
+/// How many of `most` tokens have keys without a gap. Spans begin one behind the other.
+pub(crate) fn keys(spans: &[Span], of: &Component, most: usize) -> usize {
+    let (mut end, mut at) = (0, 0);
+    while end + of.block <= most {
+        let next = end + of.block;
+        let ahead = spans[at..].iter().take_while(|span| span.first <= next).position(|span| span.has(of.groups, next));
+        // Blocks of several sizes lie across each other.
+        let found =
+            ahead.map(|ahead| at + ahead).or_else(|| spans[..at].iter().position(|span| span.has(of.groups, next)));
+        let Some(found) = found else { break };
+        at = at.max(found);
+        let span = &spans[found];
+        end = if of.block.is_multiple_of(span.step) {
+            next + (span.last.min(most) - next) / of.block * of.block
+        } else {
+            next
+        };
+    }
+    end
+}
+
+/// The longest multiple of `unit`, at most `tokens`, that has a state.
+pub(crate) fn last_state(spans: &[Span], of: &Component, tokens: usize, unit: usize) -> usize {
+    let mut best = 0;
+    for span in spans.iter().rev().filter(|span| span.groups & of.groups == of.groups && span.first <= tokens) {
+        let steps = (span.last.min(tokens) - span.first) / span.step;
+        let ends = (0..=steps).rev().map(|steps| span.first + steps * span.step).take_while(|end| *end > best);
+        best = ends.into_iter().find(|end| end.is_multiple_of(unit)).unwrap_or(best);
+    }
+    best
+}
+
+/// The longest multiple of `unit`, at most `tokens`, before which a window's blocks are all there.
+pub(crate) fn last_window(spans: &[Span], of: &Component, tokens: usize, unit: usize) -> usize {
+    let needed = of.window.saturating_sub(1).div_ceil(of.block).max(1);
+    let mut end = tokens / unit * unit;
+    'shorter: while end > 0 {
+        let blocks = end / of.block;
+        let before = blocks.saturating_sub(needed) * of.block;
+        let mut next = blocks * of.block;
+        while next > before {
+            let Some(span) = spans.iter().rev().find(|span| span.has(of.groups, next)) else {
+                end = (next - of.block) / unit * unit;
+                continue 'shorter;
+            };
+            let steps = if of.block.is_multiple_of(span.step) { (next - span.first) / of.block } else { 0 };
+            next = next.saturating_sub((steps + 1) * of.block);
+        }
+        break;
+    }
+    end
+}
