@@ -10,6 +10,8 @@ mod question;
 mod replay;
 mod search;
 mod sizes;
+#[cfg(test)]
+mod tests;
 
 pub use answer::{Gain, TierPoint, TiersAnswer};
 pub use error::TiersError;
