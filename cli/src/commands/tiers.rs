@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use cacheplan::managers::simulate::Links;
 use cacheplan::managers::simulate::tiers::{TierPoint, TiersAnswer, TiersError, TiersQuestion};
+use cacheplan::managers::simulate::{Compute, Links};
 use cacheplan::planner::engines::{LowerTiers, TierFlags};
 use cacheplan::planner::pictures::TierCurve;
 use cacheplan::planner::{ByteSize, CachePlan, DeviceInfo};
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         disk: args.disk.map_or(0, |size| size.0),
         target: args.target_hit,
         links: Links { host: host_rate, disk: disk_rate },
-        compute: compute.as_ref().map(|compute| compute as _),
+        compute: compute.as_ref().map(|compute| compute as Compute<'_>),
         prices,
     };
     let answer = during("replaying the trace over sizes and splits", || question.answer(&requests));

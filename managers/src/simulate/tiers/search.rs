@@ -14,7 +14,7 @@ use super::replay::{Job, Replay};
 use super::sizes::{Kinds, Sizes, Split};
 
 /// Shares of states, or of windows, that are tried beside the plan's.
-const SHARES: [f64; 7] = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7];
+const SHARES: [f64; 5] = [0.05, 0.1, 0.2, 0.4, 0.7];
 /// Halvings of the largest size, the smallest first.
 const STEPS: [u32; 6] = [5, 4, 3, 2, 1, 0];
 /// Between a size that is too small and one that is not.
@@ -101,9 +101,10 @@ impl<'a> Search<'a> {
 
     /// The first of these, and the one with the most hits; of equals the first.
     fn first_and_best(&self, jobs: &[Job]) -> Result<(TierPoint, TierPoint), TiersError> {
-        let points: Vec<TierPoint> = self.all(jobs)?.into_iter().flatten().collect();
-        let first = points.first().cloned().ok_or_else(|| self.replay.too_small())?;
-        Ok((first, best(points).ok_or_else(|| self.replay.too_small())?))
+        let points = self.all(jobs)?;
+        let first = points.first().cloned().flatten().ok_or_else(|| self.replay.too_small())?;
+        let best = best(points.into_iter().flatten().collect()).unwrap_or_else(|| first.clone());
+        Ok((first, best))
     }
 
     /// The best split of tiers of this size, for the device as the last point has it and as the best alone has.
@@ -119,15 +120,7 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        let points = self.all(&jobs)?.into_iter().flatten();
-        // A larger tier may be used as a smaller one.
-        Ok(best(points.collect()).filter(|point| point.hit_rate >= last.hit_rate).or_else(|| {
-            let lower = last.lower_split;
-            Some(TierPoint {
-                sizes: Sizes { host: lower.of(host), disk: lower.of(disk), ..last.sizes },
-                ..last.clone()
-            })
-        }))
+        Ok(best(self.all(&jobs)?.into_iter().flatten().collect()))
     }
 
     /// A size between one that is too small and one that is not.
