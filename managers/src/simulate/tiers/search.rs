@@ -107,19 +107,25 @@ impl<'a> Search<'a> {
         Ok((first, best))
     }
 
-    /// The best split of tiers of this size, for the device as the last point has it and as the best alone has.
+    /// The best split of tiers of this size: of all where there were none below, else of those like the last best.
     fn best_below(&self, curve: &[TierPoint], host: u64, disk: u64) -> Result<Option<TierPoint>, TiersError> {
         let Some(last) = curve.last() else { return Ok(None) };
+        let share = |split: Split| split.states + split.windows;
+        let best_share = share(last.lower_split);
+        let is_first = last.host() + last.disk() == 0 || best_share == 0.0;
+        let is_like = |split: &Split| (0.45..=2.1).contains(&(share(*split) / best_share));
         let mut jobs = Vec::new();
-        for split in self.splits() {
-            // What lies below holds what the device has no room for, so that the device's best split changes with it.
-            for device in [last.device_split, split] {
-                let job = self.job(device, split, host, disk);
-                if !jobs.contains(&job) {
-                    jobs.push(job);
-                }
+        if !is_first {
+            jobs.push(self.job(last.device_split, last.lower_split, host, disk));
+        }
+        for split in self.splits().filter(|split| is_first || is_like(split)) {
+            jobs.push(self.job(last.device_split, split, host, disk));
+            if is_first && split != last.device_split {
+                // What lies below holds what the device has no room for, so that the device's best split changes with it.
+                jobs.push(self.job(split, split, host, disk));
             }
         }
+        jobs.dedup();
         Ok(best(self.all(&jobs)?.into_iter().flatten().collect()))
     }
 
