@@ -240,7 +240,7 @@ fn table(said: &Said<'_>, plan: &CachePlan) -> String {
     line(format!("LINKS     host {} ({}), disk {}", rate(links.host), said.sources.host_rate, rate(links.disk)));
     line(format!("          ({}); at most, and nothing overlaps", said.sources.disk_rate));
     if let Some(source) = said.sources.computing {
-        line(format!("          a load counts where it beats computing by the rates of {source}"));
+        line(format!("          a load counts where it beats computing ({source})"));
     }
     line(format!("RUNS      {} sequences at a time; the trace was replayed {} times", answer.running, answer.replays));
     line(String::new());
