@@ -69,6 +69,8 @@ enum Command {
     Demo(commands::demo::Args),
     /// Simulate prefix reuse on a workload, without a model
     Simulate(commands::simulate::Args),
+    /// Say how large host memory and disk must be, from a trace
+    Tiers(Box<commands::tiers::Args>),
     /// Say how full the pools of a run were
     Stats(commands::stats::Args),
     /// Serve the planner as a page on this machine
@@ -110,6 +112,7 @@ fn main() -> ExitCode {
         Command::Profile(args) => commands::profile::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),
+        Command::Tiers(args) => commands::tiers::run(&args),
         Command::Stats(args) => commands::stats::run(&args),
         Command::Web(args) => commands::web::run(&args),
         Command::Config(args) => commands::config::run(&args),

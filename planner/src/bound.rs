@@ -86,6 +86,25 @@ struct Attends {
     window: Option<u64>,
 }
 
+/// What computing a prompt takes at best, from any token of it to any other.
+pub struct PrefillBound {
+    work: Work,
+    parallel: Parallel,
+    rates: Rates,
+}
+
+impl PrefillBound {
+    /// Bounds the seconds of a prompt's tokens from `from` to `to`, of which the first `from` need not be computed.
+    pub fn seconds(&self, from: u64, to: u64) -> f64 {
+        if from < to { self.work.prompt(self.parallel, self.rates, [from, to]).seconds } else { 0.0 }
+    }
+
+    /// Names who states the rates of the devices.
+    pub fn source(&self) -> &'static str {
+        self.rates.source
+    }
+}
+
 /// What a model asks of devices in a step, whatever they are.
 pub(crate) struct Work {
     attention: Part,
@@ -233,7 +252,7 @@ impl Work {
         let one = step(1, 1.0);
         let all = step(sequences, sequences as f64 / parts);
         let tokens_per_second = (sequences * u64::from(parallel.dp)) as f64 / all.seconds;
-        let prompt = self.prompt(parallel, rates, context);
+        let prompt = self.prompt(parallel, rates, [0, context]);
         let is_sound = [one.seconds, all.seconds, prompt.seconds].iter().all(|time| time.is_finite() && *time > 0.0);
         let source = rates.source;
         is_sound.then_some(SpeedBound { context, one, all, tokens_per_second, prompt, source })
@@ -260,11 +279,12 @@ impl Work {
         StepBound::of(sequences, terms, rates)
     }
 
-    /// A prompt by itself: all ranks of a replica work at once, on parts of it.
-    fn prompt(&self, parallel: Parallel, rates: Rates, context: u64) -> StepBound {
+    /// A prompt by itself, from one of its tokens to another: all ranks of a replica work at once, on parts of it.
+    fn prompt(&self, parallel: Parallel, rates: Rates, [from, to]: [u64; 2]) -> StepBound {
         let spread = f64::from(parallel.pp) * f64::from(parallel.cp);
-        let mut terms = self.weights(parallel, rates, [context as f64, 1.0], spread);
-        let operations: f64 = self.attends.iter().map(|of| of.each * self.seen_by_all(of.window, context)).sum();
+        let mut terms = self.weights(parallel, rates, [(to - from) as f64, 1.0], spread);
+        let seen = |window| self.seen_by_all(window, to) - self.seen_by_all(window, from);
+        let operations: f64 = self.attends.iter().map(|of| of.each * seen(of.window)).sum();
         let operations = operations / (f64::from(parallel.tp) * spread);
         let reason = "each token with those before it, or in its window; nothing of sparse attention".into();
         terms.push(Term {
@@ -398,6 +418,11 @@ impl PlanRequest {
         let of_replica = sequences.map(|all| all.div_ceil(u64::from(plan.parallel.dp).max(1)));
         let sequences = of_replica.map_or(admitted, |asked| asked.min(admitted));
         work.bound(stages, plan.parallel, self.device()?.rates()?, tokens, sequences)
+    }
+
+    /// What computing prompts takes at best in the layout of a plan; `None` as for [`PlanRequest::bound`].
+    pub fn prefill(&self, plan: &CachePlan) -> Option<PrefillBound> {
+        Some(PrefillBound { work: self.work()?, parallel: plan.parallel, rates: self.device()?.rates()? })
     }
 
     /// What its model asks of devices in a step.

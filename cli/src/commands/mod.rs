@@ -26,6 +26,7 @@ mod runner;
 pub(crate) mod simulate;
 pub(crate) mod start;
 pub(crate) mod stats;
+pub(crate) mod tiers;
 pub(crate) mod verify;
 pub(crate) mod web;
 

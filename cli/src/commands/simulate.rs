@@ -49,7 +49,7 @@ pub(crate) struct Args {
 
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
-struct Requests {
+pub(crate) struct Requests {
     /// Trace file, JSON lines: cacheplan's own or Mooncake's
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -70,7 +70,7 @@ enum WorkloadName {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum PolicyName {
+pub(crate) enum PolicyName {
     /// One running state per request: chunk ends and the finish
     NoBuffer,
     /// A second buffer: one aligned or branch position per forward
@@ -122,7 +122,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Requests {
-    fn load(&self) -> Result<Vec<TraceRequest>, Failure> {
+    pub(crate) fn load(&self) -> Result<Vec<TraceRequest>, Failure> {
         if let Some(path) = &self.trace {
             let source = Source::named(path, Limit::TRACE).map_err(Failure::error)?;
             source.within(Limit::TRACE).map_err(Failure::error)?;
@@ -136,7 +136,7 @@ impl Requests {
         Ok(self.workload.map(Workload::from).map(Workload::requests).unwrap_or_default())
     }
 
-    fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         match (&self.trace, self.workload.and_then(|name| name.to_possible_value())) {
             (Some(path), _) => path.display().to_string(),
             (None, Some(name)) => name.get_name().to_owned(),

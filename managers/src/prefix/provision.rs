@@ -18,6 +18,8 @@ pub(crate) struct Provision {
     pub(crate) tree: TreeConfig,
     /// Blocks of full attention, for running requests and the tree; 0 if the model has none.
     pub(crate) blocks: u32,
+    /// Blocks of sliding windows, likewise.
+    pub(crate) windows: u32,
     /// States that the tree may hold.
     pub(crate) checkpoints: u32,
     /// The bytes of each.
@@ -66,6 +68,7 @@ impl Provision {
         Ok(Self {
             tree,
             blocks: full.units,
+            windows: windows.units,
             checkpoints: u32::try_from(plan.checkpoints()).unwrap_or(u32::MAX),
             shape: Shape {
                 block_bytes: full.unit_bytes,

@@ -1,7 +1,7 @@
 //! Moving to the host what the device has no room for, and back.
 
 use super::error::PrefixError;
-use super::host::{Load, Offload};
+use super::host::{HostBlockId, Load, Offload};
 use super::lookup::Match;
 use super::node::{Component, NIL};
 use super::tree::{Change, Recency, Released, Tree};
@@ -68,6 +68,18 @@ impl Tree {
             self.relist(node, Recency::Newest);
         }
         Ok(())
+    }
+
+    /// Appends the host's blocks and window blocks that a hit would have to load.
+    pub(crate) fn units_to_load(&self, found: &Match, blocks: &mut Vec<HostBlockId>, windows: &mut Vec<HostBlockId>) {
+        let Ok(Some(mut node)) = self.locate(found) else { return };
+        while self.nodes[node].kv.is_empty() && self.nodes[node].parent != NIL {
+            let n = &self.nodes[node];
+            let pages = (found.hit.min(n.end as usize) - n.start()) / self.config.page;
+            blocks.extend(n.host_kv.iter().take(pages));
+            windows.extend(n.host_window.iter().take(pages));
+            node = n.parent;
+        }
     }
 
     /// Drops what lies on the host until at least so many KV tokens and states of it are gone, oldest first.

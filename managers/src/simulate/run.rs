@@ -2,18 +2,20 @@
 
 use std::collections::VecDeque;
 
+use super::below::{Below, Moved, Wanted};
 use super::error::SimulateError;
 use super::report::{Peak, Point, Report};
 use super::scenario::Scenario;
-use super::trace::{Piece, TraceRequest};
+use super::sequence::Sequence;
+use super::trace::TraceRequest;
 use crate::book::{BlockId, SlotId};
 use crate::prefix::cache::{Final, Lease, PrefixCache, Progress};
 use crate::prefix::{
-    CheckpointFormat, Extend, Key, Match, Namespace, Released, Strategy, TenantId, Token, TreeConfig, UnitCount,
+    CheckpointFormat, Extend, Key, Match, Namespace, Released, Strategy, TenantId, TreeConfig, UnitCount, WindowSpan,
 };
 
 /// No request is longer, in tokens: a trace that says so is wrong, and would not fit the memory of the simulation.
-const MAX_TOKENS: usize = 1 << 24;
+pub(super) const MAX_TOKENS: usize = 1 << 24;
 
 impl Scenario {
     /// Runs the requests in order.
@@ -55,16 +57,25 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    /// Refuses a request that alone needs more than there is, before anything is made of it.
+    pub(super) fn refuse_too_large(&self, index: usize, request: &TraceRequest) -> Result<(), SimulateError> {
+        let available = self.kv_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
+        let needed = request.tokens();
+        if available < needed.saturating_add(self.page) {
+            return Err(SimulateError::TooLarge { request: index, needed, available });
+        }
+        Ok(())
+    }
+}
+
 /// The most tokens of all requests together, and the most steps that they take.
 const MAX_WORK: (u64, u64) = (4 << 30, 1 << 22);
 
 /// Refuses what would run for hours: a plan of few tokens a step makes many steps of a long context.
-fn refuse_endless(requests: &[TraceRequest], scenario: Scenario) -> Result<(), SimulateError> {
-    let pieces = |request: &TraceRequest| {
-        request.prompt.iter().chain([&request.output]).map(Piece::len).fold(0, usize::saturating_add)
-    };
+pub(super) fn refuse_endless(requests: &[TraceRequest], scenario: Scenario) -> Result<(), SimulateError> {
     // A request beyond its own limit is refused by its name.
-    let tokens = requests.iter().map(|request| pieces(request).min(MAX_TOKENS)).fold(0, usize::saturating_add);
+    let tokens = requests.iter().map(|request| request.tokens().min(MAX_TOKENS)).fold(0, usize::saturating_add);
     let steps = tokens / scenario.prefill_chunk.max(1);
     if tokens as u64 > MAX_WORK.0 || steps as u64 > MAX_WORK.1 {
         Err(SimulateError::TooMuch { tokens, steps })
@@ -76,14 +87,48 @@ fn refuse_endless(requests: &[TraceRequest], scenario: Scenario) -> Result<(), S
 /// A request that has been prefilled and is still decoding.
 struct Open {
     lease: Lease,
-    /// Prompt and output.
-    tokens: Vec<Token>,
-    prompt: usize,
+    sequence: Sequence,
     blocks: Vec<BlockId>,
 }
 
-pub(super) struct Run {
+/// Blocks of sliding windows for the tree; those of running requests are their own.
+#[derive(Debug)]
+pub(super) struct WindowPool {
+    /// Pages that a token looks back on.
+    pub(super) pages: usize,
+    /// Blocks that the tree may have. `None`: as many as it takes.
+    pub(super) blocks: Option<usize>,
+    used: usize,
+    free: Vec<BlockId>,
+    next: u32,
+}
+
+impl WindowPool {
+    pub(super) fn new(pages: usize, blocks: Option<usize>) -> Self {
+        Self { pages, blocks, used: 0, free: Vec::new(), next: 0 }
+    }
+}
+
+/// What a run has besides its scenario.
+pub(super) struct Extras<'a> {
+    /// Tokens of a symbol: 1, or a page.
+    pub(super) unit: usize,
+    pub(super) windows: Option<WindowPool>,
+    pub(super) below: Option<Below<'a>>,
+}
+
+/// Tokens of prompts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted {
+    pub(super) prompt: u64,
+    pub(super) hit: u64,
+}
+
+pub(super) struct Run<'a> {
     scenario: Scenario,
+    extras: Extras<'a>,
+    /// The tree's, in tokens.
+    config: TreeConfig,
     cache: PrefixCache,
     strategy: Strategy,
     namespace: Namespace,
@@ -94,10 +139,15 @@ pub(super) struct Run {
     next_block: u32,
     next_slot: u32,
     peak: Peak,
+    counted: Counted,
 }
 
-impl Run {
+impl<'a> Run<'a> {
     pub(super) fn new(scenario: Scenario) -> Result<Self, SimulateError> {
+        Self::with(scenario, Extras { unit: 1, windows: None, below: None })
+    }
+
+    pub(super) fn with(scenario: Scenario, extras: Extras<'a>) -> Result<Self, SimulateError> {
         let config = TreeConfig {
             page: scenario.page,
             chunk: scenario.chunk,
@@ -109,9 +159,16 @@ impl Run {
             ..TreeConfig::default()
         };
         let strategy = scenario.policy.strategy();
+        let unit = extras.unit;
+        let page = scenario.page / unit;
+        let chunk = if unit == 1 { scenario.chunk } else { config.grid() / unit };
+        let window = extras.windows.as_ref().map(|windows| windows.pages * page);
+        let in_symbols = TreeConfig { page, chunk, window, ..config.clone() };
         Ok(Self {
             scenario,
-            cache: PrefixCache::new(config, strategy)?,
+            extras,
+            config,
+            cache: PrefixCache::new(in_symbols, strategy)?,
             strategy,
             namespace: Namespace::default(),
             open: VecDeque::new(),
@@ -121,7 +178,16 @@ impl Run {
             next_block: 0,
             next_slot: 0,
             peak: Peak::default(),
+            counted: Counted::default(),
         })
+    }
+
+    /// Ends all requests that still run, and says what was counted.
+    pub(super) fn end(mut self) -> Result<(Counted, Moved), SimulateError> {
+        while !self.open.is_empty() {
+            self.finish_oldest()?;
+        }
+        Ok((self.counted, self.extras.below.as_ref().map(Below::moved).unwrap_or_default()))
     }
 
     fn checkpoints(&self) -> usize {
@@ -160,54 +226,61 @@ impl Run {
         }
     }
 
+    /// Admits a request.
     pub(super) fn start(&mut self, index: usize, request: &TraceRequest) -> Result<(), SimulateError> {
-        let page = self.scenario.page;
-        let available = self.scenario.kv_tokens.unwrap_or(MAX_TOKENS).min(MAX_TOKENS);
-        let lens = request.prompt.iter().chain([&request.output]).map(Piece::len);
-        let needed = lens.fold(0, usize::saturating_add);
-        if available < needed.saturating_add(page) {
-            return Err(SimulateError::TooLarge { request: index, needed, available });
-        }
-        let mut tokens = Vec::with_capacity(needed);
-        request.prompt.iter().for_each(|piece| piece.expand(&mut tokens));
-        let prompt = tokens.len();
-        request.output.expand(&mut tokens);
+        self.scenario.refuse_too_large(index, request)?;
+        self.begin(&Sequence::of(request, self.extras.unit))
+    }
+
+    /// As [`Run::start`], for one that is not too large.
+    pub(super) fn begin(&mut self, sequence: &Sequence) -> Result<(), SimulateError> {
+        let (page, unit) = (self.scenario.page, self.extras.unit);
+        let Sequence { prompt, tokens, .. } = *sequence;
         if prompt == 0 {
             return Ok(());
         }
         let pool = self.scenario.kv_tokens.unwrap_or(usize::MAX);
-        while pool < self.in_flight() + tokens.len() + page && !self.open.is_empty() {
+        while pool < self.in_flight() + tokens + page && !self.open.is_empty() {
             self.finish_oldest()?;
         }
         let namespace = self.namespace.clone();
-        let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
-        let found = self.bring_back(key(prompt));
-        let tenant = TenantId(request.tenant % self.scenario.tenants);
+        let key = |len: usize| Key { namespace: &namespace, tokens: &sequence.symbols[..len] };
+        let asked = key(prompt.div_ceil(unit));
+        let found = self.bring_back(asked, prompt);
+        let tenant = TenantId(sequence.tenant % self.scenario.tenants);
         let live = self.slot();
-        let mut lease = self.cache.admit(key(prompt), &found, live, tenant)?;
+        let mut lease = self.cache.admit(asked, &found, live, tenant)?;
         self.cache.copied(&mut lease)?;
+        self.cache.release_window(&mut lease)?;
         let mut blocks = Vec::new();
         self.cache.held_blocks(&lease, &mut blocks);
-        let mut start = found.hit;
+        let mut start = found.hit * unit;
+        self.counted.prompt += prompt as u64;
+        self.counted.hit += start as u64;
+        let branch = lease.branch().map(|branch| branch * unit);
         while start < prompt {
             let end = prompt.min(start + self.scenario.prefill_chunk.max(1));
-            let extend = Extend { start, end, prompt, branch: lease.branch() };
-            for checkpoint in self.strategy.checkpoints(self.cache.tree().config(), extend) {
+            let extend = Extend { start, end, prompt, branch };
+            for checkpoint in self.strategy.checkpoints(&self.config, extend) {
                 self.extend_blocks(&mut blocks, checkpoint.position);
-                self.store(&mut lease, key(checkpoint.position), &mut blocks)?;
+                self.store(&mut lease, key(checkpoint.position / unit), &mut blocks)?;
             }
             start = end;
         }
-        self.extend_blocks(&mut blocks, tokens.len());
-        self.open.push_back(Open { lease, tokens, prompt, blocks });
+        self.extend_blocks(&mut blocks, tokens);
+        self.open.push_back(Open { lease, sequence: sequence.clone(), blocks });
         Ok(())
     }
 
     fn store(&mut self, lease: &mut Lease, key: Key<'_>, blocks: &mut Vec<BlockId>) -> Result<(), SimulateError> {
         let state = self.checkpoint_slot();
-        let private = blocks.split_off(key.tokens.len().div_ceil(self.scenario.page).min(blocks.len()));
-        let at = Progress { key, blocks, window: None };
+        let pages = (key.tokens.len() * self.extras.unit).div_ceil(self.scenario.page);
+        let private = blocks.split_off(pages.min(blocks.len()));
+        let (from, windows) = self.window_before(key.tokens.len());
+        let window = (!windows.is_empty()).then_some(WindowSpan { from, blocks: &windows });
+        let at = Progress { key, blocks, window };
         self.cache.store(lease, at, state, &mut self.out)?;
+        self.cache.release_window(lease)?;
         blocks.clear();
         self.cache.held_blocks(lease, blocks);
         blocks.extend(private);
@@ -217,15 +290,16 @@ impl Run {
     }
 
     fn finish_oldest(&mut self) -> Result<(), SimulateError> {
-        let Some(Open { mut lease, tokens, prompt, mut blocks }) = self.open.pop_front() else {
+        let Some(Open { mut lease, sequence, mut blocks }) = self.open.pop_front() else {
             return Ok(());
         };
+        let Sequence { prompt, tokens, .. } = sequence;
         let namespace = self.namespace.clone();
-        let key = |len: usize| Key { namespace: &namespace, tokens: &tokens[..len] };
-        let page = self.scenario.page;
-        let exact = self.strategy.finish && tokens.len().is_multiple_of(page);
+        let (page, unit) = (self.scenario.page, self.extras.unit);
+        let key = |len: usize| Key { namespace: &namespace, tokens: &sequence.symbols[..len / unit] };
+        let exact = self.strategy.finish && tokens.is_multiple_of(page);
         // Where the final state has no key, what a second buffer tracked last takes its place.
-        let tracked = self.strategy.decode_interval.map_or(0, |interval| tokens.len() / interval * interval);
+        let tracked = self.strategy.decode_interval.map_or(0, |interval| tokens / interval * interval);
         if !exact && self.scenario.states && tracked > prompt && tracked.is_multiple_of(page) {
             self.store(&mut lease, key(tracked), &mut blocks)?;
         }
@@ -236,10 +310,12 @@ impl Run {
                 CheckpointFormat::Native => Final::Move,
                 CheckpointFormat::Int8 => Final::Checkpoint(self.slot()),
             };
-            let at = Progress { key: key(tokens.len()), blocks: &blocks, window: None };
+            let (from, windows) = self.window_before(tokens / page * (page / unit));
+            let window = (!windows.is_empty()).then_some(WindowSpan { from, blocks: &windows });
+            let at = Progress { key: key(tokens), blocks: &blocks, window };
             self.cache.finish(lease, at, state, &mut self.out)?;
         } else {
-            self.out.blocks.extend(blocks.drain(lease.owned() / page..));
+            self.out.blocks.extend(blocks.drain(lease.owned() * unit / page..));
             self.cache.abort(lease)?;
         }
         self.take_back();
@@ -248,20 +324,74 @@ impl Run {
     }
 
     /// Looks a prompt up, and loads what of the hit lies on the host.
-    fn bring_back(&mut self, prompt: Key<'_>) -> Match {
-        let found = self.cache.lookup(prompt);
-        if found.hit <= found.resident {
+    fn bring_back(&mut self, asked: Key<'_>, prompt: usize) -> Match {
+        let found = self.cache.lookup(asked);
+        let mut wanted = Wanted { state: found.host_state.filter(|_| found.state.is_none()), ..Wanted::default() };
+        if found.hit <= found.resident && wanted.state.is_none() {
             return found;
         }
+        let unit = self.extras.unit;
+        let resident = self.cache.lookup_resident(asked);
+        if let Some(below) = &mut self.extras.below {
+            self.cache.tree().units_to_load(&found, &mut wanted.blocks, &mut wanted.windows);
+            if !below.pays(&wanted, resident.hit * unit, found.hit * unit, prompt) {
+                return resident;
+            }
+        }
+        let loaded = if found.hit <= found.resident { Some(found) } else { self.load(&found, asked) };
+        match (loaded, &mut self.extras.below) {
+            (Some(loaded), Some(below)) => {
+                below.loaded(&wanted, resident.hit * unit, loaded.hit * unit, prompt);
+                loaded
+            }
+            (Some(loaded), None) => loaded,
+            (None, _) => self.cache.lookup_resident(asked),
+        }
+    }
+
+    /// Loads a hit. `None` where making room cost a part of it.
+    fn load(&mut self, found: &Match, asked: Key<'_>) -> Option<Match> {
         let mut blocks = Vec::new();
-        self.extend_blocks(&mut blocks, found.hit - found.resident);
-        // Making room may have cost a part of the hit.
-        if self.cache.load(&found, &blocks, &[], &mut Vec::new()).is_ok() {
-            return self.cache.lookup(prompt);
+        self.extend_blocks(&mut blocks, (found.hit - found.resident) * self.extras.unit);
+        let pages = found.host_window * self.extras.unit / self.scenario.page;
+        let windows = self.window_blocks(pages).unwrap_or_default();
+        if self.cache.load(found, &blocks, &windows, &mut Vec::new()).is_ok() {
+            return Some(self.cache.lookup(asked));
         }
         self.blocks_used -= blocks.len();
         self.free_blocks.append(&mut blocks);
-        self.cache.lookup_resident(prompt)
+        self.out.window.extend(windows);
+        self.take_back();
+        None
+    }
+
+    /// Blocks for the window before a position in symbols, and where they begin; none where there is no room for them.
+    fn window_before(&mut self, position: usize) -> (usize, Vec<BlockId>) {
+        let symbols = self.scenario.page / self.extras.unit;
+        let Some(windows) = &self.extras.windows else { return (0, Vec::new()) };
+        let (pages, end) = (windows.pages, position / symbols);
+        let from = end.saturating_sub(pages);
+        (from * symbols, self.window_blocks(end - from).unwrap_or_default())
+    }
+
+    fn window_blocks(&mut self, pages: usize) -> Option<Vec<BlockId>> {
+        let symbols = self.scenario.page / self.extras.unit;
+        let free =
+            |windows: &WindowPool| windows.blocks.map_or(usize::MAX, |blocks| blocks.saturating_sub(windows.used));
+        let missing = pages.saturating_sub(self.extras.windows.as_ref().map(free)?);
+        if missing > 0 {
+            self.cache.evict_window(missing * symbols, &mut self.out);
+            self.take_back();
+        }
+        let windows = self.extras.windows.as_mut().filter(|windows| free(windows) >= pages)?;
+        windows.used += pages;
+        let mut taken = Vec::with_capacity(pages);
+        for _ in 0..pages {
+            let free = windows.free.pop();
+            taken.push(free.unwrap_or(BlockId(windows.next)));
+            windows.next += u32::from(free.is_none());
+        }
+        Some(taken)
     }
 
     fn note_peak(&mut self) {
@@ -277,7 +407,7 @@ impl Run {
 
     /// KV tokens in the hands of running requests, at most.
     fn in_flight(&self) -> usize {
-        self.open.iter().map(|open| open.tokens.len() + self.scenario.page).sum()
+        self.open.iter().map(|open| open.sequence.tokens + self.scenario.page).sum()
     }
 
     fn slot(&mut self) -> SlotId {
@@ -305,7 +435,7 @@ impl Run {
         if let Some(size) = self.scenario.kv_tokens {
             let free = size / self.scenario.page - self.blocks_used;
             if free < missing {
-                self.cache.evict_kv((missing - free) * self.scenario.page, &mut self.out);
+                self.cache.evict_kv((missing - free) * self.scenario.page / self.extras.unit, &mut self.out);
                 self.take_back();
             }
         }
@@ -320,6 +450,13 @@ impl Run {
     fn take_back(&mut self) {
         self.blocks_used -= self.out.blocks.len();
         self.free_blocks.append(&mut self.out.blocks);
+        if let Some(windows) = &mut self.extras.windows {
+            windows.used -= self.out.window.len();
+            windows.free.append(&mut self.out.window);
+        }
+        if let Some(below) = &mut self.extras.below {
+            below.offload(&self.out.offloads);
+        }
         self.out.slots.clear();
         self.out.offloads.clear();
     }

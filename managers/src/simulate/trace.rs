@@ -184,6 +184,12 @@ impl TraceRequest {
 }
 
 impl TraceRequest {
+    /// Counts the tokens of prompt and output.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.prompt.iter().chain([&self.output]).map(Piece::len).fold(0, usize::saturating_add)
+    }
+
     /// About what it takes in memory, while the list that it is in grows.
     fn bytes(&self) -> u64 {
         let tokens = |piece: &Piece| match piece {

@@ -130,6 +130,17 @@ impl DeviceInfo {
         KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.rates
     }
 
+    /// Bytes each second at most from host memory, by its slot's standard, and who states it; the slower where it is not known.
+    pub fn host_link(&self) -> (f64, &'static str) {
+        // 16 lanes, 128 bits of every 130, one way.
+        let slot = |transfers: f64| transfers * 16.0 * 128.0 / 130.0 / 8.0;
+        match self.compute_capability() {
+            Some(90..) => (slot(32e9), "PCI Express 5.0, 16 lanes"),
+            Some(..80) => (slot(8e9), "PCI Express 3.0, 16 lanes"),
+            _ => (slot(16e9), "PCI Express 4.0, 16 lanes"),
+        }
+    }
+
     /// Who says how much memory it has: its maker's tool, or its data sheet.
     pub(crate) fn reported_by(&self) -> &'static str {
         match self.name.split(' ').next() {

@@ -14,10 +14,12 @@ mod prediction;
 mod registry;
 pub(crate) mod rules;
 mod situation;
+mod tier_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
+pub use tier_flags::{LowerTiers, TierFlags};
 pub use version::Version;

@@ -14,12 +14,14 @@ pub(crate) mod letters;
 pub(crate) mod map;
 mod rates;
 pub(crate) mod strip;
+mod tiers;
 
 use cacheplan_transforms::layers::LayerSpec;
 use serde::Serialize;
 
 pub use self::element::Element;
 pub use self::rates::Drawn;
+pub use self::tiers::TierCurve;
 use crate::curves::Curves;
 use crate::device::DeviceInfo;
 use crate::fit::Answer;
