@@ -68,7 +68,8 @@ impl Answer {
             format!("  {} an hour, {held:.4} for a million tokens of the context asked for\n", hour.trim_end())
         });
         let why = if best.per_hour.is_some() { "the cheapest that holds" } else { "the least memory that holds" };
-        let mut text = format!("\nBEST\n  {} x {}, {why}{}\n", best.devices, best.device, self.margin(best));
+        let best_of = format!("{} x {}, {why}{}", best.devices, best.device, self.margin(best));
+        let mut text = format!("\nBEST\n{}", wrap(&best_of, 2));
         text.push_str(&wrap(&self.ending(best), 2));
         text.push_str(&price.unwrap_or_default());
         // A price may be lower for what is stored in fewer bits, which costs precision.
