@@ -4,7 +4,7 @@
 //!
 //! ```
 //! use cacheplan::managers::BookError;
-//! use cacheplan::managers::book::{CacheBook, StepMetadata, Work};
+//! use cacheplan::managers::book::{CacheBook, SequenceId, StepMetadata, Work};
 //! use cacheplan::planner::{Budget, PlanRequest};
 //! use cacheplan::transforms::{Model, ReadOptions};
 //!
@@ -18,8 +18,10 @@
 //!
 //! let mut book = CacheBook::new(&plan)?;
 //! let mut step = StepMetadata::default();
-//! let (mut waiting, mut running, mut done) = (vec![40_u32; 6], Vec::new(), 0);
-//! while done < 6 {
+//! let mut waiting = vec![40; 6];
+//! // What runs, and how many tokens each has still to decode.
+//! let mut running: Vec<(SequenceId, u32)> = Vec::new();
+//! while !(waiting.is_empty() && running.is_empty()) {
 //!     // Prompts are admitted until blocks or slots are lacking, and computed whole.
 //!     let mut work = Vec::new();
 //!     while let Some(&prompt) = waiting.last() {
@@ -38,7 +40,6 @@
 //!     running.extend(work.iter().filter(|part| part.tokens > 1).map(|part| (part.sequence, 8)));
 //!     for (sequence, _) in running.extract_if(.., |(_, left)| *left == 0) {
 //!         book.finish(sequence)?;
-//!         done += 1;
 //!     }
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
