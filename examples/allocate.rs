@@ -1,6 +1,6 @@
 //! From a model's config to allocated pools, block tables and slots: what an engine would do around its own kernels.
 //!
-//! Run it with `cargo run --example allocate [MODEL]`; without a model it takes a small hybrid of the tests.
+//! Run it with `cargo run --example allocate [MODEL]`; without a model it takes a small hybrid.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use cacheplan::candle::Device;
@@ -14,14 +14,21 @@ use cacheplan::transforms::{Model, ReadOptions};
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-const SMALL_HYBRID: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/nemotron_h/config.json");
+/// A hybrid of attention and Mamba-2 in five layers, as its `config.json` would say it.
+const SMALL_HYBRID: &str = r#"{
+  "model_type": "nemotron_h", "dtype": "float32", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 128,
+  "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+  "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4
+}"#;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args().nth(1).unwrap_or_else(|| SMALL_HYBRID.into());
-
     // 1. Plan: which pools there are, and how large.
     let budget = Budget::from_toml("max_seq_len = 128\nmax_batch_size = 4", "budget.toml")?;
-    let model = Model::read(path.as_ref(), &ReadOptions::default())?;
+    let model = match std::env::args().nth(1) {
+        Some(path) => Model::read(path.as_ref(), &ReadOptions::default())?,
+        None => Model::read_config("config.json", SMALL_HYBRID, &ReadOptions::default())?,
+    };
     let plan = PlanRequest::of(model).with_budget(budget).plan()?;
 
     // 2. Allocate exactly that; `Device::new_cuda(0)` would put it on a GPU.

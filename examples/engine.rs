@@ -1,6 +1,6 @@
 //! An engine's loop with everything in it: planned pools, prefix reuse, chunked prefill, speculation and preemption.
 //!
-//! Run it with `cargo run --example engine`. No model runs here: where the forward would be, tokens are made up.
+//! Run it with `cargo run --example engine`, or copy it: it reads no file, and where the forward would be, tokens are made up.
 #![expect(clippy::print_stdout, reason = "an example shows what it does")]
 
 use std::collections::VecDeque;
@@ -13,7 +13,13 @@ use cacheplan::managers::{BookError, ManagerError};
 use cacheplan::planner::{Budget, PlanRequest};
 use cacheplan::transforms::{Model, ReadOptions};
 
-const SMALL_HYBRID: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/models/nemotron_h/config.json");
+/// A hybrid of attention and Mamba-2 in five layers, as its `config.json` would say it.
+const SMALL_HYBRID: &str = r#"{
+  "model_type": "nemotron_h", "dtype": "float32", "hidden_size": 64, "intermediate_size": 96, "vocab_size": 128,
+  "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
+  "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "conv_kernel": 4
+}"#;
 
 /// Planned for short answers, so that some must make way; slots for states that outlive their sequences.
 const BUDGET: &str = "
@@ -63,7 +69,7 @@ struct Engine<'a> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let budget = Budget::from_toml(BUDGET, "budget.toml")?;
-    let model = Model::read(SMALL_HYBRID.as_ref(), &ReadOptions::default())?;
+    let model = Model::read_config("config.json", SMALL_HYBRID, &ReadOptions::default())?;
     let plan = PlanRequest::of(model).with_budget(budget).plan()?;
     println!("{}", plan.table());
 

@@ -24,7 +24,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const AFTER_HELP: &str = "\
 Exit codes:
-  0  done, the plan fits
+  0  done, the plan fits; an engine's command starts, or may (--strict: 3)
   1  error
   2  wrong usage
   3  the plan does not fit the budget

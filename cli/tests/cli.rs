@@ -543,9 +543,58 @@ fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let output = fit(&["--sequences", "100", "--gpus", "h200", "--max-gpus", "8"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{}", stderr(&output));
-    // 13 on each of eight replicas, as the planner's own test derives by hand.
-    assert!(text.contains("dp 8 ep 8") && text.contains("104") && text.contains("--data-parallel-size 8"), "{text}");
+    // Seven stages are fewer devices than eight replicas of 13 each, which the planner's own test derives by hand.
+    assert!(text.contains("7 x h200") && text.contains("--pipeline-parallel-size 7"), "{text}");
+    let eight = fit(&["--sequences", "104", "--gpus", "h200", "--max-gpus", "8", "--format", "csv"]);
+    let eight = String::from_utf8_lossy(&eight.stdout).into_owned();
+    assert!(eight.lines().any(|row| row.starts_with("h200,8,1,1,8,8,,,,true,104,")), "{eight}");
     assert_eq!(fit(&["--sequences", "100", "--gpus", "l4", "--max-gpus", "1"]).status.code(), Some(3));
+}
+
+/// Four ways to ask for the longest, each with an answer that a plan of that length holds.
+#[test]
+fn the_longest_sequences_that_fit_are_found_by_plan_and_fit() {
+    let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
+    let plan = |length: &str| {
+        let args = ["plan", &model, "--device-memory", "rtx-4090", "--max-batch-size", "2", "--max-seq-len", length];
+        cacheplan(&[&args[..], &["--format", "json"]].concat())
+    };
+    let found = plan("auto");
+    assert!(found.status.success() && stderr(&found).contains("is the longest that fits"), "{}", stderr(&found));
+    let found: Value = serde_json::from_slice(&found.stdout).unwrap();
+    let longest = found["limits"]["max_seq_len"].as_u64().unwrap();
+    let held = |length: u64| -> Value {
+        serde_json::from_slice::<Value>(&plan(&length.to_string()).stdout).unwrap()["capacity"]["sequences"].clone()
+    };
+    assert_eq!((held(longest), held(longest + 1)), (2.into(), 1.into()));
+    let fit = ["fit", &model, "--context", "auto", "--sequences", "2", "--gpus", "rtx-4090", "--max-gpus", "1"];
+    let fit = cacheplan(&[&fit[..], &["--format", "json"]].concat());
+    let fit: Value = serde_json::from_slice(&fit.stdout).unwrap();
+    assert!(fit["fits"][0]["holds"] == true && fit["context"].as_u64() > Some(4096), "{fit}");
+    for refused in [&["config", "show", "--max-seq-len", "auto"][..], &["plan", &model, "--max-seq-len", "auto"]] {
+        let output = cacheplan(refused);
+        assert!(matches!(output.status.code(), Some(1 | 2)), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn prices_are_stated_one_by_one_above_those_of_a_file() {
+    let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
+    let fit = |more: &[&str]| {
+        let asked = ["fit", &model, "--context", "8k", "--sequences", "4", "--gpus", "h100,l40s,l4"];
+        cacheplan(&[&asked[..], more].concat())
+    };
+    let output = fit(&["--price", "h100=2.49,l40s=0.86"]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("1 x l40s, the cheapest that holds") && text.contains("0.86 an hour"), "{text}");
+    assert!(text.contains("without a price: "), "{text}");
+    for (wrong, said) in
+        [("h100", "write one such as h100=2.49"), ("h1000=2", "neither a size"), ("l4=-1", "at least 0")]
+    {
+        let output = fit(&[&format!("--price={wrong}")]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
 }
 
 /// Each row is the plan of its layout: windows of lengths around the context, states, shared experts.

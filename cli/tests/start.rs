@@ -1,5 +1,6 @@
 //! Commands that start an engine, behind `--`, in files and piped in.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,6 +9,9 @@ use std::process::{Command, Output, Stdio};
 use rstest::rstest;
 
 const QWEN: &str = "Qwen__Qwen3-8B";
+
+/// Of 24 GiB, of which the weights take 15.3, what the engine measures leaves room for so long a sequence or does not.
+const MAY_START: [&str; 2] = ["--max-model-len", "36864"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -157,6 +161,68 @@ fn check_holds_logged_bytes_to_the_device_and_what_they_hold_to_what_is_expected
     assert!(ends("cache_bytes ", verdict) && ends("tokens ", "equal"), "{out}");
 }
 
+/// Bytes that vLLM measures decide: by default that is an answer, with `--strict` a failure.
+#[rstest]
+#[case(&[], 0, "with --strict it would be 3")]
+#[case(&["--strict"], 3, "only may start")]
+fn what_only_may_start_ends_with_0_unless_it_is_strict(
+    #[case] flags: &[&str],
+    #[case] code: i32,
+    #[case] expected: &str,
+) {
+    let model = config(QWEN);
+    let args = [&["plan", "--device", "24GiB"][..], flags, &["--", "vllm", "serve", &model], &MAY_START].concat();
+    let (found, out, err) = said(&cacheplan(&args));
+    assert!(out.contains("may start"), "{out}{err}");
+    assert_eq!((found, err.contains(expected)), (Some(code), true), "{err}");
+    let (found, _, err) = said(&cacheplan(&["plan", "--strict", &model]));
+    assert_eq!((found, err.contains("--strict is about a command")), (Some(2), true), "{err}");
+}
+
+#[test]
+fn a_command_is_answered_as_markdown_and_pictures_are_refused_with_what_would_do() {
+    let model = config(QWEN);
+    let of = |format: &str| {
+        said(&cacheplan(&["plan", "--device", "h100", "--format", format, "--", "vllm", "serve", &model]))
+    };
+    let ((code, out, err), (_, text, _)) = (of("markdown"), of("table"));
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.starts_with("# vllm ") && out.contains("\n## Log\n\n```text\nUsing max model len"), "{out}");
+    assert_eq!(out.matches("```").count() % 2, 0, "{out}");
+    // Nothing of the text is lost.
+    let said_in = |line: &&str| !line.is_empty() && !line.bytes().all(|byte| byte.is_ascii_uppercase());
+    assert!(text.lines().filter(said_in).all(|line| out.contains(line.trim())), "{text}{out}");
+    let (code, _, err) = of("svg");
+    assert_eq!((code, err.contains("table, json or markdown")), (Some(2), true), "{err}");
+}
+
+/// The node of a manifest says its GPU; flags stand above it.
+#[test]
+fn fit_takes_the_gpu_of_a_manifests_node_unless_others_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = folder.path().join("deploy.yaml");
+    let text = format!(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: qwen}}\nspec:\n  template:\n    spec:\n      \
+         nodeSelector: {{nvidia.com/gpu.product: NVIDIA-L40S}}\n      containers:\n      - name: vllm\n        \
+         image: vllm/vllm-openai:v0.11.0\n        command: [vllm, serve, {}, --max-model-len, '8192', --max-num-seqs, '8']\n        \
+         resources: {{limits: {{nvidia.com/gpu: 1}}}}\n",
+        config(QWEN)
+    );
+    fs::write(&manifest, text).unwrap();
+    let of = |flags: &[&str]| {
+        let args = [&["fit", manifest.to_str().unwrap(), "--format", "json"][..], flags].concat();
+        let (code, out, err) = said(&cacheplan(&args));
+        assert_eq!(code, Some(0), "{err}");
+        let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let fits = answer["fits"].as_array().unwrap().iter();
+        (fits.map(|fit| fit["device"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>(), err)
+    };
+    let (devices, err) = of(&[]);
+    assert_eq!(devices, BTreeSet::from(["l40s".to_owned()]));
+    assert!(err.contains("l40s is the GPU of its node"), "{err}");
+    assert_eq!(of(&["--gpus", "h100"]).0, BTreeSet::from(["h100".to_owned()]));
+}
+
 #[test]
 fn fit_takes_the_context_from_the_command() {
     let model = config(QWEN);
@@ -187,9 +253,8 @@ fn fit_takes_all_that_a_command_states_and_varies_the_rest() {
         let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
         answer["fits"].as_array().unwrap().clone()
     };
-    let all = |fits: &[serde_json::Value], key: &str| {
-        fits.iter().map(|fit| fit[key].to_string()).collect::<std::collections::BTreeSet<_>>()
-    };
+    let all =
+        |fits: &[serde_json::Value], key: &str| fits.iter().map(|fit| fit[key].to_string()).collect::<BTreeSet<_>>();
     let free = fits(&[]);
     assert!(all(&free, "devices").len() > 1 && all(&free, "kv_dtype").len() == 2, "{free:?}");
     let stated = fits(&["-tp", "2", "--kv-cache-dtype", "fp8"]);

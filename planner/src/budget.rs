@@ -463,7 +463,10 @@ mod tests {
     #[case("[dtypes]\nkv = 'int32'\n", "no keys and values are stored in `int32`; write one of f32, f16,")]
     #[case("[dtypes]\nssm = 'nvfp4'\n", "b.toml:2: no live states are stored in `nvfp4`; write one of f32, f16, bf16")]
     #[case("[dtypes]\nconv = 'fp8'\n", "no live states are stored in `fp8`")]
-    #[case("[dtypes]\nssm = 'int8'\n", "no live states are stored in `int8`; write one of f32, f16, bf16")]
+    #[case(
+        "[dtypes]\nssm = 'int8'\n",
+        "no live states are stored in `int8`; write one of f32, f16, bf16; what is kept of them for reuse can be, with `workload.checkpoint_dtype"
+    )]
     #[case("[engine]\ncache_type_v = 'int32'\n", "no keys and values are stored in `int32`")]
     #[case("max_seq_len = 0\n", "must be between")]
     #[case("max_seq_len = -4\n", "invalid value")]

@@ -79,8 +79,8 @@ pub enum PlanError {
 /// What is missing, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "does not fit: {sequences} sequence(s) of {max_seq_len} tokens need {} of caches, {}; short of {} ({shortfall} bytes), most of it `{capped_by}`{}",
-    ByteSize(*needed), there(*available, overdrawn.as_ref()), ByteSize(*shortfall), tries(suggestions)
+    "does not fit: {} of {max_seq_len} tokens need {} of caches, {}; short of {} ({shortfall} bytes), most of it `{capped_by}`{}",
+    crate::size::sequences(*sequences), ByteSize(*needed), there(*available, overdrawn.as_ref()), ByteSize(*shortfall), tries(suggestions)
 )]
 pub struct Shortfall {
     /// Sequences that were asked for.
@@ -135,7 +135,8 @@ pub struct Suggestion {
 
 impl fmt::Display for Suggestion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {} sequence(s), {} of caches", self.change, self.sequences, ByteSize(self.bytes))
+        let sequences = crate::size::sequences(self.sequences);
+        write!(f, "{}: {sequences}, {} of caches", self.change, ByteSize(self.bytes))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap, HostPlan, LedgerItem, PlannedResource, Pool, Unit};
 use crate::render::{owner_name, ranges, wrap};
-use crate::size::ByteSize;
+use crate::size::{ByteSize, sequences};
 use crate::solver::inputs::Inputs;
 use crate::solver::make::beside;
 
@@ -430,8 +430,10 @@ impl Explainer<'_> {
         from.push(Derivation::new(format!("the pools take {}", bytes(taken)), pools.collect()));
         from.push(self.cap());
         let claim = format!(
-            "{} sequences of {} tokens run at once, capped by {}",
-            capacity.sequences, capacity.tokens_per_sequence, capacity.capped_by
+            "{} of {} tokens run at once, capped by {}",
+            sequences(capacity.sequences),
+            capacity.tokens_per_sequence,
+            capacity.capped_by
         );
         Derivation::new(claim, from)
     }

@@ -10,12 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Fraction, Memory};
 use crate::device::{DeviceInfo, DeviceKind};
-use crate::engines::EngineSpec;
+use crate::engines::{EngineSpec, Version};
 use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
+use crate::solver::solve::last;
 use crate::weight_bits::WeightBits;
 
 /// What shall be held, and on what.
@@ -33,6 +34,8 @@ pub struct FitQuestion {
     pub devices: Vec<(String, DeviceInfo)>,
     /// The most devices.
     pub max_devices: u32,
+    /// Hundredths more sequences than are asked for that a layout must have room for before it holds them.
+    pub margin: u32,
     /// Weights over all ranks, where the model does not tell.
     pub weights: Option<ByteSize>,
     /// What the devices cost.
@@ -42,6 +45,12 @@ pub struct FitQuestion {
 }
 
 impl FitQuestion {
+    /// Sequences that a layout must have room for.
+    fn needed(&self) -> u64 {
+        let needed = (u128::from(self.sequences) * u128::from(100 + u64::from(self.margin))).div_ceil(100);
+        u64::try_from(needed).unwrap_or(u64::MAX)
+    }
+
     /// What is stated of the model, as flags of `cacheplan plan`.
     fn stated(&self) -> Vec<String> {
         let assumed = self.assumed.iter().flat_map(|fact| ["--assume".to_owned(), fact.clone()]);
@@ -55,10 +64,11 @@ impl FitQuestion {
 }
 
 /// What devices cost, as its TOML file states it: `currency = "USD"` and `[per_hour]` with a number for each device.
+/// [`state`](Self::state) states one by itself.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prices {
-    /// What the prices are in.
+    /// What the prices are in; empty where nobody says.
     pub currency: String,
     /// One hour of one device, by its name.
     pub per_hour: BTreeMap<String, f64>,
@@ -73,11 +83,8 @@ impl Prices {
         let prices: Self = cacheplan_files::Source::parse_toml(text).map_err(|error| error.to_string())?;
         for (device, price) in &prices.per_hour {
             let named = device.parse::<DeviceInfo>().map_err(|error| format!("`per_hour.{device}`: {error}"))?;
-            let again = |(other, _): &(&String, &f64)| {
-                *other != device && other.parse::<DeviceInfo>().ok() == Some(named.clone())
-            };
-            if let Some((other, _)) = prices.per_hour.iter().find(again) {
-                return Err(format!("`per_hour.{device}` and `per_hour.{other}` are prices of one device"));
+            if let Some(other) = prices.name_of(&named).filter(|other| *other != device) {
+                return Err(format!("`per_hour.{other}` and `per_hour.{device}` are prices of one device"));
             }
             if !price.is_finite() || *price < 0.0 {
                 return Err(format!("`per_hour.{device}` is {price}; a price of at least 0 was expected"));
@@ -86,10 +93,28 @@ impl Prices {
         Ok(prices)
     }
 
+    /// States the price of an hour of one device, in place of another that is stated of it.
+    ///
+    /// # Errors
+    /// In words: what is no device, a price below 0.
+    pub fn state(&mut self, device: &str, price: f64) -> Result<(), String> {
+        let named = device.parse::<DeviceInfo>().map_err(|error| error.to_string())?;
+        if !price.is_finite() || price < 0.0 {
+            return Err(format!("{price} is no price of `{device}`; a number of at least 0 was expected"));
+        }
+        let stated = self.name_of(&named).cloned().unwrap_or_else(|| device.to_owned());
+        self.per_hour.insert(stated, price);
+        Ok(())
+    }
+
+    /// What a device is called here.
+    fn name_of(&self, device: &DeviceInfo) -> Option<&String> {
+        self.per_hour.keys().find(|name| name.parse().as_ref() == Ok(device))
+    }
+
     /// The price of an hour of one device, however its name is written.
     fn of(&self, device: &DeviceInfo) -> Option<f64> {
-        let named = |(name, price): (&String, &f64)| (name.parse().as_ref() == Ok(device)).then_some(*price);
-        self.per_hour.iter().find_map(named)
+        self.per_hour.get(self.name_of(device)?).copied()
     }
 }
 
@@ -114,8 +139,10 @@ pub struct Fit {
     pub holds: bool,
     /// Sequences that all devices run at once, 0 where the weights alone take too much.
     pub sequences: u64,
-    /// What more sequences would break.
+    /// What more sequences would break: a pool of the plan, a limit, or the engine.
     pub capped_by: String,
+    /// The same in words, of a pool what it holds of how many layers.
+    pub capped_by_words: String,
     /// Bytes on each device besides caches, assumed: weights, context, activations.
     pub outside_bytes: u64,
     /// Bytes for caches on each device.
@@ -163,9 +190,11 @@ pub struct Answer {
     pub context: u64,
     /// Sequences at once.
     pub sequences: u64,
+    /// Hundredths more that a layout must have room for.
+    pub margin: u32,
     /// What is asked and yet may not be meant, and what the model's files leave open, one sentence each.
     pub notes: Vec<String>,
-    /// What prices are in; absent without prices.
+    /// What prices are in, empty where nobody says; absent without prices.
     pub currency: Option<String>,
     /// All layouts, those first that hold: the cheapest, then those in the model's own dtypes, then the least memory, then
     /// the most room; then those that fall the least short.
@@ -208,18 +237,14 @@ impl PlanRequest {
         let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
         let engines = std::iter::once(None).chain(question.engines.iter().copied().map(Some));
         let variants: Vec<Variant> = engines.flat_map(|engine| Variant::all(&asked, engine)).collect();
-        let stated = self.changed(|budget| {
-            let memory = budget.memory.get_or_insert_default();
-            memory.weights = question.weights.or(memory.weights);
-        });
-        let work = stated.work();
+        let work = self.with_weights(question).work();
         let divided = self.budget()?.parallel;
         let mut fits = Vec::new();
         for (name, device) in &question.devices {
             // No engine divides a model over memory that processors share.
             let most = if device.kind == DeviceKind::Integrated { 1 } else { question.max_devices };
-            for parallel in divisible.layouts(most, divided) {
-                for variant in &variants {
+            for parallel in divisible.layouts(most, divided, |tp| asked.divides_over(tp)) {
+                for variant in variants.iter().filter(|variant| variant.runs_on(device)) {
                     let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question, work.as_ref());
                     fits.extend(tried.map(|tried| tried.priced(name, device, *variant, question)));
                 }
@@ -233,6 +258,7 @@ impl PlanRequest {
             in_four_bits: self.weights_at(WeightBits::Four).map(ByteSize),
             context: question.context,
             sequences: question.sequences,
+            margin: question.margin,
             notes: asked.notes(),
             currency,
             fits,
@@ -240,6 +266,43 @@ impl PlanRequest {
         };
         answer.curves = answer.best_of_each().into_iter().filter_map(|fit| curve(self, fit, question)).collect();
         Ok(answer)
+    }
+
+    /// The longest sequences of which some layout holds as many as are asked for, in the model's own dtypes and the plan's own
+    /// pools, up to what the model was made for; 0 where none holds them however short they are.
+    ///
+    /// # Errors
+    /// As [`fit`](Self::fit).
+    pub fn longest_that_fits(&self, question: &FitQuestion) -> Result<u64, PlanError> {
+        let Some(divisible) = self.model().divisible() else { return Ok(0) };
+        let divided = self.budget()?.parallel;
+        let layouts: Vec<(&DeviceInfo, Parallel)> = question
+            .devices
+            .iter()
+            .flat_map(|(_, device)| {
+                let most = if device.kind == DeviceKind::Integrated { 1 } else { question.max_devices };
+                divisible
+                    .layouts(most, divided, |tp| self.divides_over(tp))
+                    .into_iter()
+                    .map(move |parallel| (device, parallel))
+            })
+            .collect();
+        let holds = |context: u64| {
+            let question = FitQuestion { context, ..question.clone() };
+            layouts.iter().any(|(device, parallel)| {
+                tried(self, device, None, *parallel, &question, None)
+                    .is_some_and(|tried| tried.sequences >= question.needed())
+            })
+        };
+        let most = self.info().max_position_embeddings.unwrap_or(1 << *CURVE.end());
+        Ok(last(most.min(1 << 32), |context| context == 0 || holds(context)))
+    }
+
+    fn with_weights(&self, question: &FitQuestion) -> Self {
+        self.changed(|budget| {
+            let memory = budget.memory.get_or_insert_default();
+            memory.weights = question.weights.or(memory.weights);
+        })
     }
 }
 
@@ -337,10 +400,31 @@ fn share(device: &DeviceInfo) -> f64 {
 struct Tried {
     parallel: Parallel,
     sequences: u64,
-    capped_by: String,
+    capped_by: Ending,
     outside_bytes: u64,
     cache_bytes: u64,
     at_best: Option<SpeedBound>,
+}
+
+/// What ends a layout's capacity: as plans name it, and for people.
+struct Ending {
+    name: String,
+    words: String,
+}
+
+impl Ending {
+    fn named(name: String) -> Self {
+        Self { words: name.clone(), name }
+    }
+
+    /// The pool that takes the most of one of the stages.
+    fn of(plan: &CachePlan, stages: &[CachePlan]) -> Self {
+        let largest = plan.pools.iter().max_by_key(|pool| pool.bytes);
+        largest.map_or_else(
+            || Self::named("memory".into()),
+            |pool| Self { name: pool.id.clone(), words: plan.pool_in_words(pool, stages) },
+        )
+    }
 }
 
 /// The caches of a model in other dtypes, or in an engine's.
@@ -372,6 +456,15 @@ impl Variant {
             without.into_iter().flatten().all(|without| own.stores_less_than(&without.of(request)))
         };
         all.filter(is_smaller).collect()
+    }
+
+    /// Whether the engine's kernels read such keys there: Triton converts from e4m3 on compute capability 8.9 and above, and
+    /// vLLM 0.11.0 takes it below too (vllm-project/vllm#26431, on an RTX 3090).
+    fn runs_on(&self, device: &DeviceInfo) -> bool {
+        const NEEDS_ADA: (&str, Version) = ("vllm", Version(0, 11, 0));
+        let old = |engine: EngineSpec| engine.engine.name() == NEEDS_ADA.0 && engine.version <= NEEDS_ADA.1;
+        let lacks = device.compute_capability().is_some_and(|capability| capability < 89);
+        !(lacks && self.kv_dtype.is_some() && self.engine.is_some_and(old))
     }
 
     fn of(&self, request: &PlanRequest) -> PlanRequest {
@@ -410,7 +503,7 @@ fn tried(
             return Some(Tried {
                 parallel,
                 sequences: 0,
-                capped_by: short.capped_by,
+                capped_by: Ending::named(short.capped_by),
                 outside_bytes: outside.unwrap_or(0),
                 cache_bytes: short.available,
                 at_best: None,
@@ -431,8 +524,8 @@ fn tried(
     };
     let (sequences, capped_by) = admitted.unwrap_or_else(|| {
         let capped_by = match poorest.capacity.capped_by {
-            Cap::Memory => largest_pool(poorest),
-            cap => cap.to_string(),
+            Cap::Memory => Ending::of(poorest, &plans),
+            cap => Ending::named(cap.to_string()),
         };
         (poorest.capacity.sequences, capped_by)
     });
@@ -450,18 +543,14 @@ fn tried(
 }
 
 /// What an engine admits on every stage, and what ends it there.
-fn admitted(request: &PlanRequest, parallel: Parallel, engine: EngineSpec) -> Option<(u64, String)> {
+fn admitted(request: &PlanRequest, parallel: Parallel, engine: EngineSpec) -> Option<(u64, Ending)> {
     let settled = request.settled().ok()?;
     let stages = (0..parallel.pp).map(|stage| match settled.inputs_of(stage, None).predict_among(engine) {
-        Ok(prediction) => Some((prediction.sequences, "the engine".to_owned())),
-        Err(PlanError::DoesNotFit(short)) => Some((0, short.capped_by)),
+        Ok(prediction) => Some((prediction.sequences, Ending::named("the engine".to_owned()))),
+        Err(PlanError::DoesNotFit(short)) => Some((0, Ending::named(short.capped_by))),
         Err(_) => None,
     });
     stages.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(sequences, _)| *sequences)
-}
-
-fn largest_pool(plan: &CachePlan) -> String {
-    plan.pools.iter().max_by_key(|pool| pool.bytes).map_or_else(|| "memory".into(), |pool| pool.id.clone())
 }
 
 impl Tried {
@@ -478,9 +567,10 @@ impl Tried {
             engine: variant.engine.map(|engine| format!("{}@{}", engine.engine.name(), engine.version_name())),
             kv_dtype: variant.kv_dtype,
             state_dtype: variant.state_dtype,
-            holds: sequences >= question.sequences,
+            holds: sequences >= question.needed(),
             sequences,
-            capped_by,
+            capped_by: capped_by.name,
+            capped_by_words: capped_by.words,
             outside_bytes,
             cache_bytes,
             per_hour,
@@ -508,7 +598,7 @@ impl Fit {
         self.changed_dtypes() == 0 && self.engine.is_none()
     }
 
-    fn changed_dtypes(&self) -> usize {
+    pub(crate) fn changed_dtypes(&self) -> usize {
         [self.kv_dtype, self.state_dtype].into_iter().flatten().count()
     }
 

@@ -40,6 +40,11 @@ pub enum BadByteSize {
     },
 }
 
+/// So many sequences, in words.
+pub(crate) fn sequences(count: u64) -> String {
+    if count == 1 { "1 sequence".to_owned() } else { format!("{count} sequences") }
+}
+
 /// The units of bytes, largest first: of 1,024, of 1,000, and the power of either.
 pub(crate) const UNITS: [(&str, &str, u32); 4] =
     [("TiB", "TB", 4), ("GiB", "GB", 3), ("MiB", "MB", 2), ("KiB", "KB", 1)];

@@ -3,10 +3,11 @@
 use cacheplan_handlers::DType;
 
 use crate::budget::{Budget, CheckpointDType, Workload};
-use crate::error::Suggestion;
+use crate::error::{PlanError, Suggestion};
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
+use crate::size::sequences;
 use crate::solver::solve::last;
 
 /// How many changes are shown.
@@ -23,6 +24,30 @@ impl PlanRequest {
             self.smaller_kv(),
         ];
         best(tries.into_iter().flatten().chain(self.more_devices(&budget)))
+    }
+
+    /// The longest `max_seq_len` of which `max_batch_size` sequences fit, or one where that is not stated: what engines call
+    /// `auto`. It is at most what the model was made for, and where nobody says that, 1,048,576.
+    ///
+    /// # Errors
+    /// A budget without memory, and what [`plan`](Self::plan) says of the shortest sequences where none fit.
+    pub fn longest_sequence(&self) -> Result<u64, PlanError> {
+        /// What nobody serves longer.
+        const MOST: u64 = 1 << 20;
+        let budget = self.budget()?;
+        if budget.memory.is_none() {
+            let unbounded = "the longest sequence depends on the memory; state it with --device-memory or [memory]";
+            return Err(PlanError::Budget(unbounded.into()));
+        }
+        let asked = budget.max_batch_size.unwrap_or(1);
+        let at = |length: u64| self.changed(|budget| budget.max_seq_len = Some(length));
+        let holds = |length: u64| at(length).planned().is_some_and(|plan| plan.capacity.sequences >= asked);
+        let longest = last(self.info().max_position_embeddings.unwrap_or(MOST), |length| length == 0 || holds(length));
+        if longest > 0 {
+            return Ok(longest);
+        }
+        at(1).ranks()?;
+        Err(PlanError::Budget(format!("{} do not fit, however short they are", sequences(asked))))
     }
 
     /// What would let more sequences run at once than `plan` does, of a request with this budget.
@@ -180,13 +205,19 @@ impl PlanRequest {
         let devices = self.assumes_ranks().filter(|_| self.config().budget.parallel == Parallel::default());
         let layouts = devices
             .zip(self.model().divisible())
-            .map(|(devices, divisible)| divisible.layouts(devices, Parallel::default()));
+            .map(|(devices, divisible)| divisible.layouts(devices, Parallel::default(), |tp| self.divides_over(tp)));
         let plans = layouts.into_iter().flatten().filter_map(|parallel| {
             let plan = self.divided(parallel).planned()?;
             (Some(parallel.world_size()) == devices.map(u64::from)).then(|| (served(&plan), parallel))
         });
         let Some((_, best)) = plans.max_by_key(|(sequences, _)| *sequences) else { return String::new() };
         format!("; {} would do", self.stated().settings(&best.changes(Parallel::default())))
+    }
+
+    /// Whether so many tensor parallel ranks divide every cache, whatever memory they have.
+    pub(crate) fn divides_over(&self, tp: u32) -> bool {
+        let made = self.divided(Parallel { tp, ..Parallel::default() }).made();
+        tp == 1 || matches!(made, Ok(_) | Err(PlanError::DoesNotFit(_)))
     }
 
     fn has_experts(&self) -> bool {

@@ -42,6 +42,7 @@ pub(crate) fn fit(
         sequences,
         devices: devices.map_err(|failed| refused("gpus", failed.to_string()))?,
         max_devices: max_gpus,
+        margin: 0,
         weights: weights.map_err(|failed| refused("weights", failed.to_string()))?,
         prices: prices
             .map(Prices::from_toml)

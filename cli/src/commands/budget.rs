@@ -10,10 +10,16 @@ use clap::{Arg, ArgMatches, Command};
 use crate::failure::Failure;
 
 /// The budget file and what stands above it.
+#[derive(Clone)]
 pub(crate) struct BudgetArgs {
     pub(crate) budget: Option<PathBuf>,
     overrides: Vec<Override>,
+    /// Whether the length of sequences is to be found.
+    finds_length: bool,
 }
+
+/// The key that can be left to the memory, and the word for that.
+const LENGTH: (&str, &str) = ("max_seq_len", "auto");
 
 /// The heading of the flags outside the budget's sections.
 const BUDGET: &str = "Budget (each flag stands above an environment variable, that above the file)";
@@ -29,6 +35,24 @@ impl BudgetArgs {
     /// The keys that flags set.
     pub(crate) fn overrides(&self) -> &[Override] {
         &self.overrides
+    }
+
+    /// Whether the longest sequences that fit are asked for.
+    pub(crate) const fn finds_length(&self) -> bool {
+        self.finds_length
+    }
+
+    /// The same with the length that was found.
+    pub(crate) fn of_length(&self, tokens: u64) -> Self {
+        let mut found = Self { finds_length: false, ..self.clone() };
+        found.overrides.push(Override::by_flag(LENGTH.0, tokens.to_string(), "--max-seq-len auto"));
+        found
+    }
+
+    /// Nothing is searched for where the length is that of what is run or read.
+    pub(crate) fn refuse_finding(&self) -> Result<(), Failure> {
+        let stated = "--max-seq-len auto is an answer of `plan`; state here the tokens that it finds";
+        if self.finds_length { Err(Failure::new(2, stated)) } else { Ok(()) }
     }
 }
 
@@ -52,11 +76,17 @@ impl clap::Args for BudgetArgs {
 
 impl clap::FromArgMatches for BudgetArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut finds_length = false;
         let overrides = BudgetKey::all().iter().filter_map(|key| {
             let value = matches.get_one::<String>(key.path)?.clone();
+            if (key.path, value.as_str()) == LENGTH {
+                finds_length = true;
+                return None;
+            }
             Some(Override::by_flag(key.path, value, key.flag))
         });
-        Ok(Self { budget: matches.get_one("budget").cloned(), overrides: overrides.collect() })
+        let overrides = overrides.collect();
+        Ok(Self { budget: matches.get_one("budget").cloned(), overrides, finds_length })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -67,7 +97,10 @@ impl clap::FromArgMatches for BudgetArgs {
 
 /// The flag of a key, whose value is the text that the budget file would have.
 fn flag(key: &'static BudgetKey) -> Arg {
-    let (value_name, parser) = parsed(key.values);
+    let (value_name, parser) = match key.values {
+        Values::Tokens(least, most) if key.path == LENGTH.0 => ("TOKENS|auto", ValueParser::new(length(least, most))),
+        values => parsed(values),
+    };
     let arg = Arg::new(key.path)
         .long(key.flag.trim_start_matches('-'))
         .value_name(value_name)
@@ -89,14 +122,7 @@ fn parsed(values: Values) -> (&'static str, ValueParser) {
         Values::Count(least, most) => {
             ("N", ValueParser::new(ranged.range(least..=most).map(|count: u64| count.to_string())))
         }
-        Values::Tokens(least, most) => {
-            let tokens = move |text: &str| match text.parse::<TokenCount>() {
-                Ok(TokenCount(count)) if (least..=most).contains(&count) => Ok(count.to_string()),
-                Ok(TokenCount(count)) => Err(format!("{count} is not in {least}..={most}")),
-                Err(error) => Err(error.to_string()),
-            };
-            ("TOKENS", ValueParser::new(tokens))
-        }
+        Values::Tokens(least, most) => ("TOKENS", ValueParser::new(move |text: &str| tokens(text, least, most))),
         Values::Bytes => ("SIZE", ValueParser::new(|text: &str| text.parse().map(ByteSize::stated))),
         Values::Fraction => {
             ("SHARE", ValueParser::new(|text: &str| text.parse::<f64>().map(|share| format!("{share:?}"))))
@@ -111,8 +137,24 @@ fn parsed(values: Values) -> (&'static str, ValueParser) {
     }
 }
 
+fn tokens(text: &str, least: u64, most: u64) -> Result<String, String> {
+    match text.parse::<TokenCount>() {
+        Ok(TokenCount(count)) if (least..=most).contains(&count) => Ok(count.to_string()),
+        Ok(TokenCount(count)) => Err(format!("{count} is not in {least}..={most}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// A number of tokens, or the word for the longest that fit.
+fn length(least: u64, most: u64) -> impl Fn(&str) -> Result<String, String> + Clone {
+    move |text: &str| if text == LENGTH.1 { Ok(text.to_owned()) } else { tokens(text, least, most) }
+}
+
 fn help(key: &BudgetKey) -> String {
     let help = key.help.trim_end_matches('.');
+    if key.path == LENGTH.0 {
+        return format!("{help}; auto: the longest that --max-batch-size of, or one, fit (default: {})", key.default);
+    }
     match (key.values, key.default) {
         (Values::Choice(_), _) | (_, "not set") => help.to_owned(),
         (_, default) => format!("{help} (default: {default})"),

@@ -81,7 +81,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// What a command would do, or did by its log.
 fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
-    let beside = Beside { device: &args.device, overrides: &[], read: ReadOptions::default(), draft: None };
+    let beside =
+        Beside { strict: false, device: &args.device, overrides: &[], read: ReadOptions::default(), draft: None };
     let print_as = if args.format == Format::Json { Print::Json } else { Print::Text };
     match log {
         Some(log) => args.start.check(&log.read()?, &beside, print_as),

@@ -35,6 +35,7 @@ enum Command {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
         Command::Show { budget, device, origin } => {
+            budget.refuse_finding()?;
             let config = device.resolve(budget)?;
             device.notes(&config.budget)?.iter().for_each(|said| note(said));
             let shown = if *origin { config.table() } else { config.stated() };

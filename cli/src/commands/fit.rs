@@ -11,34 +11,44 @@ use clap::ValueEnum;
 
 use crate::commands::hub;
 use crate::commands::load::{OnDevice, open, refused, unread};
-use crate::commands::start::{Beside, StartArgs};
+use crate::commands::start::{self, Beside, StartArgs};
 use crate::failure::{Failure, in_file, note, print, read};
 use crate::paint::print_table;
+use crate::progress::during;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in;
-    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub
+    /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub; a script or manifest (.sh, .txt, .yaml) that
+    /// starts an engine
     #[arg(value_parser = hub::model(), required_unless_present = "words", conflicts_with = "words")]
     model: Option<PathBuf>,
 
-    /// Tokens of each sequence, prompt and output, such as 32k (32,768)
-    #[arg(long, value_name = "TOKENS", value_parser = tokens, required_unless_present = "words")]
-    context: Option<u64>,
+    /// Tokens of each sequence, prompt and output, such as 32k (32,768); auto: the longest of which any of the devices hold
+    /// --sequences
+    #[arg(long, visible_alias = "max-seq-len", value_name = "TOKENS|auto", value_parser = tokens)]
+    context: Option<Context>,
 
     /// Sequences at once
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32), required_unless_present = "words")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     sequences: Option<u64>,
 
-    /// Devices to choose among
-    #[arg(long, value_name = "DEVICE", value_delimiter = ',', default_value = FitQuestion::DEVICES, value_parser = device)]
+    #[arg(long, value_name = "DEVICE", value_delimiter = ',', value_parser = device, help = devices())]
     gpus: Vec<(String, DeviceInfo)>,
 
     /// The most devices
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_gpus: u32,
 
-    /// Prices (TOML): `currency = "USD"` and `[per_hour]` with a number for each device
+    /// Hundredths more sequences that must fit before a layout counts as holding them
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
+    margin: u32,
+
+    /// What an hour of one device costs, such as h100=2.49,l40s=0.86; stands above --prices
+    #[arg(long, value_name = "DEVICE=NUMBER", value_delimiter = ',', value_parser = price)]
+    price: Vec<(String, f64)>,
+
+    /// The same as TOML: `currency = "USD"` and `[per_hour]` with a number for each device
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
 
@@ -62,6 +72,14 @@ pub(crate) struct Args {
     format: Format,
 }
 
+/// The length of a sequence, as it is asked for.
+#[derive(Clone, Copy)]
+enum Context {
+    Tokens(u64),
+    /// The longest that fits.
+    Auto,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
     /// The best layout of each device, at most 100 columns wide
@@ -78,7 +96,7 @@ enum Format {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let read_options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
-    let prices = match &args.prices {
+    let mut prices = match &args.prices {
         None => Prices::default(),
         Some(path) if !path.exists() => {
             let said = "no such file; it holds `currency = \"USD\"`, and below `[per_hour]` lines such as `h200 = 3.5`";
@@ -86,20 +104,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
+    for (device, price) in &args.price {
+        prices.state(device, *price).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
+    }
+    let devices = if args.gpus.is_empty() { usual()? } else { args.gpus.clone() };
     let question = FitQuestion {
         model: None,
         assumed: args.assume.iter().map(ToString::to_string).collect(),
-        context: args.context.unwrap_or(1),
+        context: 1,
         sequences: args.sequences.unwrap_or(1),
-        devices: args.gpus.clone(),
+        devices,
         max_devices: args.max_gpus,
+        margin: args.margin,
         weights: args.weights,
         prices,
         engines: args.engines.clone(),
     };
-    let (question, answer) = match &args.model {
+    let (question, answer) = match args.model.as_deref() {
+        Some(path) if start::is_script(path) => of_command(args, Some(path), read_options, question)?,
         Some(path) => of_model(args, path, &read_options, question)?,
-        None => of_command(args, read_options, question)?,
+        None => of_command(args, None, read_options, question)?,
     };
     answer.notes.iter().for_each(|said| note(said));
     match args.format {
@@ -109,12 +133,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Format::Svg => print(&answer.svg())?,
         Format::Html => print(&answer.html())?,
     }
+    let FitQuestion { context, sequences, .. } = question;
     match answer.best() {
         Some(_) => Ok(()),
-        None => Err(Failure::new(
-            3,
-            format!("nothing tried holds {} sequences of {}", question.sequences, question.context),
-        )),
+        None => Err(Failure::new(3, format!("nothing tried holds {sequences} of {context} tokens"))),
     }
 }
 
@@ -126,23 +148,56 @@ fn of_model(
     question: FitQuestion,
 ) -> Result<(FitQuestion, Answer), Failure> {
     args.start.refuse_alone()?;
-    let model = open(path, read, |error| unread(path, error))?;
-    let question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
-    let answer = PlanRequest::of(model).fit(&question).map_err(refused)?;
+    let (Some(context), Some(_)) = (args.context, args.sequences) else {
+        let needed = "--context and --sequences are needed: so many sequences of so many tokens, such as --context 32k --sequences 10";
+        return Err(Failure::new(2, needed));
+    };
+    let request = PlanRequest::of(open(path, read, |error| unread(path, error))?);
+    let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
+    question.context = match context {
+        Context::Tokens(tokens) => tokens,
+        Context::Auto => longest(&request, &question)?,
+    };
+    let answer = during("planning layouts", || request.fit(&question)).map_err(refused)?;
     Ok((question, answer))
 }
 
+/// The longest sequences that fit; where there are none, `fit` says why of one token.
+fn longest(request: &PlanRequest, question: &FitQuestion) -> Result<u64, Failure> {
+    let found = during("searching for the longest", || request.longest_that_fits(question)).map_err(refused)?;
+    if found > 0 {
+        note(&format!("{found} tokens are the longest that fit"));
+    }
+    Ok(found.max(1))
+}
+
 /// What devices hold what a command says, with all that it states; each has the engine's defaults for it.
-fn of_command(args: &Args, read: ReadOptions, question: FitQuestion) -> Result<(FitQuestion, Answer), Failure> {
+fn of_command(
+    args: &Args,
+    file: Option<&Path>,
+    read: ReadOptions,
+    question: FitQuestion,
+) -> Result<(FitQuestion, Answer), Failure> {
+    let stated = match args.context {
+        None => None,
+        Some(Context::Tokens(tokens)) => Some(tokens),
+        Some(Context::Auto) => {
+            return Err(Failure::new(
+                2,
+                "a command says how long its sequences are; state --context in tokens or leave it out",
+            ));
+        }
+    };
     let weights = args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights"));
-    let beside = Beside { device: &OnDevice::default(), overrides: weights.as_slice(), read, draft: None };
-    let sought = args.start.sought(&beside, &args.gpus)?;
+    let beside =
+        Beside { strict: false, device: &OnDevice::default(), overrides: weights.as_slice(), read, draft: None };
+    let sought = args.start.sought(file, &beside, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
     let mut context = question.context;
     let mut answers = Vec::new();
     for (name, device, length, request) in sought.on {
-        context = args.context.unwrap_or(length);
+        context = stated.unwrap_or(length);
         let question = FitQuestion {
             model: Some(sought.name.clone()),
             context,
@@ -164,7 +219,30 @@ fn device(text: &str) -> Result<(String, DeviceInfo), String> {
 }
 
 /// A context of 32k is 32,768 tokens.
-fn tokens(text: &str) -> Result<u64, String> {
+fn tokens(text: &str) -> Result<Context, String> {
+    if text == "auto" {
+        return Ok(Context::Auto);
+    }
     let TokenCount(count) = text.parse().map_err(|error: BadTokenCount| error.to_string())?;
-    if (1..=1 << 32).contains(&count) { Ok(count) } else { Err(format!("{count} is not in 1..=4294967296")) }
+    let is_sane = (1..=1 << 32).contains(&count);
+    if is_sane { Ok(Context::Tokens(count)) } else { Err(format!("{count} is not in 1..=4294967296")) }
+}
+
+/// A device and what an hour of it costs.
+fn price(text: &str) -> Result<(String, f64), String> {
+    let expected = || format!("`{text}` is no price; write one such as h100=2.49");
+    let (device, price) = text.split_once('=').ok_or_else(expected)?;
+    Ok((device.trim().to_lowercase(), price.trim().parse().map_err(|_| expected())?))
+}
+
+/// Those that are tried where none are named.
+fn usual() -> Result<Vec<(String, DeviceInfo)>, Failure> {
+    FitQuestion::DEVICES.split(',').map(|name| device(name).map_err(|error| Failure::new(2, error))).collect()
+}
+
+fn devices() -> String {
+    format!(
+        "Devices to choose among, such as l40s,h100 [default: that of the node that a manifest names, else {}]",
+        FitQuestion::DEVICES.replace(',', ", ")
+    )
 }

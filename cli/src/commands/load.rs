@@ -98,6 +98,7 @@ impl OnDevice {
 impl ModelArgs {
     /// The budget file under the environment's values and the flags', with where each value came from.
     pub(crate) fn config(&self) -> Result<Config, Failure> {
+        self.reading.budget.refuse_finding()?;
         resolve(&self.reading.budget, false)
     }
 
@@ -137,6 +138,7 @@ impl Reading {
         !self.assume.is_empty()
             || !self.description.is_empty()
             || budget.budget.is_some()
+            || budget.finds_length()
             || !budget.overrides().is_empty()
     }
 
@@ -192,6 +194,11 @@ impl Reading {
         }
         request = measurement.into_iter().fold(request, PlanRequest::with_profile);
         request = measured.into_iter().fold(request, PlanRequest::with_measured);
+        if self.budget.finds_length() {
+            let longest = request.longest_sequence().map_err(refused)?;
+            note(&format!("max_seq_len {longest} is the longest that fits"));
+            request = request.with_config(target.device.resolve(&self.budget.of_length(longest))?);
+        }
         request.caches().map_err(refused)?;
         request.notes().iter().for_each(|said| note(said));
         Ok(request)

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source};
+use cacheplan::planner::error::Suggestion;
 use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanRequest, RankPlans};
 use clap::ValueEnum;
 
@@ -63,6 +64,10 @@ struct Make {
     /// what it would allocate
     #[arg(long = "as", value_name = "ENGINE[@VERSION]")]
     engine: Option<EngineSpec>,
+
+    /// Exit with 3 also where a command only may start: bytes that the engine measures itself decide
+    #[arg(long, help_heading = "Command behind --")]
+    strict: bool,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -127,6 +132,9 @@ fn make(args: &Make) -> Result<(), Failure> {
         }
     }
     args.start.refuse_alone()?;
+    if args.strict {
+        return Err(Failure::new(2, "--strict is about a command behind `--` or in a file, and there is none"));
+    }
     if args.engine.is_none() {
         reading.budget.refuse_engine_flags("name the engine with --as")?;
     }
@@ -163,7 +171,9 @@ fn make(args: &Make) -> Result<(), Failure> {
             Format::Markdown => print(&plan.markdown()),
             Format::Svg => print(&plan.svg_on(request.device())),
             Format::Html => print(&html(&request, &plan)),
-            Format::Table | Format::Dot => print_table(&(heading + &plan.table() + &bound + &knobs(&request, &plan))),
+            Format::Table | Format::Dot => {
+                print_table(&(heading + &plan.table() + &bound + &Suggestion::table(&request.knobs(&plan))))
+            }
         };
     };
     let both = request.predict(engine).map_err(refused)?.beside(&plan);
@@ -181,14 +191,21 @@ fn started(args: &Make, of: impl FnOnce(&StartArgs, &Beside<'_>, Print) -> Resul
     let print_as = match args.format {
         Format::Table => Print::Text,
         Format::Json => Print::Json,
-        _ => return Err(Failure::new(2, "what a command would do is printed as table or json")),
+        Format::Markdown => Print::Markdown,
+        Format::Yaml | Format::Svg | Format::Html | Format::Dot => {
+            let other =
+                "what a command would do is printed as table, json or markdown; plan its model for a picture of it";
+            return Err(Failure::new(2, other));
+        }
     };
     if args.engine.is_some() || args.ranks || args.out.is_some() || args.reading.budget.budget.is_some() {
         let other =
             "--as, --ranks, --out and --budget are about a plan of our own; a command says engine and budget itself";
         return Err(Failure::new(2, other));
     }
+    args.reading.budget.refuse_finding()?;
     let beside = Beside {
+        strict: args.strict,
         device: &args.target.device,
         overrides: args.reading.budget.overrides(),
         read: args.reading.options()?,
@@ -220,17 +237,6 @@ fn html(request: &PlanRequest, plan: &CachePlan) -> String {
     let engines: Vec<EngineSpec> = Engine::all().iter().copied().map(EngineSpec::from).collect();
     let layers = request.model().model().map(|model| model.layers.as_slice()).unwrap_or_default();
     plan.html(request.device(), layers, &request.curves(&[], &engines))
-}
-
-/// What each change by itself would admit.
-fn knobs(request: &PlanRequest, plan: &CachePlan) -> String {
-    let lines = request.knobs(plan).into_iter().enumerate().map(|(at, knob)| {
-        let label = if at == 0 { "KNOBS" } else { "" };
-        let line = format!("{label:8}  {} would admit {} sequences\n", knob.change, knob.sequences);
-        // As wide as the table above it.
-        if line.len() > 80 { line.replacen(" would", "\n            would", 1) } else { line }
-    });
-    lines.collect()
 }
 
 /// A picture of one thing is no answer to a question about another.

@@ -40,10 +40,13 @@ pub(crate) struct StartArgs {
 pub(crate) enum Print {
     Text,
     Json,
+    Markdown,
 }
 
 /// What else is said about the command.
 pub(crate) struct Beside<'a> {
+    /// Whether what only may start is a failure.
+    pub(crate) strict: bool,
     pub(crate) device: &'a OnDevice,
     pub(crate) overrides: &'a [Override],
     pub(crate) read: ReadOptions,
@@ -84,15 +87,6 @@ impl StartArgs {
                 let launches = Launch::from_words(words.to_vec(), &environment()).map_err(failed)?;
                 launches.into_iter().map(|launch| with_options(launch, Path::new(""))).collect()
             }
-        }
-    }
-
-    /// The only command that stands there.
-    fn launch(&self) -> Result<Launch, Failure> {
-        let mut launches = self.launches()?;
-        match (launches.pop(), launches.len()) {
-            (Some(launch), 0) => Ok(launch),
-            (_, more) => Err(Failure::new(2, format!("{} commands start an engine there; one was expected", more + 1))),
         }
     }
 
@@ -139,7 +133,7 @@ impl StartArgs {
         };
         let found = found.map_err(|(error, models)| Refusal::of(error, launch, models.as_ref(), &options));
         match found {
-            Ok(found) => self.judged(&found, print_as),
+            Ok(found) => self.judged(&found, beside.strict, print_as),
             Err(refusal) => {
                 if print_as == Print::Json {
                     print(&(serde_json::to_string_pretty(&refusal).map_err(Failure::error)? + "\n"))?;
@@ -151,7 +145,7 @@ impl StartArgs {
 
     /// Sets what a log says beside the command that it is of.
     pub(crate) fn check(&self, log: &EngineLog, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
-        let launch = self.launch()?;
+        let launch = only(self.launches()?)?;
         let options = self.options(beside);
         let (_, models) = self.question(&launch, &options, beside)?;
         let found = CommandCheck::of(&launch, &models, &options, log).map_err(failed)?;
@@ -160,7 +154,7 @@ impl StartArgs {
         }
         match print_as {
             Print::Json => print(&(serde_json::to_string_pretty(&found.rows).map_err(Failure::error)? + "\n"))?,
-            Print::Text => print_table(&found.table())?,
+            Print::Text | Print::Markdown => print_table(&found.table())?,
         }
         let drifting = found.drifting();
         if !drifting.is_empty() {
@@ -170,9 +164,28 @@ impl StartArgs {
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
     }
 
-    /// What the command asks of each of some devices, for a search over them.
-    pub(crate) fn sought(&self, beside: &Beside<'_>, devices: &[(String, DeviceInfo)]) -> Result<Sought, Failure> {
-        let launch = self.launch()?;
+    /// What the command behind `--`, or in `file`, asks of each of some devices, for a search over them; where none are named
+    /// they are that of its node, or the usual ones.
+    pub(crate) fn sought(
+        &self,
+        file: Option<&Path>,
+        beside: &Beside<'_>,
+        named: &[(String, DeviceInfo)],
+        usual: &[(String, DeviceInfo)],
+    ) -> Result<Sought, Failure> {
+        let launch = match file {
+            Some(file) => only(launches_in(file)?)?,
+            None => only(self.launches()?)?,
+        };
+        let own = launch.device.as_deref().filter(|_| named.is_empty()).map(node).transpose()?;
+        let devices = match &own {
+            Some(own) => {
+                note(&format!("{} is the GPU of its node; --gpus names others", own.0));
+                std::slice::from_ref(own)
+            }
+            None if named.is_empty() => usual,
+            None => named,
+        };
         let on = |device: &DeviceInfo| Options { devices: Some(device.clone().into()), ..self.options(beside) };
         let mut models = None;
         let mut found = Vec::new();
@@ -212,10 +225,11 @@ impl StartArgs {
     }
 
     /// Prints an answer, and ends with 3 where it does not start or hold what is expected.
-    fn judged(&self, found: &Answer, print_as: Print) -> Result<(), Failure> {
+    fn judged(&self, found: &Answer, strict: bool, print_as: Print) -> Result<(), Failure> {
         match print_as {
             Print::Json => print(&(serde_json::to_string_pretty(found).map_err(Failure::error)? + "\n"))?,
             Print::Text => print(&found.text())?,
+            Print::Markdown => print(&markdown(&found.text()))?,
         }
         if found.starts == Starts::No {
             return Err(Failure::new(
@@ -223,9 +237,49 @@ impl StartArgs {
                 format!("{} would not start: {}", found.engine, found.reason.clone().unwrap_or_default()),
             ));
         }
+        if found.starts == Starts::Maybe && strict {
+            let reason = found.reason.clone().unwrap_or_else(|| "bytes that it measures itself decide".to_owned());
+            return Err(Failure::new(3, format!("{} only may start: {reason}", found.engine)));
+        }
         let short = found.short_of(self.expect_sequences, self.expect_tokens);
-        short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
+        if let Some(short) = short {
+            return Err(Failure::new(3, short));
+        }
+        if found.starts == Starts::Maybe {
+            note("it only may start, and the exit code is 0; with --strict it would be 3");
+        }
+        Ok(())
     }
+}
+
+/// An answer as Markdown: a heading for each of its sections, with what it says as it is.
+fn markdown(text: &str) -> String {
+    let runs = text.split(|sign| sign != '`').map(str::len).max().unwrap_or(0);
+    let fence = "`".repeat(runs.max(2) + 1);
+    let mut lines = text.lines();
+    let mut written = format!("# {}\n", lines.next().unwrap_or_default());
+    let mut open = false;
+    for line in lines {
+        let is_heading = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_uppercase());
+        if is_heading || line.is_empty() {
+            if std::mem::take(&mut open) {
+                written.push_str(&format!("{fence}\n"));
+            }
+        }
+        match (is_heading, line.is_empty()) {
+            (true, _) => {
+                open = true;
+                let (first, rest) = line.split_at(1);
+                written.push_str(&format!("\n## {first}{}\n\n{fence}text\n", rest.to_lowercase()));
+            }
+            (false, true) => {}
+            (false, false) => written.push_str(&format!("{}\n", line.strip_prefix("  ").unwrap_or(line))),
+        }
+    }
+    if open {
+        written.push_str(&format!("{fence}\n"));
+    }
+    written
 }
 
 /// What a command asks of devices.
@@ -237,6 +291,21 @@ pub(crate) struct Sought {
     pub(crate) sequences: Option<u64>,
     /// For each device, the longest sequence, and all else that the command says.
     pub(crate) on: Vec<(String, DeviceInfo, u64, PlanRequest)>,
+}
+
+/// The GPU of a node as a manifest names it, with the shortest name that it has here.
+fn node(label: &str) -> Result<(String, DeviceInfo), Failure> {
+    let device: DeviceInfo = label.parse().map_err(|error| Failure::new(2, format!("the node's GPU: {error}")))?;
+    let known = DeviceInfo::names().find(|name| name.parse().as_ref() == Ok(&device));
+    Ok((known.unwrap_or_else(|| label.to_lowercase()), device))
+}
+
+/// The only command of these.
+fn only(mut launches: Vec<Launch>) -> Result<Launch, Failure> {
+    match (launches.pop(), launches.len()) {
+        (Some(launch), 0) => Ok(launch),
+        (_, more) => Err(Failure::new(2, format!("{} commands start an engine there; one was expected", more + 1))),
+    }
 }
 
 /// The commands in a file; `-` is what is piped in.

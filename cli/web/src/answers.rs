@@ -283,6 +283,7 @@ pub(crate) fn fit(
         sequences,
         devices: devices?,
         max_devices,
+        margin: 0,
         weights,
         prices,
         engines: Vec::new(),

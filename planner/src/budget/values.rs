@@ -52,12 +52,13 @@ impl<'de> Deserialize<'de> for Fraction {
 
 /// Reads the dtype of keys and values.
 pub(super) fn kv_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
-    dtype(deserializer, "keys and values", |dtype| dtype != DType::Int32)
+    dtype(deserializer, "keys and values", |dtype| dtype != DType::Int32, "")
 }
 
 /// Reads the dtype of states.
 pub(super) fn state_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
-    dtype(deserializer, "live states", DType::holds_states)
+    let kept = "; what is kept of them for reuse can be, with `workload.checkpoint_dtype = \"int8\"`";
+    dtype(deserializer, "live states", DType::holds_states, kept)
 }
 
 /// Reads the name of an element type that such caches can have.
@@ -65,6 +66,7 @@ fn dtype<'de, D: Deserializer<'de>>(
     deserializer: D,
     of: &str,
     can_be: fn(DType) -> bool,
+    of_int8: &str,
 ) -> Result<Option<DType>, D::Error> {
     let Some(name) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
     let dtype: DType = name.parse().map_err(D::Error::custom)?;
@@ -72,7 +74,8 @@ fn dtype<'de, D: Deserializer<'de>>(
         return Ok(Some(dtype));
     }
     let names: Vec<&str> = DType::ALL.into_iter().filter(|&dtype| can_be(dtype)).map(DType::name).collect();
-    Err(D::Error::custom(format!("no {of} are stored in `{name}`; write one of {}", names.join(", "))))
+    let otherwise = if dtype == DType::Int8 { of_int8 } else { "" };
+    Err(D::Error::custom(format!("no {of} are stored in `{name}`; write one of {}{otherwise}", names.join(", "))))
 }
 
 /// Reads a count of tokens: an integer, or a text such as `32k`.

@@ -63,7 +63,7 @@ impl Answer {
                 ],
             ),
         ];
-        let said = "The best layout of each device, then every layout; every number is assumed.";
+        let said = "The best layout of each device, then of each number of devices; every number is assumed.";
         document(&format!("{title} · cacheplan"), &title, said, sections)
     }
 
@@ -72,7 +72,7 @@ impl Answer {
         head.extend(self.currency.is_some().then_some("an hour"));
         let rows = self.best_of_each().into_iter().map(|fit| {
             let (devices, sequences) = (fit.devices.to_string(), separated(fit.sequences));
-            let (cap, bytes) = (fit.capped_by.clone(), size(fit.cache_bytes.into()));
+            let (cap, bytes) = (fit.capped_by_words.clone(), size(fit.cache_bytes.into()));
             let mut row = vec![fit.device.clone(), devices, fit.layout(), sequences, cap, bytes];
             row.extend(
                 self.currency.is_some().then(|| fit.per_hour.map(|price| format!("{price:.2}")).unwrap_or_default()),

@@ -1,5 +1,7 @@
 //! Devices by layout: how many sequences each holds, and what it costs where prices are given.
 
+use std::collections::BTreeSet;
+
 use super::element::{Element, legend};
 use super::letters::{Label, width as wide};
 use super::{colours, size};
@@ -12,9 +14,18 @@ const ROW: f64 = 36.0;
 const HEAD: f64 = 20.0;
 const GAP: f64 = 8.0;
 
+/// The best layout of each number of each device, in the model's own dtypes, and where it stands in the answer: those of all
+/// numbers that are tried would fill no page.
+fn cells(answer: &Answer) -> Vec<(usize, &Fit)> {
+    let mut seen = BTreeSet::new();
+    let plain = answer.fits.iter().enumerate().filter(|(_, fit)| fit.is_plain());
+    plain.filter(|(_, fit)| seen.insert((&fit.device, fit.devices))).collect()
+}
+
 /// Draws a row for each layout and a column for each device: devices are few, so that it fits a narrow page.
 pub(crate) fn draw(answer: &Answer, width: f64) -> Element {
-    let fits: Vec<&Fit> = answer.fits.iter().filter(|fit| fit.is_plain()).collect();
+    let cells = cells(answer);
+    let fits: Vec<&Fit> = cells.iter().map(|(_, fit)| *fit).collect();
     let mut devices: Vec<&str> = fits.iter().map(|fit| fit.device.as_str()).collect();
     devices.sort_unstable();
     devices.dedup();
@@ -43,9 +54,9 @@ pub(crate) fn draw(answer: &Answer, width: f64) -> Element {
         let y = HEAD + ROW * row as f64;
         drawn.push(Label::END.draw((left - GAP, y + ROW / 2.0 + 4.0), left - GAP, &heading(of)));
         for (column, device) in devices.iter().enumerate() {
-            let is_here = |fit: &Fit| fit.is_plain() && fit.device == *device && layout(fit) == of.1;
-            let found = answer.fits.iter().position(is_here);
-            drawn.extend(found.map(|at| one(answer, at, (left + cell * column as f64, y), cell)));
+            let is_here = |(_, fit): &&(usize, &Fit)| fit.device == *device && layout(fit) == of.1;
+            let found = cells.iter().find(is_here);
+            drawn.extend(found.map(|(at, _)| one(answer, *at, (left + cell * column as f64, y), cell)));
         }
     }
     picture.children(drawn)
@@ -56,7 +67,7 @@ fn one(answer: &Answer, at: usize, (x, y): (f64, f64), cell: f64) -> Element {
     let price = fit.per_hour.map(|price| format!("{price:.2}/h"));
     let mut said = vec![
         format!("{} × {}, {}: {} sequences", fit.devices, fit.device, layout(fit), separated(fit.sequences)),
-        format!("capped by: {}", fit.capped_by),
+        format!("capped by: {}", fit.capped_by_words),
         format!("for caches: {}", size(fit.cache_bytes.into())),
     ];
     said.extend(price.as_ref().map(|price| format!("price: {price}")));

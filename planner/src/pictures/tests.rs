@@ -200,6 +200,7 @@ fn maps_of_devices_have_labels_that_never_overlap() {
             sequences: 20,
             devices: devices.map(|name| (name.to_owned(), name.parse().unwrap())).into(),
             max_devices: 16,
+            margin: 0,
             weights: Some(ByteSize(470_000_000_000)),
             prices: Prices::from_toml(prices).unwrap(),
             engines: Vec::new(),

@@ -7,26 +7,34 @@ use crate::budget::Dtypes;
 use crate::engines::flags::vllm_serve;
 use crate::export::file::quoted;
 use crate::fit::{Answer, AtBest, Fit};
+use crate::size::sequences;
 
 impl Answer {
-    /// The best layout of each device, within 80 columns as far as names allow, and never above 100; every number is
+    /// The best layout of each device that has a price, or of each where none holds that has, within 80 columns as far as names allow, and never above 100; every number is
     /// assumed, as the weights' division and the activations are.
     pub fn table(&self) -> String {
-        let (sequences, context) = (self.sequences, self.context);
-        let asked = format!("{}: {sequences} sequences of {context} tokens; every number below is assumed", self.model);
+        let (asked_for, context) = (sequences(self.sequences), self.context);
+        let spare = if self.margin > 0 { format!(" and room for {} % more", self.margin) } else { String::new() };
+        let asked = format!("{}: {asked_for} of {context} tokens{spare}; every number below is assumed", self.model);
         let mut text = format!("FIT{}\n", wrap(&asked, 5).trim_start_matches("   "));
         let mut head = vec!["", "device", "holds", "capped by", "most tok/s", "layout"];
         if let Some(currency) = &self.currency {
-            head.insert(5, currency);
+            head.insert(5, if currency.is_empty() { "an hour" } else { currency });
         }
         let mut rows = vec![head.into_iter().map(str::to_owned).collect::<Vec<_>>()];
-        rows.extend(self.best_of_devices().into_iter().map(|fit| self.row(fit)));
+        let is_priced = |fit: &Fit| fit.per_hour.is_some();
+        // Where something that holds has a price, what has none is no answer to what is cheapest.
+        let folds = self.best().is_some_and(is_priced);
+        let (shown, unpriced): (Vec<&Fit>, Vec<&Fit>) =
+            self.best_of_devices().into_iter().partition(|fit| !folds || is_priced(fit));
+        rows.extend(shown.into_iter().map(|fit| self.row(fit)));
         text.extend(
             align(&rows, if self.currency.is_some() { &[2, 4, 5] } else { &[2, 4] })
                 .into_iter()
                 .map(|line| line + "\n"),
         );
         text.push_str(&self.none());
+        text.push_str(&without_prices(&unpriced));
         match self.best() {
             Some(best) => text.push_str(&self.details(best)),
             None => {
@@ -56,10 +64,13 @@ impl Answer {
     fn details(&self, best: &Fit) -> String {
         let price = best.per_hour.zip(best.per_million_tokens).zip(self.currency.as_ref());
         let price = price.map(|((hour, held), currency)| {
-            format!("  {hour:.2} {currency} an hour, {held:.4} for a million tokens of the context asked for\n")
+            let hour = format!("{hour:.2} {currency}");
+            format!("  {} an hour, {held:.4} for a million tokens of the context asked for\n", hour.trim_end())
         });
-        let mut text = format!("\nBEST\n  {} x {}{}\n", best.devices, best.device, self.margin(best));
-        text.push_str("  each axis that is not stated is tried as 1, 2, 4, 8, ...\n");
+        let why = if best.per_hour.is_some() { "the cheapest that holds" } else { "the least memory that holds" };
+        let best_of = format!("{} x {}, {why}{}", best.devices, best.device, self.margin(best));
+        let mut text = format!("\nBEST\n{}", wrap(&best_of, 2));
+        text.push_str(&wrap(&self.ending(best), 2));
         text.push_str(&price.unwrap_or_default());
         // A price may be lower for what is stored in fewer bits, which costs precision.
         let whole = self.fits.iter().find(|fit| fit.holds && fit.is_plain()).filter(|_| !best.is_plain());
@@ -69,14 +80,22 @@ impl Answer {
         text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
         let named = [&self.model].into_iter().chain(&self.stated);
         text.push_str(&command("cacheplan plan", named, &best.plan_flags(self.context)));
-        if !best.is_integrated() {
-            text.push_str(&self.served(best));
-        }
+        text.push_str(&self.served(best));
         text
     }
 
     /// The command that serves it; of a description without weights, which nobody can serve, its flags.
     fn served(&self, best: &Fit) -> String {
+        if self.model.to_lowercase().ends_with(".gguf") {
+            // It divides a model by layers alone, and takes all cells at its start.
+            let cells = self.context.saturating_mul(self.sequences);
+            let flags = format!("-c {cells} -np {}", self.sequences);
+            let serves = best.devices == 1 && best.is_plain();
+            return if serves { command("llama-server -m", [&self.model], &flags) } else { String::new() };
+        }
+        if best.is_integrated() {
+            return String::new();
+        }
         let (flags, model) = (best.vllm_flags(self.context), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
         if folder.ends_with(".json") || folder == "-" {
@@ -88,14 +107,27 @@ impl Answer {
     /// How much more than was asked for it holds.
     fn margin(&self, fit: &Fit) -> String {
         let more = 100 * u128::from(fit.sequences.saturating_sub(self.sequences)) / u128::from(self.sequences.max(1));
-        format!(", holds {} of {} asked for: margin {more} %", fit.sequences, self.sequences)
+        format!(": {} of {} asked for, margin {more} %", fit.sequences, self.sequences)
+    }
+
+    /// What ends its capacity, and what holds more on the same devices.
+    fn ending(&self, best: &Fit) -> String {
+        let same = |fit: &&Fit| (&fit.device, fit.devices, &fit.engine) == (&best.device, best.devices, &best.engine);
+        let more = self.fits.iter().filter(same).filter(|fit| fit.sequences > best.sequences);
+        let more = more.max_by_key(|fit| (fit.sequences, std::cmp::Reverse(fit.changed_dtypes())));
+        let more = more.map(|fit| format!("; {} holds {}", fit.layout(), fit.sequences)).unwrap_or_default();
+        let takes = if best.capped_by == best.capped_by_words { "" } else { ", which takes the most memory" };
+        format!("capped by {}{takes}{more}", best.capped_by_words)
     }
 
     /// The bound of speed in words.
     fn at_best(&self, best: &AtBest) -> String {
         let AtBest { alone_per_second: alone, tokens_per_second: all, sequences, bound_by, prompt_seconds, .. } = best;
         let price = best.per_million_tokens.zip(self.currency.as_ref());
-        let price = price.map(|(price, currency)| format!(", {price:.3} {currency} a million"));
+        let price = price.map(|(price, currency)| {
+            let price = format!("{price:.3} {currency}");
+            format!(", {} a million", price.trim_end())
+        });
         format!(
             "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{} ({bound_by} ends it), {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
             alone.ceil(),
@@ -110,7 +142,7 @@ impl Answer {
             if fit.holds { "yes" } else { "no" }.into(),
             format!("{} x {}", fit.devices, fit.device),
             fit.sequences.to_string(),
-            fit.capped_by.clone(),
+            fit.capped_by_words.clone(),
             fit.at_best.as_ref().map_or_else(|| "-".into(), |best| format!("{:.0}", best.tokens_per_second.ceil())),
             fit.layout(),
         ];
@@ -157,6 +189,15 @@ impl Answer {
         }
         text
     }
+}
+
+/// The best layouts of devices that nobody priced, in a sentence.
+fn without_prices(fits: &[&Fit]) -> String {
+    let held: Vec<String> = fits
+        .iter()
+        .map(|fit| format!("{} x {} {}", fit.devices, fit.device, if fit.holds { "holds" } else { "does not hold" }))
+        .collect();
+    if held.is_empty() { String::new() } else { wrap(&format!("without a price: {}", held.join(", ")), 5) }
 }
 
 /// A command that can be pasted: names are quoted and stay whole, since a line that is continued inside of quotes is no other.

@@ -4,7 +4,7 @@ use super::{Line, lines, owner_name, ranges, source_name};
 use cacheplan_files::Shown;
 
 use crate::plan::{CachePlan, HostPlan};
-use crate::size::ByteSize;
+use crate::size::{ByteSize, sequences};
 
 impl CachePlan {
     /// The plan as Markdown with tables of its resources, pools and ledger.
@@ -13,12 +13,12 @@ impl CachePlan {
         let tokens = capacity.tokens.map(|tokens| format!(", {tokens} tokens in pages")).unwrap_or_default();
         let mut text = format!(
             "# Cache plan of {} ({} layers, {}, grouping {})\n\n\
-             **{} sequences** of {} tokens{tokens}, capped by {}. {} managed, {} unmanaged.\n",
+             **{}** of {} tokens{tokens}, capped by {}. {} managed, {} unmanaged.\n",
             cell(&self.model.title()),
             self.model.layers,
             self.model.dtype,
             self.policy,
-            capacity.sequences,
+            sequences(capacity.sequences),
             capacity.tokens_per_sequence,
             cell(&capacity.capped_by.to_string()),
             ByteSize(totals.managed_bytes),
@@ -32,7 +32,7 @@ impl CachePlan {
         text.push_str(&ledger(self));
         if let Some(host) = &self.host {
             let size = ByteSize(host.bytes);
-            text.push_str(&format!("\n## Host tier\n\n{} sequences in {size}.\n\n", host.sequences));
+            text.push_str(&format!("\n## Host tier\n\n{} in {size}.\n\n", sequences(host.sequences)));
             text.push_str(&host_tier(host));
         }
         text

@@ -6,6 +6,7 @@ mod fit;
 mod markdown;
 mod ranks;
 mod table;
+mod words;
 pub(crate) mod yaml;
 
 use std::collections::BTreeSet;

@@ -3,6 +3,7 @@
 use super::columns::align;
 use super::yaml::yaml;
 use crate::plan::{CachePlan, RankPlans};
+use crate::size::sequences;
 
 impl RankPlans {
     /// What all ranks agreed on, as lines at most 100 columns wide.
@@ -11,9 +12,9 @@ impl RankPlans {
         let sizes: Vec<String> =
             parallel.sizes().iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
         let of_each = if parallel.dp > 1 { " per replica" } else { "" };
-        let mut served = format!("{} sequences{of_each}, {} spare tokens", agreed.sequences, agreed.spare_tokens);
+        let mut served = format!("{}{of_each}, {} spare tokens", sequences(agreed.sequences), agreed.spare_tokens);
         if let Some(parked) = agreed.host_sequences {
-            served.push_str(&format!(", {parked} sequences on each host"));
+            served.push_str(&format!(", {} on each host", sequences(parked)));
         }
         let alike = parallel.world_size() / u64::from(parallel.pp);
         let ranks = format!("{} ({}), {alike} alike in each stage", parallel.world_size(), sizes.join(", "));

@@ -4,7 +4,7 @@ use cacheplan_handlers::Growth;
 
 use super::{Line, align, lines, owner_name, wrap};
 use crate::plan::{CachePlan, Certainty, Deployment, HostPlan, ManagerKind, Unit};
-use crate::size::ByteSize;
+use crate::size::{ByteSize, sequences};
 
 impl CachePlan {
     /// The plan as a text table, 80 columns wide, or as far as 100 where pools have long names, with one line for resources
@@ -70,6 +70,7 @@ fn header(plan: &CachePlan) -> String {
             "SLOTS".into(),
             format!("{} padding + {} live + {} checkpoints", slots.padding, slots.live, plan.checkpoints()),
         ],
+        vec!["SEQUENCE".into(), plan.sequence_in_words()],
     ]);
     joined(align(&rows, &[]))
 }
@@ -164,7 +165,7 @@ fn host_tier(host: &HostPlan) -> String {
         vec![pool.pool.clone(), units, each, ByteSize(pool.bytes).to_string()]
     }));
     rows.push(vec!["unused".into(), String::new(), String::new(), ByteSize(host.unused_bytes).to_string()]);
-    let claim = format!("{} sequences in {}", host.sequences, ByteSize(host.bytes));
+    let claim = format!("{} in {}", sequences(host.sequences), ByteSize(host.bytes));
     format!("{claim}\n{}", joined(align(&rows, &[1, 2, 3])))
 }
 
@@ -176,19 +177,21 @@ fn capacity(plan: &CachePlan) -> String {
     let per_replica =
         plan.deployment.as_ref().filter(|deployment| deployment.replicas > 1).map_or("", |_| " per replica");
     let deployment = plan.deployment.as_ref().map(|all| {
-        let Deployment { devices, replicas, devices_per_replica: each, sequences, .. } = all;
+        let Deployment { devices, replicas, devices_per_replica: each, .. } = all;
+        let served = sequences(all.sequences);
         let replicas = if *replicas == 1 { "1 replica".into() } else { format!("{replicas} replicas of {each}") };
-        vec!["IN ALL".into(), format!("{sequences} sequences on {devices} devices, {replicas}")]
+        vec!["IN ALL".into(), format!("{served} on {devices} devices, {replicas}")]
     });
     let mut rows = vec![
         vec![
             "CAPACITY".into(),
             format!(
-                "{} sequences{per_replica} of {} tokens, {tokens}, capped by {}",
-                capacity.sequences, capacity.tokens_per_sequence, capacity.capped_by
+                "{}{per_replica} of {} tokens, {tokens}, capped by {}",
+                sequences(capacity.sequences),
+                capacity.tokens_per_sequence,
+                capacity.capped_by
             ),
         ],
-        vec!["TOTALS".into(), plan.totals_in_words()],
         vec!["BYTES".into(), format!("{managed} managed, {unmanaged} unmanaged")],
     ];
     rows.extend(deployment);

@@ -7,6 +7,9 @@ use crate::parallel::Parallel;
 /// Devices of one node: tensor parallel ranks exchange too much to be further apart.
 const NODE: u32 = 8;
 
+/// Up to so many devices every number is tried: more are rented by whole nodes.
+const EVERY: u32 = 16;
+
 /// What of a model limits how it can be divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divisible {
@@ -54,34 +57,47 @@ impl Divisible {
         self.heads.is_multiple_of(tp.into())
     }
 
-    /// Layouts that engines can run on up to `most` devices: `tp` a power of two inside a node that divides all heads,
-    /// stages and replicas in powers of two, experts over all replicas or in each.
-    pub(crate) fn layouts(&self, most: u32, stated: Parallel) -> Vec<Parallel> {
-        let powers = |most: u32| (0..).map(|power| 1u32 << power).take_while(move |&size| size <= most);
+    /// Layouts that engines can run on up to `most` devices, every number of them up to [`EVERY`]: of each size of a replica
+    /// the one with the fewest stages, which wait for each other, so many replicas of it, and experts over all replicas or in
+    /// each. `divides` says of a `tp` whether it divides the caches too.
+    pub(crate) fn layouts(&self, most: u32, stated: Parallel, divides: impl Fn(u32) -> bool) -> Vec<Parallel> {
         // What is stated above 1 is kept.
-        let sizes = |stated: u32, most: u32| -> Vec<u32> {
-            if stated > 1 { (stated <= most).then_some(stated).into_iter().collect() } else { powers(most).collect() }
-        };
+        let is_stated = |stated: u32, size: u32| stated == 1 || stated == size;
+        let of_heads = |tp: &u32| is_stated(stated.tp, *tp) && self.divides(*tp) && divides(*tp);
+        let tensor: Vec<u32> = (1..=most.min(NODE.max(stated.tp))).rev().filter(of_heads).collect();
+        let replicas = counts(most).filter_map(|size| {
+            let has_stages = |tp: &&u32| {
+                let pp = size / **tp;
+                size.is_multiple_of(**tp) && is_stated(stated.pp, pp) && pp <= self.layers.max(1)
+            };
+            let tp = tensor.iter().find(has_stages)?;
+            Some((size, Parallel { tp: *tp, pp: size / tp, dp: 1, ep: 1, ..stated }))
+        });
         let mut layouts = Vec::new();
-        for tp in sizes(stated.tp, most.min(NODE.max(stated.tp))).into_iter().filter(|&tp| self.divides(tp)) {
-            // Stages are for models that no node holds.
-            let stages = if tp == NODE.min(most) || stated.pp > 1 { (most / tp).min(self.layers.max(1)) } else { 1 };
-            for pp in sizes(stated.pp, stages) {
-                for dp in sizes(stated.dp, most / (tp * pp)) {
-                    let alone = Parallel { tp, pp, dp, ep: 1, ..stated };
-                    if stated.ep == 1 {
-                        layouts.push(alone);
-                    }
-                    let ep = tp * dp;
-                    let divides = self.experts.is_some_and(|experts| experts.is_multiple_of(ep.into()));
-                    if divides && (dp > 1 || stated.ep > 1) {
-                        layouts.push(Parallel { ep, ..alone });
-                    }
+        for (size, replica) in replicas {
+            for dp in counts(most / size).filter(|dp| is_stated(stated.dp, *dp)) {
+                if size * dp > EVERY && !(size * dp).is_power_of_two() {
+                    continue;
+                }
+                let alone = Parallel { dp, ..replica };
+                if stated.ep == 1 {
+                    layouts.push(alone);
+                }
+                let ep = replica.tp * dp;
+                let divides = self.experts.is_some_and(|experts| experts.is_multiple_of(ep.into()));
+                if divides && (dp > 1 || stated.ep > 1) {
+                    layouts.push(Parallel { ep, ..alone });
                 }
             }
         }
         layouts
     }
+}
+
+/// Every number up to [`EVERY`], then powers of two.
+fn counts(most: u32) -> impl Iterator<Item = u32> {
+    let powers = (0..u32::BITS).map(|power| 1 << power).filter(|size| *size > EVERY);
+    (1..=EVERY).chain(powers).take_while(move |size| *size <= most)
 }
 
 const fn gcd(a: u64, b: u64) -> u64 {

@@ -102,7 +102,8 @@ impl<'a> Stage<'a> {
         if load.checkpoints_apart {
             let apart = checkpoints::pools(&groups, &pools);
             if budget.parallel.pp == 1 && apart.iter().all(|pool| pool.dtype != DType::Int8) {
-                let nothing = "`workload.checkpoint_dtype` is int8, but no state of the model is smaller in it";
+                let nothing = "`workload.checkpoint_dtype` is int8, but no state of the model is smaller in it: it is for recurrent states \
+                               of heads (kind ssm); leave it out, or give a block of another kind a `dtype` of its own in its description";
                 return Err(PlanError::Budget(nothing.into()));
             }
             demands.extend(apart.iter().map(|pool| Demand::checkpoints(pool.unit_bytes)));

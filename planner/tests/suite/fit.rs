@@ -1,5 +1,6 @@
 //! Which devices hold what is asked for.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use cacheplan_handlers::DType;
@@ -18,6 +19,7 @@ fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
         sequences,
         devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
         max_devices: 16,
+        margin: 0,
         weights: None,
         prices: Prices::default(),
         engines: Vec::new(),
@@ -49,6 +51,7 @@ fn the_command_that_is_printed_states_what_was_stated() {
         sequences: 1,
         devices: vec![("h100".into(), "h100".parse().unwrap())],
         max_devices: 1,
+        margin: 0,
         weights: Some(ByteSize(100 << 20)),
         prices: Prices::default(),
         engines: Vec::new(),
@@ -75,10 +78,11 @@ fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     assert!((attention.per_million_tokens.unwrap() - 32.0 / 3.2768).abs() < 1e-12);
     let tensor = of(Parallel { tp: 8, ..Parallel::default() });
     assert_eq!((tensor.sequences, tensor.holds), (20, false));
+    // Seven stages hold as many, each of nine layers at most.
     let best = answer.best().unwrap();
-    assert_eq!((best.devices, best.parallel), (8, attention.parallel));
+    assert_eq!((best.devices, best.parallel), (7, Parallel { pp: 7, ..Parallel::default() }));
     assert!(answer.table().lines().all(|line| line.chars().count() <= 80), "{}", answer.table());
-    assert!(answer.table().contains("--data-parallel-size 8 --enable-expert-parallel"), "{}", answer.table());
+    assert!(attention.vllm_flags(32_768).contains("--data-parallel-size 8 --enable-expert-parallel"));
 }
 
 #[test]
@@ -149,6 +153,7 @@ fn the_table_has_a_row_for_each_device_and_names_those_that_hold_nothing() {
 #[case("config.json", "  vllm serve . --max-model-len")]
 #[case("org/model", "  vllm serve org/model --max-model-len")]
 #[case("llama.json", "  vllm serve takes --max-model-len")]
+#[case("my llama.gguf", "  llama-server -m 'my llama.gguf' -c 4096 -np 1\n")]
 fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &str) {
     let question = FitQuestion { model: Some(model.to_owned()), ..question(&["h200"], 4_096, 1) };
     let table = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap().table();
@@ -173,6 +178,7 @@ fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
         sequences: 1,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
         max_devices: 16,
+        margin: 0,
         weights: None,
         prices: Prices::default(),
         engines: Vec::new(),
@@ -185,7 +191,7 @@ fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
 
 /// The curve of the best layout passes through what the table says of it.
 #[test]
-fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_layout() {
+fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_number_of_them() {
     let answer = answer("Qwen__Qwen3-32B", &["h200", "l4"], 32_768, 20, PRICES);
     assert_eq!(answer.curves.len(), 2);
     for curve in &answer.curves {
@@ -197,7 +203,10 @@ fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_layout() {
     assert!(curve.points.contains(&(32_768, best.sequences)));
     let (svg, html) = (answer.svg(), answer.html());
     let points: usize = answer.curves.iter().flat_map(|curve| &curve.points).filter(|point| point.1 > 0).count();
-    let cells = answer.fits.iter().filter(|fit| fit.is_plain()).count();
+    // Of each number of each device the best is drawn.
+    let cells: BTreeSet<(&str, u64)> =
+        answer.fits.iter().filter(|fit| fit.is_plain()).map(|fit| (fit.device.as_str(), fit.devices)).collect();
+    let cells = cells.len();
     // The document has each picture for wide screens and for narrow ones.
     for (file, times) in [(svg, 1), (html, 2)] {
         assert_eq!(file.matches("<circle").count(), times * points);
@@ -220,6 +229,7 @@ fn dtypes_of_states_and_engines_are_swept_too() {
         sequences: 10,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
         max_devices: 8,
+        margin: 0,
         weights: None,
         prices: Prices::default(),
         engines: engines.clone(),
@@ -274,4 +284,103 @@ fn only_layouts_that_an_engine_runs_are_tried(#[case] config: &str, #[case] most
 fn prices_that_are_none_are_refused(#[case] text: &str, #[case] expected: &str) {
     let error = Prices::from_toml(text).unwrap_err();
     assert!(error.contains(expected), "{error}");
+}
+
+/// Qwen3-32B has 64 query heads and 64 layers: six devices are three stages of two ranks.
+#[test]
+fn every_number_of_devices_up_to_sixteen_is_tried_with_the_fewest_stages() {
+    let answer = answer("Qwen__Qwen3-32B", &["l40s"], 32_768, 20, "currency = ''\n[per_hour]\n");
+    let counts: BTreeSet<u64> = answer.fits.iter().map(|fit| fit.devices).collect();
+    assert_eq!(counts, (1..=16).collect());
+    let six: BTreeSet<(u32, u32)> =
+        answer.fits.iter().filter(|fit| fit.devices == 6).map(|fit| (fit.parallel.tp, fit.parallel.pp)).collect();
+    assert_eq!(six, BTreeSet::from([(2, 3), (2, 1), (1, 3), (1, 1)]));
+    // The best is the fewest that hold, since all are alike but for their number.
+    let fewest = answer.fits.iter().filter(|fit| fit.holds && fit.is_plain()).map(|fit| fit.devices).min();
+    assert_eq!(answer.best().map(|fit| fit.devices), fewest);
+}
+
+/// Above sixteen they are powers of two, so that a thousand take no longer than they can.
+#[test]
+fn many_devices_are_tried_in_powers_of_two() {
+    let question = FitQuestion { max_devices: 64, ..question(&["l4"], 4_096, 1) };
+    let answer = PlanRequest::of(published("Qwen__Qwen3-0.6B")).fit(&question).unwrap();
+    let counts: BTreeSet<u64> = answer.fits.iter().map(|fit| fit.devices).filter(|count| *count > 16).collect();
+    assert_eq!(counts, BTreeSet::from([32, 64]));
+}
+
+/// Numbers are assumed, so that who rents asks for more than the least that holds.
+#[test]
+fn a_margin_is_held_before_a_layout_counts() {
+    let holds = |margin: u32| {
+        let question = FitQuestion { margin, ..question(&["rtx-4090"], 32_768, 2) };
+        let answer = PlanRequest::of(published("Qwen__Qwen3-8B")).fit(&question).unwrap();
+        let best = answer.best().unwrap();
+        assert!(answer.fits.iter().all(|fit| fit.holds == (100 * fit.sequences >= 2 * (100 + u64::from(margin)))));
+        (best.devices, best.sequences, answer.table())
+    };
+    let (least, with) = (holds(0), holds(50));
+    assert!(least.1 >= 2 && with.1 >= 3 && with.0 >= least.0, "{least:?} {with:?}");
+    assert!(with.2.contains("2 sequences of 32768 tokens and room for 50 % more"), "{}", with.2);
+}
+
+/// Who states prices asks for the cheapest: what has none is named below, and is no row.
+#[test]
+fn devices_without_a_price_are_folded_where_one_with_a_price_holds() {
+    let mut prices = Prices::default();
+    prices.state("H100", 3.0).unwrap();
+    prices.state("h100-80gb", 2.5).unwrap();
+    assert!(prices.state("h1000", 1.0).is_err() && prices.state("l4", -1.0).unwrap_err().contains("at least 0"));
+    assert_eq!(prices.per_hour.values().collect::<Vec<_>>(), [&2.5]);
+    let question = FitQuestion { prices, ..question(&["h100", "h200", "l4"], 4_096, 1) };
+    let table = PlanRequest::of(published("Qwen__Qwen3-0.6B")).fit(&question).unwrap().table();
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("yes")).collect();
+    assert!(rows.len() == 1 && rows[0].contains("1 x h100") && rows[0].contains("2.50"), "{table}");
+    assert!(table.contains("without a price: 1 x l4 holds, 1 x h200 holds"), "{table}");
+    assert!(table.contains("1 x h100, the cheapest that holds: ") && table.contains("\n  2.50 an hour, "), "{table}");
+}
+
+/// The words are the field's; the name of the pool stays in the JSON.
+#[rstest]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "kv_paged.0", "KV, 12 layers")]
+#[case("deepseek-ai__DeepSeek-V3", "mla_paged.0", "latents, 61 layers")]
+fn what_ends_it_is_said_in_words(#[case] config: &str, #[case] pool: &str, #[case] words: &str) {
+    let answer = answer(config, &["h200"], 32_768, 10, "currency = ''\n[per_hour]\n");
+    let best = answer.best().unwrap();
+    assert_eq!((best.capped_by.as_str(), best.capped_by_words.as_str()), (pool, words));
+    let said = format!("capped by {words}, which takes the most memory");
+    assert!(answer.table().contains(&said) && !answer.table().contains(pool), "{}", answer.table());
+}
+
+#[test]
+fn the_longest_that_fits_is_held_and_one_token_more_is_not() {
+    let asked = FitQuestion { max_devices: 1, ..question(&["rtx-4090"], 1, 2) };
+    let request = PlanRequest::of(published("Qwen__Qwen3-8B"));
+    let longest = request.longest_that_fits(&asked).unwrap();
+    assert!(longest > 4_096 && longest < 40_960, "{longest}");
+    let plain = |context: u64| {
+        let answer = request.fit(&FitQuestion { context, ..asked.clone() }).unwrap();
+        answer.fits.iter().any(|fit| fit.holds && fit.is_plain())
+    };
+    assert!(plain(longest) && !plain(longest + 1));
+    let none = FitQuestion { sequences: 1_000_000, ..asked };
+    assert_eq!(request.longest_that_fits(&none).unwrap(), 0);
+}
+
+/// vLLM 0.11.0 failed on such keys below compute capability 8.9 (vllm-project/vllm#26431).
+#[rstest]
+#[case("a100-80gb", "vllm@0.11.0", false)]
+#[case("l40s", "vllm@0.11.0", true)]
+#[case("a100-80gb", "vllm@0.33.0", true)]
+fn keys_of_8_bits_are_offered_where_the_engine_reads_them(
+    #[case] device: &str,
+    #[case] engine: &str,
+    #[case] offered: bool,
+) {
+    let question =
+        FitQuestion { max_devices: 2, engines: vec![engine.parse().unwrap()], ..question(&[device], 4_096, 1) };
+    let answer = PlanRequest::of(published("Qwen__Qwen3-8B")).fit(&question).unwrap();
+    let narrow = answer.fits.iter().filter(|fit| fit.engine.is_some() && fit.kv_dtype.is_some()).count();
+    assert_eq!(narrow > 0, offered);
+    assert!(answer.fits.iter().any(|fit| fit.engine.is_some() && fit.kv_dtype.is_none()));
 }

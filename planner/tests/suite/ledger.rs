@@ -139,9 +139,9 @@ fn what_does_not_fit_comes_with_changes_that_would() {
     assert_eq!(error.exit_code(), 3);
     let text = error.to_string();
     // 6,400 MiB are 3,200 blocks of 2 MiB: the null block and 3,199 of 16 tokens.
-    assert!(text.contains("try max_seq_len = 51184: 1 sequence(s), 6.25 GiB of caches"), "{text}");
-    assert!(text.contains("try dtypes.kv = \"f8_e4m3\": 1 sequence(s)"), "{text}");
-    assert!(text.contains("try parallel.tp = 2: 1 sequence(s)"), "{text}");
+    assert!(text.contains("try max_seq_len = 51184: 1 sequence, 6.25 GiB of caches"), "{text}");
+    assert!(text.contains("try dtypes.kv = \"f8_e4m3\": 1 sequence"), "{text}");
+    assert!(text.contains("try parallel.tp = 2: 1 sequence"), "{text}");
 }
 
 fn gib(number: &str) -> u64 {

@@ -45,7 +45,7 @@ fn too_many_checkpoints_are_told_how_many_would_do() {
     let budget = budget("[memory]\nbytes = '1GiB'\n[workload]\ncheckpoints_per_sequence = 4000000000");
     let error = model.request(&budget).plan().unwrap_err().to_string();
     // 1 GiB = (2 + n) slots and 257 blocks of 16 tokens, of which 19 slots fit.
-    assert!(error.contains("workload.checkpoints_per_sequence = 19: 1 sequence(s)"), "{error}");
+    assert!(error.contains("workload.checkpoints_per_sequence = 19: 1 sequence"), "{error}");
 }
 
 #[test]
@@ -365,4 +365,34 @@ fn a_dtype_that_no_cache_takes_is_refused(#[case] model: &str, #[case] text: &st
         None => assert!(planned.is_ok(), "{planned:?}"),
         Some(key) => assert!(planned.unwrap_err().to_string().starts_with(&format!("{key} is stated, but"))),
     }
+}
+
+/// `auto` is the longest of which as many fit as are asked for, and the model's own length where that fits.
+#[rstest]
+#[case("bytes = '2GiB'", 1)]
+#[case("bytes = '2GiB'", 3)]
+#[case("bytes = '900GiB'", 1)]
+fn the_longest_sequence_fits_and_one_token_more_does_not(#[case] memory: &str, #[case] sequences: u64) {
+    let model = published("meta-llama__Llama-3.1-8B-Instruct");
+    let made_for = model.info.max_position_embeddings.unwrap();
+    let request =
+        PlanRequest::of(model).with_budget(budget(&format!("max_batch_size = {sequences}\n[memory]\n{memory}")));
+    let longest = request.longest_sequence().unwrap();
+    let held = |length: u64| {
+        let plan = request.changed(|budget| budget.max_seq_len = Some(length)).plan();
+        plan.map_or(0, |plan| plan.capacity.sequences)
+    };
+    assert!(held(longest) >= sequences);
+    assert!(longest == made_for || held(longest + 1) < sequences, "{longest}");
+    assert_eq!(longest == made_for, memory.contains("900GiB"));
+}
+
+#[test]
+fn the_longest_sequence_needs_memory_and_room_for_one() {
+    let request =
+        |text: &str| PlanRequest::of(published("meta-llama__Llama-3.1-8B-Instruct")).with_budget(budget(text));
+    let unbounded = request("").longest_sequence().unwrap_err().to_string();
+    assert!(unbounded.contains("--device-memory or [memory]"), "{unbounded}");
+    let none = request("[memory]\nbytes = '1KiB'").longest_sequence().unwrap_err();
+    assert!(matches!(none, PlanError::DoesNotFit(_)), "{none}");
 }

@@ -1,10 +1,11 @@
 //! A plan's formats hold what the plan holds, and hostile names stay text.
 
-use cacheplan_planner::CachePlan;
+use cacheplan_planner::error::Suggestion;
+use cacheplan_planner::{ByteSize, CachePlan, PlanRequest};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
-use super::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano, published};
 
 fn nemotron() -> CachePlan {
     let mut model = nemotron_3_nano();
@@ -66,5 +67,52 @@ fn totals_tell_what_grows_for_ever_from_what_windows_hold() {
     let budget = super::common::budget("max_seq_len = 32768\n[memory]\nbytes = '8GiB'");
     let model = super::common::published("google__gemma-4-26B-A4B");
     let table = cacheplan_planner::PlanRequest::of(model).with_budget(budget).plan().unwrap().table();
-    assert!(table.contains("20.00 KiB per token, 200.00 MiB in full windows and 0 B of states"), "{table}");
+    assert!(
+        table.contains("840.00 MiB at 32768 tokens: 20.00 KiB per token + 200.00 MiB in full windows\n"),
+        "{table}"
+    );
+}
+
+/// What one more sequence takes of the pools is what the line says that a sequence takes.
+#[rstest]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "", "128.00 KiB per token")]
+#[case("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "", "6.00 KiB per token + 46.81 MiB of states")]
+#[case(
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "[workload]\ncheckpoints_per_sequence = 2",
+    "6.00 KiB per token + 140.43 MiB of states"
+)]
+fn a_sequence_costs_what_one_more_takes_of_the_pools(#[case] model: &str, #[case] more: &str, #[case] terms: &str) {
+    let plan = |sequences: u64| {
+        let budget = budget(&format!("max_seq_len = 8192\nmax_batch_size = {sequences}\n{more}"));
+        PlanRequest::of(published(model)).with_budget(budget).plan().unwrap()
+    };
+    let (less, plan) = (plan(4), plan(5));
+    let each = ByteSize(plan.totals.managed_bytes - less.totals.managed_bytes);
+    let line = format!("SEQUENCE  {each} at 8192 tokens: {terms}\n");
+    assert!(plan.table().contains(&line), "{line}{}", plan.table());
+}
+
+/// A window that is full grows no more, one that no sequence fills is as any attention.
+#[rstest]
+#[case(512, "1.00 KiB per token\n")]
+#[case(32_768, "512.00 KiB in full windows\n")]
+fn a_full_window_costs_no_tokens(#[case] longest: u64, #[case] terms: &str) {
+    let model = Model::new("windowed", 1).with("kv", 0, kv(4, 64).with_window(512).unwrap());
+    let table = model.request(&budget(&format!("max_seq_len = {longest}"))).plan().unwrap().table();
+    assert!(table.contains(terms), "{table}");
+}
+
+#[test]
+fn knobs_are_as_wide_as_the_table_and_count_one_sequence_as_one() {
+    let knob = |change: &str, sequences: u64| Suggestion { change: change.to_owned(), sequences, bytes: 0 };
+    let long = "--device-memory 8xrtx-pro-6000 --tp 8 --pp 1 --dp 1 --ep 8 --dcp 2";
+    let table = Suggestion::table(&[knob("--pp 2", 1), knob(long, 20)]);
+    let lines = [
+        "KNOBS     --pp 2 would admit 1 sequence",
+        &format!("          {long}"),
+        "            would admit 20 sequences",
+    ];
+    assert_eq!(table.lines().collect::<Vec<_>>(), lines);
+    assert_eq!(Suggestion::table(&[]), "");
 }
