@@ -85,7 +85,7 @@ const SCHEMAS: &[Schema] = &[
                 v_head_dim: dims.get("v_head_dim")?,
                 window: dims.window()?,
                 cache_dtype: dims.kv_dtype()?,
-                shares_layer: dims.owner(builder, Op::MLA)?,
+                shares_layer: dims.owner(builder, Op::MLA, "")?,
             });
             Ok(())
         },
@@ -97,7 +97,7 @@ const SCHEMAS: &[Schema] = &[
         divided: "",
         dims: &[("index_head_dim", "index_head_dim"), ("stride", "1"), ("shares_layer", "")],
         emit: |builder, dims| {
-            let entries = dims.entries(builder, Op::INDEXER, "index_head_dim", dims.stated_dtype()?)?;
+            let entries = dims.entries(builder, (Op::INDEXER, ""), "index_head_dim", dims.stated_dtype()?)?;
             builder.index_keys(&entries);
             Ok(())
         },
@@ -110,7 +110,7 @@ const SCHEMAS: &[Schema] = &[
         // Of one head ranks have the whole vector; several heads they divide as keys.
         dims: &[("width", ""), ("heads", "0"), ("stride", "1"), ("window", ""), ("shares_layer", "")],
         emit: |builder, dims| {
-            let mut entries = dims.entries(builder, Op::ENTRIES, "width", dims.kv_dtype()?)?;
+            let mut entries = dims.entries(builder, (Op::ENTRIES, &dims.block.name), "width", dims.kv_dtype()?)?;
             entries.window = dims.window()?;
             builder.entries(dims.suffix(), dims.count("heads")?, &entries);
             Ok(())
@@ -122,11 +122,12 @@ const SCHEMAS: &[Schema] = &[
         more_part: "more",
         divided: "",
         // Rows that are still read when the next token comes; drafted tokens come on top, and rows come in units.
-        dims: &[("width", ""), ("rows", ""), ("unit", "1"), ("doubles", "0")],
+        dims: &[("width", ""), ("rows", ""), ("unit", "1"), ("doubles", "0"), ("shares_layer", "")],
         emit: |builder, dims| {
             let doubles = dims.count("doubles")? > 0;
             let ring = Ring { behind: dims.get("rows")?, unit: dims.get("unit")?, doubles };
-            builder.ring(dims.suffix(), ring, dims.get("width")?, dims.stated_dtype()?);
+            let shares_layer = dims.owner(builder, Op::RING, &dims.block.name)?;
+            builder.ring(dims.suffix(), ring, dims.get("width")?, dims.stated_dtype()?, shares_layer);
             Ok(())
         },
     },
@@ -135,13 +136,14 @@ const SCHEMAS: &[Schema] = &[
         more: "0",
         more_part: "more",
         divided: "",
-        dims: &[("rows", "1"), ("width", "")],
+        dims: &[("rows", "1"), ("width", ""), ("shares_layer", "")],
         emit: |builder, dims| {
             let dtype = dims.stated_dtype()?;
             if dtype.is_none() {
                 dims.assume("dtype", "the model's");
             }
-            builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dtype);
+            let shares_layer = dims.owner(builder, Op::STATE, &dims.block.name)?;
+            builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dtype, shares_layer);
             Ok(())
         },
     },
@@ -650,13 +652,14 @@ impl Dims<'_> {
         Ok(self.context.dtypes[1].or(self.stated_dtype()?))
     }
 
-    /// The earlier layer whose caches of such an op it reads instead of having its own.
-    fn owner(&self, builder: &GraphBuilder, op: &'static str) -> Result<Option<u32>, FrontendError> {
+    /// The earlier layer whose caches of such an op it reads instead of having its own; `part` tells them from others of
+    /// that op which a layer may have.
+    fn owner(&self, builder: &GraphBuilder, op: &'static str, part: &str) -> Result<Option<u32>, FrontendError> {
         let Some(expr) = self.expr("shares_layer") else { return Ok(None) };
         let what = format!("{}.shares_layer", self.block.name);
         let number = self.number("shares_layer")?.ok_or_else(|| self.values.missing(&what, Some(expr)))?;
         let layer = u32::try_from(number.value).unwrap_or(u32::MAX);
-        if layer == self.context.layer || builder.has(layer, op) {
+        if layer == self.context.layer || builder.has(layer, op, part) {
             return Ok(Some(layer).filter(|&layer| layer != self.context.layer));
         }
         let block = &self.block.name;
@@ -668,14 +671,14 @@ impl Dims<'_> {
     fn entries(
         &self,
         builder: &GraphBuilder,
-        op: &'static str,
+        (op, part): (&'static str, &str),
         width: &'static str,
         dtype: Option<DType>,
     ) -> Result<Entries, FrontendError> {
-        let shares_layer = self.owner(builder, op)?;
+        let shares_layer = self.owner(builder, op, part)?;
         let (width, stride) = (self.get(width)?, self.get("stride")?);
         if let Some((owner, number)) = shares_layer.zip(self.number("stride")?)
-            && let Some(theirs) = builder.stride_of(owner, op).filter(|&theirs| theirs != stride)
+            && let Some(theirs) = builder.stride_of(owner, op, part).filter(|&theirs| theirs != stride)
         {
             let expected = format!("layer {owner}, whose `{}` it reads, has one for {theirs} tokens", self.block.name);
             return Err(self.values.bad_number("stride", &number, &expected));
