@@ -59,7 +59,6 @@ const OF_CACHES: &[&str] = &[
     "passes",
     "pattern",
     "ple",
-    "pool",
     "pooled",
     "recurrence",
     "recurrent",
