@@ -19,10 +19,10 @@ const NOT_KNOWN: &str = "\
     got_ocr2 gpt_neox_japanese granite_docling granite_speech granite_speech_plus hunyuan_vl hyperclovax_vision_v2 \
     idefics2 inkling_mm_model instructblip instructblipvideo janus kyutai_speech_to_text lfm3_vl lighton_ocr \
     longcat_flash megatron-bert minicpm_ocr minicpmv4_6 minicpmv4_7 mistral_large4 modernbert-decoder molmo2 moshi \
-    moss_transcribe_diarize muse_glimmer muse_spark nemo_speechlm nemotron_h_omni opt ovis2 phi4_multimodal \
-    pp_chart2table qianfan_ocr qwen2_5_omni qwen3_asr qwen4_exp rembert roberta roberta-prelayernorm roc_bert \
-    roformer step3p7 vibevoice_asr video_llama_3 video_llava vipllava voxtral_realtime xlm-roberta xlm-roberta-xl \
-    xlstm xmod";
+    moss_transcribe_diarize muse_glimmer muse_spark nemo_speechlm nemotron_h_omni opt ovis2 paligemma \
+    phi4_multimodal pp_chart2table qianfan_ocr qwen2_5_omni qwen3_asr qwen4_exp rembert roberta \
+    roberta-prelayernorm roc_bert roformer step3p7 vibevoice_asr video_llama_3 video_llava vipllava \
+    voxtral_realtime xlm-roberta xlm-roberta-xl xlstm xmod";
 
 /// A model of transformers, its count of parameters, and the text of its config.
 struct Row {
