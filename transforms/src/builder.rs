@@ -144,7 +144,7 @@ impl GraphBuilder {
         let value_dim = dims.value_dim.unwrap_or(head_dim);
         let query_channels = num_heads.saturating_mul(head_dim);
         let kv_channels = num_kv_heads.saturating_mul(head_dim.saturating_add(value_dim));
-        let shared = self.kept_by(dims.shares_layer, Op::ATTENTION).map(|kept| kept.tensors);
+        let shared = self.kept_by(dims.shares_layer, Op::ATTENTION, "").map(|kept| kept.tensors);
         let width = if shared.is_some() { query_channels } else { query_channels.saturating_add(kv_channels) };
         let qkv = self.linear("attention.qkv", "attention.qkv.weight", self.residual, self.hidden_size, width);
         let query = self.heads(qkv, "attention.query", num_heads, head_dim);
@@ -152,7 +152,7 @@ impl GraphBuilder {
             let key = self.heads(qkv, "attention.key", num_kv_heads, head_dim);
             [key, self.heads(qkv, "attention.value", num_kv_heads, value_dim)]
         });
-        self.keep(Op::ATTENTION, [key, value], 1);
+        self.keep(Op::ATTENTION, "", [key, value], 1);
         let mut op = self.op("attention", Op::ATTENTION).input("query", query).input("key", key).input("value", value);
         if let Some(mask) = self.mask {
             op = op.input("mask", mask);
@@ -185,14 +185,14 @@ impl GraphBuilder {
         let from = dims.q_lora_rank.unwrap_or(self.hidden_size);
         let up = self.linear("mla.query_up", "mla.query_up.weight", compressed, from, query_channels);
         let query = self.heads(up, "mla.query", dims.num_heads, head);
-        let shared = self.kept_by(dims.shares_layer, Op::MLA).map(|kept| kept.tensors);
+        let shared = self.kept_by(dims.shares_layer, Op::MLA, "").map(|kept| kept.tensors);
         let [latent, rope_key] = shared.unwrap_or_else(|| {
             let width = dims.kv_lora_rank.saturating_add(dims.qk_rope_head_dim);
             let down = self.linear("mla.kv_down", "mla.kv_down.weight", self.residual, self.hidden_size, width);
             let latent = self.channels(down, "mla.latent", dims.kv_lora_rank);
             [latent, self.channels(down, "mla.rope_key", dims.qk_rope_head_dim)]
         });
-        self.keep(Op::MLA, [latent, rope_key], 1);
+        self.keep(Op::MLA, "", [latent, rope_key], 1);
         let value_channels = dims.num_heads.saturating_mul(dims.v_head_dim);
         let nope_and_value = dims.num_heads.saturating_mul(dims.qk_nope_head_dim.saturating_add(dims.v_head_dim));
         let up = self.parameter("mla.kv_up.weight", &[dims.kv_lora_rank, nope_and_value]);

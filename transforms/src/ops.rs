@@ -108,6 +108,8 @@ impl Op {
             Self::MLA => &["latent", "rope_key"],
             Self::INDEXER => &["index_key"],
             Self::ENTRIES => &["entry"],
+            Self::RING => &["row"],
+            Self::STATE => &["state"],
             _ => &[],
         }
     }

@@ -172,6 +172,47 @@ fn a_key_that_no_class_has_and_that_could_mean_caches_is_refused(
     assert!(read(&decoder(model_type, keys), &[&format!("{key}=2")]).is_err());
 }
 
+/// What next season's files could say, of caches and of other things.
+#[rstest]
+#[case::of_caches(
+    r#"{"num_recurrence_steps": 4, "universal_passes": 3, "h_cycles": 2, "layer_reuse_map": [0, 0, 2, 2],
+    "kv_donor_layers": [0, 4], "cross_layer_sharing_factor": 2, "cla_share_factor": 2, "attention_span": 4096,
+    "lookback_size": 1024, "local_block_size": 64, "num_sink_slots": 4, "seq_downsample": 2, "layer_schedule":
+    ["a", "b", "a", "b", "a", "b", "a", "b"], "mixing": "linear", "gdn_head_dim": 64, "hyena_order": 2, "state_size": 16,
+    "num_memory_slots": 8, "engram_layers": [1], "ring_rows": 8, "summary_stride": 8, "latent_kv_dim": 64,
+    "full_attention_every": 4, "global_layers": [0, 7], "attn_layer_map": {"0": "x"}, "shortconv_width": 4,
+    "numLoops": 3, "kv_token_ratio": 2, "attention_schedule": "abab", "deep": {"inner": {"swa_size": 64}}}"#,
+    true
+)]
+#[case::of_other_things(
+    r#"{"attention_softcap": 50.0, "qk_norm_eps": 1e-6, "router_z_loss": 0.1, "shared_expert_gate_bias": true,
+    "mlp_gate_rank": 16, "residual_gain": 0.7, "logit_temperature": 2.0, "embedding_multiplier": 12.0,
+    "use_fused_cross_entropy": true, "rope_scaling_base": 5e5, "weight_decay": 0.1, "optimizer": "muon",
+    "lr_scheduler_type": "linear", "attention_output_gate": true, "chat_style": "concise", "expert_capacity_factor": 1.25,
+    "ffn_mult": 2.67, "license": "mit", "softmax_scale": 0.1, "logit_softcap": 30.0, "training_steps": 1000,
+    "global_batch_size": 1024, "tokenizer_class": "Fast", "layer_scales": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}"#,
+    false
+)]
+fn invented_keys_are_refused_where_they_could_mean_caches_and_noted_otherwise(
+    #[case] invented: &str,
+    #[case] of_caches: bool,
+) {
+    let invented: serde_json::Map<String, serde_json::Value> = serde_json::from_str(invented).unwrap();
+    assert!(invented.len() > 20);
+    for (key, value) in &invented {
+        let text = decoder("llama", &format!("\"{key}\": {value}"));
+        let passed_over = read(&text, &[&format!("{key}=null")]).unwrap();
+        assert!(passed_over.facts.iter().any(|fact| fact.assumed && fact.what.contains(key.as_str())), "{key}");
+        match read(&text, &[]) {
+            Ok(model) => {
+                let noted = model.facts.iter().any(|fact| fact.what == "not read" && fact.value == *key);
+                assert!(!of_caches && noted, "{key} is not refused");
+            }
+            Err(error) => assert!(of_caches && error.to_string().contains(key.as_str()), "{key}: {error}"),
+        }
+    }
+}
+
 #[test]
 fn other_keys_that_no_class_has_are_listed() {
     let model =

@@ -6,12 +6,11 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::{Growth, Kind};
-use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions, Resource};
+use cacheplan_transforms::{FrontendError, Model, ReadOptions};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use support::{fixture, ranges};
+use support::{caches, fixture};
 
 /// One model as transformers builds it.
 #[derive(Deserialize)]
@@ -67,40 +66,6 @@ fn without(config: &Map<String, Value>, keys: &[&str]) -> String {
 
 fn read(name: &str, text: &str) -> Model {
     Model::read_config(name, text, &ReadOptions::default()).unwrap()
-}
-
-/// What each layer caches, in the words of the fixture.
-fn caches(mut model: Model) -> BTreeMap<String, String> {
-    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
-    let mut by_layer: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-    // What an entry in the making is made of is kept of all tokens there.
-    for resource in resources.iter().filter(|resource| resource.handler.as_ring().is_none()) {
-        by_layer.entry(resource.layer.unwrap()).or_default().push(words(resource));
-    }
-    let mut layers: BTreeMap<String, Vec<u32>> = BTreeMap::new();
-    for (layer, mut found) in by_layer {
-        found.sort();
-        layers.entry(found.join(" + ")).or_default().push(layer);
-    }
-    layers.into_iter().map(|(words, layers)| (words, ranges(&layers))).collect()
-}
-
-fn words(resource: &Resource) -> String {
-    let handler = &resource.handler;
-    let sizes: Vec<u64> = handler.shape().iter().map(|dim| dim.size).collect();
-    let window = match handler.growth() {
-        Growth::Paged { window: Some(window), .. } => format!(" window {window}"),
-        _ => String::new(),
-    };
-    match handler.kind() {
-        // A row with a key and a value of other sizes.
-        Kind::KvPaged if sizes[0] == 1 => format!("joint {}x{}{window}", sizes[1], sizes[2]),
-        Kind::KvPaged => format!("kv {}x{}{window}", sizes[1], sizes[2]),
-        Kind::MlaPaged => format!("latent {}{window}", sizes[sizes.len() - 1]),
-        Kind::CausalConv => format!("conv {}x{}", sizes[0], sizes[1]),
-        Kind::IndexKey => format!("index {}", sizes[0]),
-        _ => format!("state {}", sizes.iter().product::<u64>()),
-    }
 }
 
 #[test]

@@ -8,8 +8,9 @@ use crate::venv::environment;
 /// The tools and their versions, as pip reads them.
 const TOOLS: &str = "tools/xtask/transformers.txt";
 
-/// Scripts that each write one file: what is cached, how many parameters there are, which keys a class has.
-const SCRIPTS: [&str; 3] = ["make.py", "count.py", "classes.py"];
+/// Scripts that each write one file: what is cached, how many parameters there are, which keys a class has, and what each of
+/// them changes.
+const SCRIPTS: [&str; 4] = ["make.py", "count.py", "classes.py", "keys.py"];
 
 /// Asks transformers anew.
 pub(crate) fn run() -> Result<(), String> {

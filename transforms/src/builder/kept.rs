@@ -7,9 +7,11 @@ use crate::graph::{Attribute, Op, OpId, TensorId};
 use crate::layers::BlockSpec;
 
 /// What an op of a layer caches.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Kept {
     op: &'static str,
+    /// What a description calls the block; empty where a layer has one of the kind.
+    part: String,
     /// What is cached; twice the same where it is one tensor.
     pub(super) tensors: [TensorId; 2],
     /// Tokens for which there is one entry.
@@ -32,14 +34,14 @@ pub(crate) struct Entries {
 }
 
 impl GraphBuilder {
-    /// Whether a layer before the current one has caches of such an op.
-    pub(crate) fn has(&self, layer: u32, op: &'static str) -> bool {
-        Some(layer) < self.layer_index() && self.kept_by(Some(layer), op).is_some()
+    /// Whether a layer before the current one has caches of such an op and part.
+    pub(crate) fn has(&self, layer: u32, op: &'static str, part: &str) -> bool {
+        Some(layer) < self.layer_index() && self.kept_by(Some(layer), op, part).is_some()
     }
 
     /// Tokens that an entry of a layer stands for.
-    pub(crate) fn stride_of(&self, layer: u32, op: &'static str) -> Option<u64> {
-        self.kept_by(Some(layer), op).map(|kept| kept.stride)
+    pub(crate) fn stride_of(&self, layer: u32, op: &'static str, part: &str) -> Option<u64> {
+        self.kept_by(Some(layer), op, part).map(|kept| kept.stride)
     }
 
     /// Says that blocks added from now on are of the layer's run of that number.
@@ -47,14 +49,14 @@ impl GraphBuilder {
         self.run = run;
     }
 
-    pub(super) fn kept_by(&self, layer: Option<u32>, op: &'static str) -> Option<Kept> {
-        self.kept.get(layer? as usize)?.iter().find(|kept| kept.op == op).copied()
+    pub(super) fn kept_by(&self, layer: Option<u32>, op: &'static str, part: &str) -> Option<&Kept> {
+        self.kept.get(layer? as usize)?.iter().find(|kept| kept.op == op && kept.part == part)
     }
 
     /// Writes down what the current layer caches; what it reads of another counts, for those that read on.
-    pub(super) fn keep(&mut self, op: &'static str, tensors: [TensorId; 2], stride: u64) {
+    pub(super) fn keep(&mut self, op: &'static str, part: &str, tensors: [TensorId; 2], stride: u64) {
         if let Some(kept) = self.kept.last_mut() {
-            kept.push(Kept { op, tensors, stride });
+            kept.push(Kept { op, part: part.to_owned(), tensors, stride });
         }
     }
 
@@ -63,7 +65,7 @@ impl GraphBuilder {
         let plain = dims.stride == 1 && dims.dtype.is_none() && dims.shares_layer.is_none();
         let spec = BlockSpec::Indexer { index_head_dim: dims.width };
         self.block(if plain { spec } else { BlockSpec::Op(spec.name().to_owned()) });
-        let key = match self.kept_by(dims.shares_layer, Op::INDEXER) {
+        let key = match self.kept_by(dims.shares_layer, Op::INDEXER, "") {
             Some(kept) => kept.tensors[0],
             None => {
                 let (weight, from) = ("indexer.key_proj.weight", self.hidden_size);
@@ -71,7 +73,7 @@ impl GraphBuilder {
                 self.channels(projection, "indexer.key", dims.width)
             }
         };
-        self.keep(Op::INDEXER, [key, key], dims.stride);
+        self.keep(Op::INDEXER, "", [key, key], dims.stride);
         let op = self.op("indexer", Op::INDEXER).input("x", self.residual).input("index_key", key);
         let op = with_dtype(op, Attribute::STORED_DTYPE, dims.dtype);
         self.graph.add_op(of_entries(op, dims));
@@ -81,7 +83,7 @@ impl GraphBuilder {
     /// Adds entries that attention reads, of so many heads or of none; what forms them is not described.
     pub(crate) fn entries(&mut self, part: String, heads: u64, dims: &Entries) -> &mut Self {
         self.block(BlockSpec::Op("entries".to_owned()));
-        let entry = match self.kept_by(dims.shares_layer, Op::ENTRIES) {
+        let entry = match self.kept_by(dims.shares_layer, Op::ENTRIES, &part) {
             Some(kept) => kept.tensors[0],
             None => {
                 let forms = self.forms(format!("{part}.form"));
@@ -90,33 +92,61 @@ impl GraphBuilder {
                 self.tensor(forms, name, if heads == 0 { &own[1..] } else { &own })
             }
         };
-        self.keep(Op::ENTRIES, [entry, entry], dims.stride);
+        self.keep(Op::ENTRIES, &part, [entry, entry], dims.stride);
         let op = self.op(part, Op::ENTRIES).input("entry", entry);
         let op = with_dtype(op, Attribute::CACHE_DTYPE, dims.dtype);
         self.graph.add_op(of_entries(op, dims));
         self
     }
 
-    /// Adds the last rows of something, by position; in activations where no dtype is stated.
-    pub(crate) fn ring(&mut self, part: String, ring: Ring, width: u64, dtype: Option<DType>) -> &mut Self {
+    /// Adds the last rows of something, by position, or reads those of an earlier layer; in activations where no dtype is
+    /// stated.
+    pub(crate) fn ring(
+        &mut self,
+        part: String,
+        ring: Ring,
+        width: u64,
+        dtype: Option<DType>,
+        shares_layer: Option<u32>,
+    ) -> &mut Self {
         self.block(BlockSpec::Op("ring".to_owned()));
-        let forms = self.forms(format!("{part}.form"));
-        let row = self.tensor_in(forms, format!("{part}.row"), &[width], dtype.unwrap_or(self.dtype));
+        let row = match self.kept_by(shares_layer, Op::RING, &part) {
+            Some(kept) => kept.tensors[0],
+            None => {
+                let forms = self.forms(format!("{part}.form"));
+                self.tensor_in(forms, format!("{part}.row"), &[width], dtype.unwrap_or(self.dtype))
+            }
+        };
+        self.keep(Op::RING, &part, [row, row], 1);
         let of_ring = vec![ring.behind, ring.unit, u64::from(ring.doubles)];
         let op = self.op(part, Op::RING).input("row", row);
-        self.graph.add_op(op.attribute(Attribute::RING, Attribute::Numbers(of_ring)));
+        let op = shared_with(op.attribute(Attribute::RING, Attribute::Numbers(of_ring)), shares_layer);
+        self.graph.add_op(op);
         self
     }
 
-    /// Adds a state of fixed shape, whole on every rank; in activations where no dtype is stated.
-    pub(crate) fn state(&mut self, part: String, shape: &[u64], dtype: Option<DType>) -> &mut Self {
+    /// Adds a state of fixed shape, whole on every rank, or reads that of an earlier layer; in activations where no dtype
+    /// is stated.
+    pub(crate) fn state(
+        &mut self,
+        part: String,
+        shape: &[u64],
+        dtype: Option<DType>,
+        shares_layer: Option<u32>,
+    ) -> &mut Self {
         self.block(BlockSpec::Op("state".to_owned()));
-        let forms = self.forms(format!("{part}.form"));
-        let leading = std::iter::once(crate::graph::Extent::BATCH);
-        let shape = leading.chain(shape.iter().map(|&size| size.into())).collect();
-        let (name, dtype) = (self.name(format!("{part}.state")), dtype.unwrap_or(self.dtype));
-        let state = self.graph.add_output(forms, name, shape, dtype);
-        let op = self.op(part, Op::STATE).input("state", state);
+        let state = match self.kept_by(shares_layer, Op::STATE, &part) {
+            Some(kept) => kept.tensors[0],
+            None => {
+                let forms = self.forms(format!("{part}.form"));
+                let leading = std::iter::once(crate::graph::Extent::BATCH);
+                let shape = leading.chain(shape.iter().map(|&size| size.into())).collect();
+                let (name, dtype) = (self.name(format!("{part}.state")), dtype.unwrap_or(self.dtype));
+                self.graph.add_output(forms, name, shape, dtype)
+            }
+        };
+        self.keep(Op::STATE, &part, [state, state], 1);
+        let op = shared_with(self.op(part, Op::STATE).input("state", state), shares_layer);
         self.graph.add_op(op);
         self
     }
@@ -165,8 +195,13 @@ fn of_entries(mut op: Op, dims: &Entries) -> Op {
     if let Some(window) = dims.window {
         op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
     }
-    if let Some(layer) = dims.shares_layer {
-        op = op.attribute(Attribute::SHARES_LAYER, Attribute::Number(u64::from(layer)));
+    shared_with(op, dims.shares_layer)
+}
+
+/// The op with the layer whose caches it means to read.
+fn shared_with(op: Op, layer: Option<u32>) -> Op {
+    match layer {
+        Some(layer) => op.attribute(Attribute::SHARES_LAYER, Attribute::Number(u64::from(layer))),
+        None => op,
     }
-    op
 }

@@ -1,10 +1,11 @@
 //! What the integration tests share.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cacheplan_handlers::{Kind, ResourceHandler};
-use cacheplan_transforms::{Collected, Model, PassContext, ReadOptions, Resources};
+use cacheplan_handlers::{Growth, Kind, ResourceHandler};
+use cacheplan_transforms::{Collected, Model, PassContext, ReadOptions, Resource, Resources};
 
 /// A file or folder of the fixtures.
 pub(crate) fn fixture(path: &str) -> PathBuf {
@@ -71,4 +72,38 @@ pub(crate) fn ranges(layers: &[u32]) -> String {
         (first, last) => format!("{first}-{last}"),
     });
     texts.collect::<Vec<_>>().join(", ")
+}
+
+/// What each layer caches, in the words of what `tests/fixtures/transformers/make.py` writes.
+pub(crate) fn caches(mut model: Model) -> BTreeMap<String, String> {
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
+    let mut by_layer: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    // What an entry in the making is made of is kept of all tokens there.
+    for resource in resources.iter().filter(|resource| resource.handler.as_ring().is_none()) {
+        by_layer.entry(resource.layer.unwrap()).or_default().push(words(resource));
+    }
+    let mut layers: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+    for (layer, mut found) in by_layer {
+        found.sort();
+        layers.entry(found.join(" + ")).or_default().push(layer);
+    }
+    layers.into_iter().map(|(words, layers)| (words, ranges(&layers))).collect()
+}
+
+fn words(resource: &Resource) -> String {
+    let handler = &resource.handler;
+    let sizes: Vec<u64> = handler.shape().iter().map(|dim| dim.size).collect();
+    let window = match handler.growth() {
+        Growth::Paged { window: Some(window), .. } => format!(" window {window}"),
+        _ => String::new(),
+    };
+    match handler.kind() {
+        // A row with a key and a value of other sizes.
+        Kind::KvPaged if sizes[0] == 1 => format!("joint {}x{}{window}", sizes[1], sizes[2]),
+        Kind::KvPaged => format!("kv {}x{}{window}", sizes[1], sizes[2]),
+        Kind::MlaPaged => format!("latent {}{window}", sizes[sizes.len() - 1]),
+        Kind::CausalConv => format!("conv {}x{}", sizes[0], sizes[1]),
+        Kind::IndexKey => format!("index {}", sizes[0]),
+        _ => format!("state {}", sizes.iter().product::<u64>()),
+    }
 }

@@ -25,6 +25,8 @@ struct Schema {
     /// How many weights it has besides its matrices and its convolution: norms, biases, gates. Names of dimensions stand
     /// for their expressions.
     more: &'static str,
+    /// How many of them flags add. A description whose `more` speaks of a bias says all of them there.
+    bias: &'static str,
     /// The graph's name of these: `more` are whole on every rank, those of a mixer are divided with it.
     more_part: &'static str,
     /// Weights of further matrices of a mixer, which are divided and stored as its others; none where `more` is stated.
@@ -34,7 +36,8 @@ struct Schema {
 
 const ATTENTION: Schema = Schema {
     name: "attention",
-    more: "hidden_size * (1 + (attention_bias ?? 0)) + (attention_bias ?? 0) * (num_heads + 2 * num_kv_heads) * head_dim",
+    more: "hidden_size",
+    bias: "(attention_bias ?? 0) * (hidden_size + (num_heads + 2 * num_kv_heads) * head_dim)",
     more_part: "more",
     divided: "",
     dims: &attention_dims(""),
@@ -63,6 +66,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "mla",
         more: "hidden_size + kv_lora_rank + (q_lora_rank ?? 0)",
+        bias: "(attention_bias ?? 0) * (hidden_size + kv_lora_rank + qk_rope_head_dim + (q_lora_rank ?? 0))",
         more_part: "more",
         divided: "",
         dims: &[
@@ -85,7 +89,7 @@ const SCHEMAS: &[Schema] = &[
                 v_head_dim: dims.get("v_head_dim")?,
                 window: dims.window()?,
                 cache_dtype: dims.kv_dtype()?,
-                shares_layer: dims.owner(builder, Op::MLA)?,
+                shares_layer: dims.owner(builder, Op::MLA, "")?,
             });
             Ok(())
         },
@@ -93,11 +97,12 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "indexer",
         more: "index_n_heads * index_head_dim * q_lora_rank + 2 * index_head_dim + hidden_size * index_n_heads",
+        bias: "0",
         more_part: "more",
         divided: "",
         dims: &[("index_head_dim", "index_head_dim"), ("stride", "1"), ("shares_layer", "")],
         emit: |builder, dims| {
-            let entries = dims.entries(builder, Op::INDEXER, "index_head_dim", dims.stated_dtype()?)?;
+            let entries = dims.entries(builder, (Op::INDEXER, ""), "index_head_dim", dims.stated_dtype()?)?;
             builder.index_keys(&entries);
             Ok(())
         },
@@ -105,12 +110,13 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "entries",
         more: "0",
+        bias: "0",
         more_part: "more",
         divided: "",
         // Of one head ranks have the whole vector; several heads they divide as keys.
         dims: &[("width", ""), ("heads", "0"), ("stride", "1"), ("window", ""), ("shares_layer", "")],
         emit: |builder, dims| {
-            let mut entries = dims.entries(builder, Op::ENTRIES, "width", dims.kv_dtype()?)?;
+            let mut entries = dims.entries(builder, (Op::ENTRIES, &dims.block.name), "width", dims.kv_dtype()?)?;
             entries.window = dims.window()?;
             builder.entries(dims.suffix(), dims.count("heads")?, &entries);
             Ok(())
@@ -119,35 +125,40 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "ring",
         more: "0",
+        bias: "0",
         more_part: "more",
         divided: "",
         // Rows that are still read when the next token comes; drafted tokens come on top, and rows come in units.
-        dims: &[("width", ""), ("rows", ""), ("unit", "1"), ("doubles", "0")],
+        dims: &[("width", ""), ("rows", ""), ("unit", "1"), ("doubles", "0"), ("shares_layer", "")],
         emit: |builder, dims| {
             let doubles = dims.count("doubles")? > 0;
             let ring = Ring { behind: dims.get("rows")?, unit: dims.get("unit")?, doubles };
-            builder.ring(dims.suffix(), ring, dims.get("width")?, dims.stated_dtype()?);
+            let shares_layer = dims.owner(builder, Op::RING, &dims.block.name)?;
+            builder.ring(dims.suffix(), ring, dims.get("width")?, dims.stated_dtype()?, shares_layer);
             Ok(())
         },
     },
     Schema {
         name: "state",
         more: "0",
+        bias: "0",
         more_part: "more",
         divided: "",
-        dims: &[("rows", "1"), ("width", "")],
+        dims: &[("rows", "1"), ("width", ""), ("shares_layer", "")],
         emit: |builder, dims| {
             let dtype = dims.stated_dtype()?;
             if dtype.is_none() {
                 dims.assume("dtype", "the model's");
             }
-            builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dtype);
+            let shares_layer = dims.owner(builder, Op::STATE, &dims.block.name)?;
+            builder.state(dims.suffix(), &[dims.get("rows")?, dims.get("width")?], dtype, shares_layer);
             Ok(())
         },
     },
     Schema {
         name: "conv",
         more: "0",
+        bias: "0",
         more_part: "more",
         divided: "",
         // Columns are kept of as many tokens as the kernel spans, less its own.
@@ -162,6 +173,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "compressed_attention",
         more: "0",
+        bias: "0",
         more_part: "more",
         divided: "",
         dims: &[
@@ -184,10 +196,11 @@ const SCHEMAS: &[Schema] = &[
         },
     },
     // Weights of a layer that belong to no op.
-    Schema { name: "weights", more: "0", more_part: "more", divided: "", dims: &[], emit: |_, _| Ok(()) },
+    Schema { name: "weights", more: "0", bias: "0", more_part: "more", divided: "", dims: &[], emit: |_, _| Ok(()) },
     Schema {
         name: "table",
         more: "0",
+        bias: "0",
         more_part: "more",
         divided: "",
         dims: &[("rows", ""), ("width", "")],
@@ -203,6 +216,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "rwkv4",
         more: "0",
+        bias: "0",
         more_part: "mixer.more",
         divided: "",
         dims: &[("width", "attention_hidden_size ?? hidden_size")],
@@ -214,6 +228,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "mamba1",
         more: "hidden_size + d_inner * (2 + (use_conv_bias ?? mamba_conv_bias ?? 1))",
+        bias: "(mamba_proj_bias ?? use_bias ?? 0) * (2 * d_inner + hidden_size)",
         more_part: "mixer.more",
         divided: "",
         dims: &[
@@ -236,6 +251,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "mamba2",
         more: "hidden_size + num_heads * (3 + head_dim) + (use_conv_bias ?? mamba_conv_bias ?? 1) * (num_heads * head_dim + 2 * n_groups * d_state)",
+        bias: "(mamba_proj_bias ?? use_bias ?? 0) * (2 * num_heads * head_dim + 2 * n_groups * d_state + num_heads + hidden_size)",
         more_part: "mixer.more",
         divided: "",
         dims: &[
@@ -260,6 +276,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "linear_attention",
         more: "hidden_size + num_v_heads * (2 * hidden_size + 2) + head_v_dim",
+        bias: "0",
         more_part: "mixer.more",
         divided: "hidden_size * num_v_heads * head_v_dim",
         dims: &[
@@ -294,6 +311,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "short_conv",
         more: "hidden_size",
+        bias: "0",
         more_part: "more",
         divided: "",
         dims: &[("channels", "hidden_size"), ("d_conv", "conv_L_cache ?? 3")],
@@ -305,6 +323,7 @@ const SCHEMAS: &[Schema] = &[
     Schema {
         name: "rg_lru",
         more: "2 * hidden_size + 6 * width + 2 * width * width / num_attention_heads",
+        bias: "0",
         more_part: "mixer.more",
         divided: "",
         dims: &[("width", "lru_width ?? hidden_size"), ("d_conv", "conv1d_width ?? 4")],
@@ -315,7 +334,8 @@ const SCHEMAS: &[Schema] = &[
     },
     Schema {
         name: "feed_forward",
-        more: "hidden_size + (mlp_bias * (2 * dense_size + hidden_size) ?? 0)",
+        more: "hidden_size",
+        bias: "(mlp_bias ?? 0) * ((matrices - 1) * dense_size + hidden_size)",
         more_part: "more",
         divided: "",
         dims: &[
@@ -401,6 +421,8 @@ pub(super) struct Block {
     schema: &'static Schema,
     dims: Vec<(&'static str, Expr)>,
     more: Expr,
+    /// Those that flags add.
+    bias: Expr,
     /// The same of weights that ranks divide with the mixer.
     divided: Option<Expr>,
     /// All weights besides `more` and a convolution, where they are not those of the usual matrices.
@@ -465,6 +487,8 @@ impl Block {
             Ok::<_, String>(expr.with(&|key| dims.iter().find(|(dim, _)| *dim == key).map(|(_, expr)| expr)))
         };
         let more = of_dims(stated("more").unwrap_or(schema.more))?;
+        let speaks_of_biases = stated("more").is_some_and(|more| more.contains("bias"));
+        let bias = of_dims(stated("bias").unwrap_or(if speaks_of_biases { "0" } else { schema.bias }))?;
         let usual = if stated("more").is_some() { "" } else { schema.divided };
         let divided =
             Some(stated("divided").unwrap_or(usual)).filter(|text| !text.is_empty()).map(of_dims).transpose()?;
@@ -475,7 +499,7 @@ impl Block {
         let dtype = stated("dtype").into_iter().flat_map(|words| words.split("??"));
         let dtype = dtype.map(|word| word.trim().to_owned()).collect();
         let (name, seen) = (name.to_owned(), Cell::new(0));
-        Ok(Self { name, schema, dims, more, divided, weights, sets, seen, when, times, after, dtype })
+        Ok(Self { name, schema, dims, more, bias, divided, weights, sets, seen, when, times, after, dtype })
     }
 
     /// What tells its dimensions, and whether and how often it is there.
@@ -519,9 +543,11 @@ impl Block {
         if again || self.after.is_some() {
             return Ok(());
         }
-        let more = Some((self.schema.more_part, &self.more));
+        // Biases that no flag adds need no size.
+        let biases = Some(&self.bias).filter(|_| self.has_biases(values, context.layer));
+        let more = std::iter::once(&self.more).chain(biases).map(|more| (self.schema.more_part, more));
         let matrices = self.weights.iter().chain(&self.divided).map(|matrices| ("mixer.divided", matrices));
-        for (part, expr) in more.into_iter().chain(matrices) {
+        for (part, expr) in more.chain(matrices) {
             // It serves the estimate of the weights only, so that no model is refused for it.
             match values.eval(expr, context.layer) {
                 Ok(Some(number)) => builder.more_weights(part, number.value),
@@ -537,6 +563,16 @@ impl Block {
 }
 
 impl Block {
+    /// Whether its biases can be told, or a flag that adds some is on although they cannot.
+    fn has_biases(&self, values: &Values<'_>, layer: u32) -> bool {
+        let is_on = |key: &str| match values.eval(&Expr::Key(key.to_owned()), layer) {
+            Ok(flag) => flag.is_some_and(|flag| flag.value > 0),
+            Err(_) => true,
+        };
+        let mut flags = self.bias.keys().into_iter().filter(|key| key.contains("bias"));
+        values.eval(&self.bias, layer).is_ok_and(|bias| bias.is_some()) || flags.any(is_on)
+    }
+
     /// Whether as many layers had it as have weights of their own.
     fn is_seen_in_full(&self, values: &Values<'_>, layer: u32) -> Result<bool, FrontendError> {
         let sets = self.sets.as_ref().map(|sets| values.eval(sets, layer)).transpose()?.flatten();
@@ -547,7 +583,7 @@ impl Block {
 
 impl Schema {
     fn has(&self, key: &str) -> bool {
-        matches!(key, "block" | "more" | "divided" | "weights" | "sets" | "when" | "times" | "after" | "dtype")
+        matches!(key, "block" | "more" | "bias" | "divided" | "weights" | "sets" | "when" | "times" | "after" | "dtype")
             || self.dims.iter().any(|(dim, _)| *dim == key)
     }
 }
@@ -650,13 +686,14 @@ impl Dims<'_> {
         Ok(self.context.dtypes[1].or(self.stated_dtype()?))
     }
 
-    /// The earlier layer whose caches of such an op it reads instead of having its own.
-    fn owner(&self, builder: &GraphBuilder, op: &'static str) -> Result<Option<u32>, FrontendError> {
+    /// The earlier layer whose caches of such an op it reads instead of having its own; `part` tells them from others of
+    /// that op which a layer may have.
+    fn owner(&self, builder: &GraphBuilder, op: &'static str, part: &str) -> Result<Option<u32>, FrontendError> {
         let Some(expr) = self.expr("shares_layer") else { return Ok(None) };
         let what = format!("{}.shares_layer", self.block.name);
         let number = self.number("shares_layer")?.ok_or_else(|| self.values.missing(&what, Some(expr)))?;
         let layer = u32::try_from(number.value).unwrap_or(u32::MAX);
-        if layer == self.context.layer || builder.has(layer, op) {
+        if layer == self.context.layer || builder.has(layer, op, part) {
             return Ok(Some(layer).filter(|&layer| layer != self.context.layer));
         }
         let block = &self.block.name;
@@ -668,14 +705,14 @@ impl Dims<'_> {
     fn entries(
         &self,
         builder: &GraphBuilder,
-        op: &'static str,
+        (op, part): (&'static str, &str),
         width: &'static str,
         dtype: Option<DType>,
     ) -> Result<Entries, FrontendError> {
-        let shares_layer = self.owner(builder, op)?;
+        let shares_layer = self.owner(builder, op, part)?;
         let (width, stride) = (self.get(width)?, self.get("stride")?);
         if let Some((owner, number)) = shares_layer.zip(self.number("stride")?)
-            && let Some(theirs) = builder.stride_of(owner, op).filter(|&theirs| theirs != stride)
+            && let Some(theirs) = builder.stride_of(owner, op, part).filter(|&theirs| theirs != stride)
         {
             let expected = format!("layer {owner}, whose `{}` it reads, has one for {theirs} tokens", self.block.name);
             return Err(self.values.bad_number("stride", &number, &expected));

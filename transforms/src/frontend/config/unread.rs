@@ -24,18 +24,30 @@ const OF_CACHES: &[&str] = &[
     "compressor",
     "conv",
     "csa",
+    "cycles",
     "delta",
+    "deltanet",
+    "dilation",
+    "donor",
+    "downsample",
     "engram",
+    "every",
+    "gdn",
+    "gla",
+    "global",
     "hybrid",
+    "hyena",
     "index",
     "indexer",
     "interval",
+    "iterations",
     "kda",
     "kv",
     "latent",
     "lightning",
     "linear",
     "local",
+    "lookback",
     "loop",
     "looped",
     "loops",
@@ -44,8 +56,10 @@ const OF_CACHES: &[&str] = &[
     "memory",
     "mixer",
     "ngram",
+    "passes",
     "pattern",
     "ple",
+    "pooled",
     "recurrence",
     "recurrent",
     "recursion",
@@ -54,23 +68,31 @@ const OF_CACHES: &[&str] = &[
     "repeated",
     "repeats",
     "retention",
+    "retnet",
     "reuse",
     "ring",
     "rnn",
     "share",
     "shared",
     "sharing",
+    "shortconv",
+    "sink",
+    "sinks",
     "sliding",
     "source",
     "sources",
+    "span",
     "sparse",
     "ssm",
     "state",
     "states",
+    "stride",
     "summary",
     "swa",
     "tail",
     "types",
+    "unroll",
+    "unrolls",
     "window",
     "windows",
     "yoco",
@@ -83,6 +105,7 @@ const NOT_OF_CACHES: &[&str] = &[
     "alpha",
     "audio",
     "aux",
+    "batch",
     "beta",
     "bias",
     "dropout",
@@ -108,8 +131,10 @@ const NOT_OF_CACHES: &[&str] = &[
     "rope",
     "rotary",
     "router",
+    "sampling",
     "scale",
     "scaling",
+    "scheduler",
     "step",
     "token",
     "train",
@@ -118,8 +143,18 @@ const NOT_OF_CACHES: &[&str] = &[
     "vision",
 ];
 
+/// Words that speak of caches whatever [`LOOSE`] words stand beside them: `recurrence_steps`, `kv_embedding_layers`.
+const SURE: &[&str] =
+    &["cycles", "kv", "loop", "looped", "loops", "passes", "recurrence", "recurrent", "recursion", "swa", "yoco"];
+
+/// Words of [`NOT_OF_CACHES`] that also stand in names of what loops, shares or slides.
+const LOOSE: &[&str] = &["embedding", "embeddings", "output", "path", "scale", "step", "token", "train"];
+
 /// Words of counts of which 1 says nothing.
 const OF_COUNTS: &[&str] = &["factor", "loop", "loops", "num", "repeat", "repeats"];
+
+/// How words end that are written together.
+const ENDS: &[&str] = &["cache", "conv", "loops", "mamba", "ssm", "window"];
 
 /// Words of values that name a kind of layer.
 const KINDS: &[&str] =
@@ -205,10 +240,16 @@ fn says_nothing(key: &str, value: &Value) -> bool {
 }
 
 fn could_mean_caches(key: &str, value: &Value, layers: u32, depth: usize) -> bool {
-    if has(key, NOT_OF_CACHES) {
+    let excused =
+        |word: &String| NOT_OF_CACHES.contains(&word.as_str()) && !(has(key, SURE) && LOOSE.contains(&word.as_str()));
+    if words(key).any(|word| excused(&word)) {
         return false;
     }
-    if has(key, OF_CACHES) {
+    if has(key, OF_CACHES) || has(key, SURE) || words(key).any(|word| ENDS.iter().any(|end| word.ends_with(end))) {
+        return true;
+    }
+    // Which layers attend how: `attn_layer_map`.
+    if has(key, &["attn", "attention"]) && has(key, &["layer", "layers", "kind", "kinds", "schedule", "type"]) {
         return true;
     }
     match value {
