@@ -242,17 +242,21 @@ fn table(said: &Said<'_>, plan: &CachePlan) -> String {
     if let Some(source) = said.sources.computing {
         line(format!("          a load counts where it beats computing ({source})"));
     }
-    line(format!("RUNS      {} sequences at a time; the trace was replayed {} times", answer.running, answer.replays));
+    let plural = if answer.running == 1 { "" } else { "s" };
+    line(format!(
+        "RUNS      {} sequence{plural} at a time; the trace was replayed {} times",
+        answer.running, answer.replays
+    ));
     line(String::new());
-    line("host          disk          states of        hit     from    from    from".to_owned());
-    line("                            device   below   rate    device  host    disk".to_owned());
-    line(row(&answer.planned, answer) + "  as planned");
+    line("host         disk         states of       hit     from    from    from".to_owned());
+    line("                          device  below   rate    device  host    disk".to_owned());
+    line(row(&answer.planned, answer) + "  plan");
     for (at, point) in answer.curve.iter().enumerate() {
         if at > 0 || point != &answer.planned {
             line(row(point, answer));
         }
     }
-    line(format!("{:45}{:6.4}", "room for everything", answer.ceiling));
+    line(format!("{:42}{:6.4}", "room for everything", answer.ceiling));
     line(String::new());
     let point = answer.point();
     let what = match (answer.target, &answer.chosen) {
@@ -316,7 +320,7 @@ fn row(point: &TierPoint, answer: &TiersAnswer) -> String {
     let (host, disk) = (point.moved.host_tokens, point.moved.disk_tokens);
     let device = of(point.hit_tokens.saturating_sub(host + disk));
     format!(
-        "{:13} {:13} {:8} {:7} {:.4}  {device}  {}  {}",
+        "{:12} {:12} {:7} {:7} {:.4}  {device}  {}  {}",
         size(point.host()),
         size(point.disk()),
         share(point.device_split.states),

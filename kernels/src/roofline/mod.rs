@@ -103,7 +103,7 @@ impl std::fmt::Display for Measurement {
             None => write!(f, " {:>6}", "")?,
         }
         self.peak.map_or(Ok(()), |peak| write!(f, " {:>9.1}", peak / 1e9))?;
-        write!(f, "\n    {shape}; {:.3} ms of processor time", self.time.processor * 1e3)
+        write!(f, "\n    {shape}; {:.3} ms CPU", self.time.processor * 1e3)
     }
 }
 

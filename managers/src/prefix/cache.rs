@@ -141,6 +141,22 @@ impl PrefixCache {
         self.tree.match_resident(prompt.head(prompt.tokens.len().saturating_sub(1)))
     }
 
+    /// As [`Tree::hold_to_load`].
+    ///
+    /// # Errors
+    /// As [`Tree::hold_to_load`].
+    pub(crate) fn hold_to_load(&mut self, found: &Match) -> Result<Receipt, PrefixError> {
+        self.tree.hold_to_load(found)
+    }
+
+    /// As [`Tree::unlock`].
+    ///
+    /// # Errors
+    /// As [`Tree::unlock`].
+    pub(crate) fn let_go(&mut self, held: Receipt) -> Result<(), PrefixError> {
+        self.tree.unlock(held)
+    }
+
     /// As [`Tree::load`].
     ///
     /// # Errors

@@ -54,6 +54,25 @@ impl Tree {
         Ok(self.receipt(Some(self.nodes.id(node)), window_from, hold))
     }
 
+    /// Holds what `found` found wherever it lies, so that making room for its load does not cost a part of it.
+    ///
+    /// # Errors
+    /// As [`Tree::lock`].
+    pub fn hold_to_load(&mut self, found: &Match) -> Result<Receipt, PrefixError> {
+        let Some(node) = self.locate(found)? else { return Ok(self.receipt(None, 0, Hold::Path)) };
+        let (mut first, mut above) = (u32::MAX, node);
+        while let Some(window) = self.config.window
+            && self.nodes[above].parent != NIL
+            && (first == u32::MAX || found.hit.saturating_sub(first as usize) < window)
+        {
+            first = self.nodes[above].start() as u32;
+            above = self.nodes[above].parent;
+        }
+        self.tick();
+        self.pin(node, first, Hold::PathAndState);
+        Ok(self.receipt(Some(self.nodes.id(node)), first, Hold::PathAndState))
+    }
+
     /// The node in whose span a match ends, if it is a hit and still there.
     pub(super) fn locate(&self, found: &Match) -> Result<Option<u32>, PrefixError> {
         let Some(id) = found.node else { return Ok(None) };

@@ -349,8 +349,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Loads a hit. `None` where making room cost a part of it.
+    /// Loads a hit, which is held while room is made for it. `None` where there is none.
     fn load(&mut self, found: &Match, asked: Key<'_>) -> Option<Match> {
+        let held = self.cache.hold_to_load(found).ok()?;
+        let loaded = self.load_held(found, asked);
+        self.cache.let_go(held).ok()?;
+        loaded
+    }
+
+    fn load_held(&mut self, found: &Match, asked: Key<'_>) -> Option<Match> {
         let mut blocks = Vec::new();
         self.extend_blocks(&mut blocks, (found.hit - found.resident) * self.extras.unit);
         let pages = found.host_window * self.extras.unit / self.scenario.page;

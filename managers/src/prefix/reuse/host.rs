@@ -48,8 +48,15 @@ impl PrefixReuse {
     }
 
     /// Brings back what of a hit lies on the host, so many pages of whole contexts and of windows; `false` where there is
-    /// no room for them, or making room has cost the hit itself.
+    /// no room for them. The hit is held while room is made.
     fn bring_back(&mut self, book: &mut CacheBook, found: &Match, pages: [usize; 2]) -> Result<bool, BookError> {
+        let Ok(held) = self.cache.hold_to_load(found) else { return Ok(false) };
+        let brought = self.bring_held_back(book, found, pages);
+        self.cache.let_go(held)?;
+        brought
+    }
+
+    fn bring_held_back(&mut self, book: &mut CacheBook, found: &Match, pages: [usize; 2]) -> Result<bool, BookError> {
         for (windowed, count) in [(false, pages[0]), (true, pages[1])] {
             while count > 0 && self.pages(windowed).room(book) < count {
                 let mut out = Released::default();

@@ -2,11 +2,8 @@
 
 use cacheplan_planner::CachePlan;
 
-use super::answer::TiersAnswer;
 use super::error::TiersError;
-use super::replay::Replay;
-use super::search::Search;
-use crate::simulate::{Compute, Links, Policy, TraceRequest};
+use crate::simulate::{Compute, Links, Policy};
 
 /// A plan, and tiers below its device of which the smallest are sought.
 #[derive(Clone, Copy)]
@@ -37,16 +34,7 @@ impl TiersQuestion<'_> {
     /// No tier is larger.
     const MOST: u64 = 1 << 50;
 
-    /// Replays the requests until the smallest tiers are found.
-    ///
-    /// # Errors
-    /// As [`TiersError`] says.
-    pub fn answer(&self, requests: &[TraceRequest]) -> Result<TiersAnswer, TiersError> {
-        self.validate()?;
-        Search::new(*self, &Replay::of(*self, requests)?).answer()
-    }
-
-    fn validate(&self) -> Result<(), TiersError> {
+    pub(super) fn validate(&self) -> Result<(), TiersError> {
         let refuse = |what, found: String, expected| Err(TiersError::Value { what, found, expected });
         for (what, bytes) in [("host", self.host), ("disk", self.disk)] {
             if bytes > Self::MOST {

@@ -12,6 +12,7 @@ use super::error::TiersError;
 use super::question::TiersQuestion;
 use super::replay::{Job, Replay};
 use super::sizes::{Kinds, Sizes, Split};
+use crate::simulate::TraceRequest;
 
 /// Shares of states, or of windows, that are tried beside the plan's.
 const SHARES: [f64; 5] = [0.05, 0.1, 0.2, 0.4, 0.7];
@@ -25,18 +26,29 @@ const NEAR: f64 = 0.01;
 const DISTANCES: [usize; 6] = [512, 1024, 2048, 4096, 8192, 16_384];
 const GIB: u64 = 1 << 30;
 
-pub(super) struct Search<'a> {
+impl TiersQuestion<'_> {
+    /// Replays the requests until the smallest tiers are found.
+    ///
+    /// # Errors
+    /// As [`TiersError`] says.
+    pub fn answer(&self, requests: &[TraceRequest]) -> Result<TiersAnswer, TiersError> {
+        self.validate()?;
+        Search::new(*self, &Replay::of(*self, requests)?).answer()
+    }
+}
+
+struct Search<'a> {
     question: TiersQuestion<'a>,
     replay: &'a Replay<'a>,
     replays: AtomicUsize,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(question: TiersQuestion<'a>, replay: &'a Replay<'a>) -> Self {
+    fn new(question: TiersQuestion<'a>, replay: &'a Replay<'a>) -> Self {
         Self { question, replay, replays: AtomicUsize::new(0) }
     }
 
-    pub(super) fn answer(&self) -> Result<TiersAnswer, TiersError> {
+    fn answer(&self) -> Result<TiersAnswer, TiersError> {
         let TiersQuestion { host, disk, target, .. } = self.question;
         let ceiling = self.replay.ceiling()?;
         let alone: Vec<Job> = self.splits().map(|split| self.job(split, split, 0, 0)).collect();

@@ -312,12 +312,15 @@ impl World {
     fn bring_back(&mut self, found: &Match, namespace: usize, tokens: &[Token], seed: u64) -> Match {
         let pages = found.hit.saturating_sub(found.resident) / self.config.page;
         let (mut blocks, mut window) = (Vec::new(), Vec::new());
+        let held = self.cache.hold_to_load(found).unwrap();
         if !seed.is_multiple_of(5) {
             blocks.extend((0..pages).map_while(|_| self.take_block()));
             window.extend((0..found.host_window / self.config.page).map_while(|_| self.take_window()));
         }
         let mut loads = Vec::new();
-        if blocks.len() == pages && self.cache.load(found, &blocks, &window, &mut loads).is_ok() {
+        let loaded = blocks.len() == pages && self.cache.load(found, &blocks, &window, &mut loads).is_ok();
+        self.cache.let_go(held).unwrap();
+        if loaded {
             for load in loads {
                 match load {
                     Load::Block { from, to } => {
