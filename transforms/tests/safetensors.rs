@@ -43,6 +43,7 @@ fn configs_estimate_the_weights_of_the_tiny_models() {
     let buffers = |name: &str| match name {
         "deepseek_v3" | "nemotron_h" => 16,
         "kimi_linear" => 48,
+        "lfm2_moe" => 72,
         "minimax" => 9_248,
         _ => 0,
     };
