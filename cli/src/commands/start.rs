@@ -261,10 +261,8 @@ fn markdown(text: &str) -> String {
     let mut open = false;
     for line in lines {
         let is_heading = !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_uppercase());
-        if is_heading || line.is_empty() {
-            if std::mem::take(&mut open) {
-                written.push_str(&format!("{fence}\n"));
-            }
+        if (is_heading || line.is_empty()) && std::mem::take(&mut open) {
+            written.push_str(&format!("{fence}\n"));
         }
         match (is_heading, line.is_empty()) {
             (true, _) => {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use cacheplan::managers::simulate::tiers::{TierPoint, TiersAnswer, TiersError, TiersQuestion};
 use cacheplan::managers::simulate::{Compute, Links};
+use cacheplan::planner::bound::PrefillBound;
 use cacheplan::planner::engines::{LowerTiers, TierFlags};
 use cacheplan::planner::pictures::TierCurve;
 use cacheplan::planner::{ByteSize, CachePlan, DeviceInfo};
@@ -151,11 +152,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         TiersError::NoReuse { .. } => Failure::new(4, error),
         error => Failure::error(error),
     })?;
-    let sources = Sources {
-        host_rate: host_source,
-        disk_rate: disk_source,
-        computing: bound.as_ref().map(|bound| bound.source()),
-    };
+    let sources =
+        Sources { host_rate: host_source, disk_rate: disk_source, computing: bound.as_ref().map(PrefillBound::source) };
     let said = Said { trace: args.requests.title(), answer: &answer, sources, engines: flags(&answer, &plan) };
     if let Some(path) = &args.svg {
         write(path, &curve(&said, &plan).svg())?;

@@ -5,6 +5,7 @@ use candle_core::{Device, Tensor};
 use super::{FoundPrefix, PrefixFiles};
 use crate::ManagerError;
 use crate::book::SequenceId;
+use crate::device::mamba::MambaCacheManager;
 use crate::device::manager::CacheManager;
 use crate::device::pool::PoolTensor;
 use crate::prefix::Token;
@@ -113,7 +114,7 @@ impl CacheManager {
 
     /// The pools in whose form states are kept in files: that of checkpoints.
     fn state_pools(&self) -> impl Iterator<Item = &PoolTensor> {
-        self.mamba().into_iter().flat_map(|mamba| mamba.checkpoint_pools())
+        self.mamba().into_iter().flat_map(MambaCacheManager::checkpoint_pools)
     }
 }
 
