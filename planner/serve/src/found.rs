@@ -35,8 +35,19 @@ struct Found {
     bytes: Option<Logged>,
     low: Option<At>,
     high: Option<At>,
+    /// Blocks that are too few for the states of all sequences.
+    blocks: Option<Logged>,
     /// Why it does not start with the least, in the engine's words.
     reason: Option<String>,
+}
+
+/// What bytes are too few for.
+#[derive(Clone, Copy)]
+enum Lack {
+    /// One sequence, which needs these.
+    Bytes(u64),
+    /// The states of all sequences: there are so many blocks.
+    Blocks(u64),
 }
 
 /// What it makes of so many bytes.
@@ -53,7 +64,7 @@ impl Found {
             let predicted = request.predict(engine)?;
             let reason = on_the_host(request, &predicted);
             let low = reason.is_none().then(|| at(predicted.clone()));
-            return Ok(Self { engine, bytes: None, low, high: Some(at(predicted)), reason });
+            return Ok(Self { engine, bytes: None, low, high: Some(at(predicted)), blocks: None, reason });
         }
         let bytes = match options.cache_bytes {
             Some(bytes) => bytes,
@@ -66,8 +77,15 @@ impl Found {
         let high = at(request, settled, engine, bytes.high)?;
         let failed = if high.is_err() { high.as_ref().err() } else { low.as_ref().err() };
         let told = if high.is_err() { bytes.high } else { bytes.low };
-        let reason = failed.map(|needed| refusal(request, settled, engine, told, *needed));
-        Ok(Self { engine, bytes: Some(bytes), low: low.ok(), high: high.ok(), reason })
+        let reason = failed.map(|lack| refusal(request, settled, engine, told, *lack));
+        let blocks = |end: &Result<At, Lack>| match end {
+            Ok(at) => at.predicted.num_blocks,
+            Err(Lack::Blocks(blocks)) => Some(*blocks),
+            Err(Lack::Bytes(_)) => None,
+        };
+        let few =
+            matches!(low, Err(Lack::Blocks(_))).then(|| Some(Logged { low: blocks(&low)?, high: blocks(&high)? }));
+        Ok(Self { engine, bytes: Some(bytes), low: low.ok(), high: high.ok(), blocks: few.flatten(), reason })
     }
 
     fn starts(&self) -> Starts {
@@ -103,7 +121,7 @@ impl Found {
         let makes_block = self.engine.engine.name() == "vllm";
         let has_states = |at: &At| at.predicted.state_page_bytes.is_some();
         say(Fact::TokensPerBlock, self.span(|at| at.predicted.block_size.filter(|_| !makes_block || has_states(at))));
-        say(Fact::NumBlocks, self.span(|at| at.predicted.num_blocks));
+        say(Fact::NumBlocks, self.blocks.or(self.span(|at| at.predicted.num_blocks)));
         say(Fact::Tokens, self.span(|at| at.predicted.tokens));
         say(Fact::WindowTokens, self.span(|at| at.predicted.window_tokens));
         say(Fact::StateSlots, self.span(|at| at.predicted.state_slots));
@@ -132,6 +150,7 @@ impl Found {
         notes.extend(settled.request.notes());
         notes.extend(self.high.iter().flat_map(|at| at.predicted.notes.clone()));
         let capped = match (settled.limits.max_batch_size, sequences) {
+            _ if starts == Starts::No && self.blocks.is_some() => "the blocks for states".to_owned(),
             _ if starts == Starts::No => "the bytes for caches".to_owned(),
             (Some(most), Some(found)) if found.low >= most => format!("the most sequences, {most}"),
             _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
@@ -169,21 +188,29 @@ fn on_the_host(request: &PlanRequest, predicted: &EnginePrediction) -> Option<St
     })
 }
 
-/// What the engine makes of so many bytes; else the bytes that one sequence needs.
-fn at(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64) -> Result<Result<At, u64>, ServeError> {
+/// What the engine makes of so many bytes; else what they are too few for.
+fn at(
+    request: &PlanRequest,
+    settled: &Settled,
+    engine: EngineSpec,
+    bytes: u64,
+) -> Result<Result<At, Lack>, ServeError> {
     let of = |length: u64| told(request, bytes, length).predict(engine);
     let length = settled.limits.max_seq_len;
-    match of(length) {
-        Ok(predicted) => Ok(Ok(At { max_seq_len: length, predicted })),
+    let (max_seq_len, predicted) = match of(length) {
+        Ok(predicted) => (length, predicted),
         Err(PlanError::DoesNotFit(shortfall)) => {
             let longest = if settled.fits_length { longest(request, engine, bytes, length) } else { None };
-            match longest {
-                Some(fits) => Ok(Ok(At { max_seq_len: fits, predicted: of(fits)? })),
-                None => Ok(Err(shortfall.needed)),
-            }
+            let Some(fits) = longest else { return Ok(Err(Lack::Bytes(shortfall.needed))) };
+            (fits, of(fits)?)
         }
-        Err(error) => Err(error.into()),
-    }
+        Err(error) => return Err(error.into()),
+    };
+    let blocks = predicted.num_blocks.filter(|_| predicted.state_page_bytes.is_some());
+    Ok(match blocks.filter(|blocks| *blocks < settled.least_blocks) {
+        Some(blocks) => Err(Lack::Blocks(blocks)),
+        None => Ok(At { max_seq_len, predicted }),
+    })
 }
 
 /// The same question where the engine has so many bytes for caches and sequences of such a length.
@@ -207,9 +234,18 @@ pub(crate) fn longest(request: &PlanRequest, engine: EngineSpec, bytes: u64, mos
 }
 
 /// Why it does not start, as it says it itself.
-fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64, needed: u64) -> String {
+fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64, lack: Lack) -> String {
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let length = settled.limits.max_seq_len;
+    let needed = match lack {
+        Lack::Bytes(needed) => needed,
+        Lack::Blocks(blocks) => {
+            return format!(
+                "max_num_seqs ({}) exceeds available Mamba cache blocks ({blocks}). Each decode sequence requires one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most {blocks} or increase gpu_memory_utilization.",
+                settled.least_blocks
+            );
+        }
+    };
     match engine.engine.name() {
         "vllm" if bytes == 0 => "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.".into(),
         "vllm" => {

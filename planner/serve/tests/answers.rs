@@ -245,3 +245,28 @@ fn llama_cpp_is_held_to_the_memory_of_the_devices(#[case] cells: &str, #[case] s
     assert_eq!((found.starts, found.sequences), (starts, Some(Logged::exact(1))));
     assert_eq!(found.reason.is_some(), starts == Starts::Maybe, "{:?}", found.reason);
 }
+
+/// vllm-project/recipes#551: this command on one H100 refuses 1024 sequences for 856 blocks.
+#[rstest]
+#[case("0.19.0", "", Starts::No)]
+#[case("0.18.0", "", Starts::Yes)]
+#[case("0.19.0", " --enforce-eager", Starts::Yes)]
+#[case("0.19.0", " -cc {\"cudagraph_mode\":\"PIECEWISE\"}", Starts::Yes)]
+#[case("0.19.0", " --max-num-seqs 800", Starts::Yes)]
+fn graphs_are_captured_where_every_sequence_has_a_block_for_its_state(
+    #[case] version: &str,
+    #[case] flags: &str,
+    #[case] starts: Starts,
+) {
+    let command = format!("vllm serve m --gpu-memory-utilization 0.95 --max-model-len 32768{flags}");
+    // Bytes that make fewer than 1024 blocks, and more than 800.
+    let options = Options { version: Some(version.into()), ..on("h100") };
+    let options = Options { cache_bytes: with_bytes(version, 42.6, 42.7).cache_bytes, ..options };
+    let found = told(&command, "Qwen__Qwen3.5-27B", &options);
+    assert_eq!(found.starts, starts, "{:?} {:?}", found.reason, found.facts);
+    if starts == Starts::No {
+        assert!(found.reason.is_some_and(|why| why.starts_with("max_num_seqs (1024) exceeds available Mamba cache")));
+        let fewer = found.changes.iter().find(|change| change.change.starts_with("--max-num-seqs")).unwrap();
+        assert_eq!(fewer.starts, Starts::Yes);
+    }
+}

@@ -102,6 +102,8 @@ pub(crate) struct Settled {
     pub(crate) limits: Limits,
     /// vLLM finds the longest sequence that fits.
     pub(crate) fits_length: bool,
+    /// Blocks that there are at least, of a model with states, where it starts.
+    pub(crate) least_blocks: u64,
 }
 
 /// The limits that an engine starts with.
@@ -349,7 +351,9 @@ impl Question {
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
         request = draft.into_iter().fold(request, PlanRequest::with_draft);
-        Ok((self, Settled { request, limits, fits_length }))
+        let is_vllm = self.engine.engine.name() == "vllm";
+        let least_blocks = if is_vllm { vllm::least_blocks(&self, &limits) } else { 0 };
+        Ok((self, Settled { request, limits, fits_length, least_blocks }))
     }
 
     /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.

@@ -26,6 +26,9 @@ const READS_MODELOPT: Version = Version(0, 14, 0);
 /// Read in 0.15.1, and not in 0.14.0: so is what llm-compressor did.
 const READS_COMPRESSOR: Version = Version(0, 15, 0);
 
+/// Merged after 0.18.0 (vllm-project/vllm#38270): graphs of decoding are captured only where every sequence has a block for its state.
+const CAPTURES_WITH_STATES: Version = Version(0, 19, 0);
+
 /// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
 const COUNTS_GRAPHS: Version = Version(0, 21, 0);
 
@@ -64,6 +67,21 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }
     Ok((Limits { max_seq_len, ..batch }, fits_length))
+}
+
+/// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. What drafts
+/// may capture otherwise, which was not read.
+pub(super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
+    let captures = || {
+        let Some(setting) = question.flag("--compilation-config") else { return true };
+        let mode = || serde_json::from_str::<Value>(setting.value()).ok()?.get("cudagraph_mode").cloned();
+        mode().is_none_or(|mode| mode.as_str().is_some_and(|mode| mode.to_uppercase().starts_with("FULL")))
+    };
+    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on)
+        || question.flag("--optimization-level").is_some_and(|setting| setting.value() == "0");
+    let drafts = question.flag("--speculative-config").is_some();
+    let asks = question.engine.version >= CAPTURES_WITH_STATES && !eager && !drafts && captures();
+    limits.max_batch_size.filter(|_| asks).unwrap_or(0)
 }
 
 /// What turned the grouping of layers off in older versions.
