@@ -10,7 +10,7 @@ use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 use crate::answer::{Answer, Starts};
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::question::{Limits, Models, Options, Question, Settled};
+use crate::question::{Limits, Models, Offloaded, Options, Question, Settled};
 use crate::secret;
 
 /// The answer without changes.
@@ -35,19 +35,8 @@ struct Found {
     bytes: Option<Logged>,
     low: Option<At>,
     high: Option<At>,
-    /// Blocks that are too few for the states of all sequences.
-    blocks: Option<Logged>,
     /// Why it does not start with the least, in the engine's words.
     reason: Option<String>,
-}
-
-/// What bytes are too few for.
-#[derive(Clone, Copy)]
-enum Lack {
-    /// One sequence, which needs these.
-    Bytes(u64),
-    /// The states of all sequences: there are so many blocks.
-    Blocks(u64),
 }
 
 /// What it makes of so many bytes.
@@ -62,9 +51,9 @@ impl Found {
         if engine.engine.name() == "llama.cpp" {
             let at = |predicted| At { max_seq_len: settled.limits.max_seq_len, predicted };
             let predicted = request.predict(engine)?;
-            let reason = on_the_host(request, &predicted);
+            let reason = on_the_host(request, &predicted, settled.offloaded);
             let low = reason.is_none().then(|| at(predicted.clone()));
-            return Ok(Self { engine, bytes: None, low, high: Some(at(predicted)), blocks: None, reason });
+            return Ok(Self { engine, bytes: None, low, high: Some(at(predicted)), reason });
         }
         let bytes = match options.cache_bytes {
             Some(bytes) => bytes,
@@ -77,21 +66,17 @@ impl Found {
         let high = at(request, settled, engine, bytes.high)?;
         let failed = if high.is_err() { high.as_ref().err() } else { low.as_ref().err() };
         let told = if high.is_err() { bytes.high } else { bytes.low };
-        let reason = failed.map(|lack| refusal(request, settled, engine, told, *lack));
-        let blocks = |end: &Result<At, Lack>| match end {
-            Ok(at) => at.predicted.num_blocks,
-            Err(Lack::Blocks(blocks)) => Some(*blocks),
-            Err(Lack::Bytes(_)) => None,
-        };
-        let few =
-            matches!(low, Err(Lack::Blocks(_))).then(|| Some(Logged { low: blocks(&low)?, high: blocks(&high)? }));
-        Ok(Self { engine, bytes: Some(bytes), low: low.ok(), high: high.ok(), blocks: few.flatten(), reason })
+        let few = [&high, &low].into_iter().flatten().find_map(|at| at.few_blocks(settled));
+        let few = few.map(|blocks| too_few(settled.least_blocks, blocks));
+        let reason = failed.map(|needed| refusal(request, settled, engine, told, *needed)).or(few);
+        Ok(Self { engine, bytes: Some(bytes), low: low.ok(), high: high.ok(), reason })
     }
 
-    fn starts(&self) -> Starts {
-        match (&self.low, &self.high) {
-            (Some(_), Some(_)) => Starts::Yes,
-            (None, Some(_)) => Starts::Maybe,
+    fn starts(&self, settled: &Settled) -> Starts {
+        let starts = |end: &Option<At>| end.as_ref().is_some_and(|at| at.few_blocks(settled).is_none());
+        match (starts(&self.low), starts(&self.high)) {
+            (true, true) => Starts::Yes,
+            (false, true) => Starts::Maybe,
             _ => Starts::No,
         }
     }
@@ -121,7 +106,7 @@ impl Found {
         let makes_block = self.engine.engine.name() == "vllm";
         let has_states = |at: &At| at.predicted.state_page_bytes.is_some();
         say(Fact::TokensPerBlock, self.span(|at| at.predicted.block_size.filter(|_| !makes_block || has_states(at))));
-        say(Fact::NumBlocks, self.blocks.or(self.span(|at| at.predicted.num_blocks)));
+        say(Fact::NumBlocks, self.span(|at| at.predicted.num_blocks));
         say(Fact::Tokens, self.span(|at| at.predicted.tokens));
         say(Fact::WindowTokens, self.span(|at| at.predicted.window_tokens));
         say(Fact::StateSlots, self.span(|at| at.predicted.state_slots));
@@ -139,18 +124,22 @@ impl Found {
 
     fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
         let facts = self.facts(&question, &settled.limits);
-        let starts = self.starts();
-        let sequences = self.span(|at| Some(at.predicted.sequences));
-        let mut lines = if starts == Starts::No { Vec::new() } else { self.engine.start_lines(&facts) };
+        let starts = self.starts(settled);
+        let sequences = self.span(|at| Some(at.predicted.sequences)).filter(|_| starts != Starts::No);
+        // It says what it made of its memory before it looks at its blocks.
+        let mut lines = if self.high.is_some() { self.engine.start_lines(&facts) } else { Vec::new() };
         if facts.contains_key(&Fact::WindowTokens) {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
             lines.retain(|line| !line.starts_with("KV Cache is allocated"));
+        }
+        if let (Some(offloaded), Some(bytes)) = (settled.offloaded, facts.get(&Fact::KvBytes)) {
+            lines = lines.into_iter().flat_map(|line| on_devices(line, offloaded, bytes.high)).collect();
         }
         let mut notes = question.notes;
         notes.extend(settled.request.notes());
         notes.extend(self.high.iter().flat_map(|at| at.predicted.notes.clone()));
         let capped = match (settled.limits.max_batch_size, sequences) {
-            _ if starts == Starts::No && self.blocks.is_some() => "the blocks for states".to_owned(),
+            _ if starts == Starts::No && self.high.is_some() => "the blocks for states".to_owned(),
             _ if starts == Starts::No => "the bytes for caches".to_owned(),
             (Some(most), Some(found)) if found.low >= most => format!("the most sequences, {most}"),
             _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
@@ -175,42 +164,67 @@ impl Found {
     }
 }
 
+/// The line of all cells as those of the devices on which they lie; as it is where layers differ and lie on both.
+fn on_devices(line: String, offloaded: Offloaded, bytes: u64) -> Vec<String> {
+    let Offloaded { on, all, alike, .. } = offloaded;
+    if !line.contains(ON_DEVICE) || (on > 0 && !alike) {
+        return vec![line];
+    }
+    let part = |device: &str, layers: u64| {
+        let mib = bytes as f64 * layers as f64 / all.max(1) as f64 / f64::from(1 << 20);
+        (layers > 0).then(|| format!("llama_kv_cache: {device} KV buffer size = {mib:.2} MiB"))
+    };
+    [part("CPU", all - on), part("CUDA0", on)].into_iter().flatten().collect()
+}
+
+const ON_DEVICE: &str = "CUDA0 KV buffer size";
+
 /// What llama.cpp cannot keep on the devices, where their memory and the size of the weights are known. It asks for no share of
 /// them: it fails to allocate, or leaves layers on the host.
-fn on_the_host(request: &PlanRequest, predicted: &EnginePrediction) -> Option<String> {
-    let (room, weights) = (request.device_memory()?, request.weights()?);
-    let caches =
-        ByteSize([predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add));
-    (weights.0.saturating_add(caches.0) > room.0).then(|| {
+fn on_the_host(request: &PlanRequest, predicted: &EnginePrediction, offloaded: Option<Offloaded>) -> Option<String> {
+    let caches = match offloaded {
+        Some(offloaded) if offloaded.with_weights => return None,
+        Some(_) => 0,
+        None => [predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add),
+    };
+    let (room, weights, caches) = (request.device_memory()?, request.weights(), ByteSize(caches));
+    (weights.map_or(0, |weights| weights.0).saturating_add(caches.0) > room.0).then(|| {
+        let weights = weights.map_or(String::new(), |weights| format!("weights of {weights} and "));
         format!(
-            "weights of {weights} and caches of {caches} are more than the {room} of the devices: layers stay on the host (-ngl, --fit), or it fails to allocate"
+            "{weights}caches of {caches} are more than the {room} of the devices: layers stay on the host (-ngl, --fit), or it fails to allocate"
         )
     })
 }
 
-/// What the engine makes of so many bytes; else what they are too few for.
-fn at(
-    request: &PlanRequest,
-    settled: &Settled,
-    engine: EngineSpec,
-    bytes: u64,
-) -> Result<Result<At, Lack>, ServeError> {
+/// What the engine makes of so many bytes; else the bytes that one sequence needs.
+fn at(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64) -> Result<Result<At, u64>, ServeError> {
     let of = |length: u64| told(request, bytes, length).predict(engine);
     let length = settled.limits.max_seq_len;
-    let (max_seq_len, predicted) = match of(length) {
-        Ok(predicted) => (length, predicted),
+    match of(length) {
+        Ok(predicted) => Ok(Ok(At { max_seq_len: length, predicted })),
         Err(PlanError::DoesNotFit(shortfall)) => {
             let longest = if settled.fits_length { longest(request, engine, bytes, length) } else { None };
-            let Some(fits) = longest else { return Ok(Err(Lack::Bytes(shortfall.needed))) };
-            (fits, of(fits)?)
+            match longest {
+                Some(fits) => Ok(Ok(At { max_seq_len: fits, predicted: of(fits)? })),
+                None => Ok(Err(shortfall.needed)),
+            }
         }
-        Err(error) => return Err(error.into()),
-    };
-    let blocks = predicted.num_blocks.filter(|_| predicted.state_page_bytes.is_some());
-    Ok(match blocks.filter(|blocks| *blocks < settled.least_blocks) {
-        Some(blocks) => Err(Lack::Blocks(blocks)),
-        None => Ok(At { max_seq_len, predicted }),
-    })
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl At {
+    /// The blocks, where they are too few for the states of all sequences.
+    fn few_blocks(&self, settled: &Settled) -> Option<u64> {
+        let blocks = self.predicted.num_blocks.filter(|_| self.predicted.state_page_bytes.is_some());
+        blocks.filter(|blocks| *blocks < settled.least_blocks)
+    }
+}
+
+fn too_few(sequences: u64, blocks: u64) -> String {
+    format!(
+        "max_num_seqs ({sequences}) exceeds available Mamba cache blocks ({blocks}). Each decode sequence requires one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most {blocks} or increase gpu_memory_utilization."
+    )
 }
 
 /// The same question where the engine has so many bytes for caches and sequences of such a length.
@@ -234,18 +248,9 @@ pub(crate) fn longest(request: &PlanRequest, engine: EngineSpec, bytes: u64, mos
 }
 
 /// Why it does not start, as it says it itself.
-fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64, lack: Lack) -> String {
+fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64, needed: u64) -> String {
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let length = settled.limits.max_seq_len;
-    let needed = match lack {
-        Lack::Bytes(needed) => needed,
-        Lack::Blocks(blocks) => {
-            return format!(
-                "max_num_seqs ({}) exceeds available Mamba cache blocks ({blocks}). Each decode sequence requires one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most {blocks} or increase gpu_memory_utilization.",
-                settled.least_blocks
-            );
-        }
-    };
     match engine.engine.name() {
         "vllm" if bytes == 0 => "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.".into(),
         "vllm" => {

@@ -8,7 +8,7 @@ use cacheplan_planner::logs::{EngineLog, Fact, Logged};
 use cacheplan_serve::{Answer, CommandCheck, Launch, Options, Starts, answer, manifest};
 use rstest::rstest;
 
-use common::{launch, models, on};
+use common::{changed, launch, models, on};
 
 fn told(command: &str, model: &str, options: &Options) -> Answer {
     answer(&launch(command), models(model), options).unwrap()
@@ -269,4 +269,87 @@ fn graphs_are_captured_where_every_sequence_has_a_block_for_its_state(
         let fewer = found.changes.iter().find(|change| change.change.starts_with("--max-num-seqs")).unwrap();
         assert_eq!(fewer.starts, Starts::Yes);
     }
+}
+
+/// As SGLang's `_get_and_verify_dtype` has it: 36 layers of 8 heads of 128 of 8,192 tokens.
+#[rstest]
+#[case("bfloat16", "", 1152)]
+#[case("bfloat16", " --dtype half", 1152)]
+#[case("bfloat16", " --dtype float32", 2304)]
+#[case("float32", "", 1152)]
+#[case("float32", " --dtype bfloat16", 1152)]
+#[case("float32", " --dtype float32", 2304)]
+#[case("float32", " --dtype float32 --kv-cache-dtype fp8_e4m3", 576)]
+fn sglang_keeps_tokens_in_what_the_model_runs_in(#[case] config: &str, #[case] flags: &str, #[case] mib: u64) {
+    let command = format!("sglang serve --model-path m --max-total-tokens 8192 --context-length 4096{flags}");
+    let model = changed("Qwen__Qwen3-8B", |config_| config_["torch_dtype"] = config.into());
+    let found = answer(&launch(&command), model, &on("h100")).unwrap();
+    assert!(found.facts[&Fact::KvBytes].meets(Logged::exact(mib << 20)), "{:?}", found.facts);
+}
+
+/// What llm-compressor calibrated is looked at from a version on: bytes of a token.
+#[rstest]
+#[case("0.5.18", 147_456)]
+#[case("0.5.21", 73_728)]
+fn sglang_reads_what_a_checkpoint_says_of_caches(#[case] version: &str, #[case] bytes: u64) {
+    let model = changed("Qwen__Qwen3-8B", |config| {
+        config["quantization_config"] = serde_json::json!({
+            "quant_method": "compressed-tensors",
+            "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true}
+        });
+    });
+    let command = "sglang serve --model-path m --max-total-tokens 8192 --context-length 4096";
+    let found = answer(&launch(command), model, &with_bytes(version, 40.0, 40.0)).unwrap();
+    assert!(found.facts[&Fact::KvBytes].meets(Logged::exact(bytes * 8192)), "{:?}", found.facts);
+}
+
+/// vllm-project/vllm#25988: 656 bytes a latent where nobody says, in this version alone.
+#[rstest]
+#[case("0.11.0", "auto", true)]
+#[case("0.12.0", "auto", false)]
+#[case("0.12.0", "fp8_ds_mla", true)]
+fn sparse_latents_are_narrow_by_version(#[case] version: &str, #[case] word: &str, #[case] narrow: bool) {
+    let tokens = |word: &str| {
+        let command = format!("vllm serve m --max-model-len 8192 --kv-cache-dtype {word}");
+        told(&command, "deepseek-ai__DeepSeek-V3.2", &with_bytes(version, 10.0, 10.0)).facts[&Fact::Tokens]
+    };
+    assert_eq!(tokens(word) == tokens("fp8"), narrow);
+}
+
+/// llama.cpp's `n_ctx`, `n_ctx_seq` and slots: ggml-org/llama.cpp#17046 pads both.
+#[rstest]
+#[case("-c 4096 -np 10", 5120, 512)]
+#[case("-c 1000 -np 1", 1024, 1024)]
+#[case("-c 1000 -np 3", 1536, 512)]
+#[case("-c 100000 -np 1", 100_096, 100_096)]
+#[case("-c 4096 -no-kvu", 4096, 4096)]
+#[case("-c 4000", 4096, 4096)]
+#[case("-c 4096 -np 4 -kvu", 4096, 4096)]
+fn llama_cpp_pads_what_a_slot_holds(#[case] flags: &str, #[case] all: u64, #[case] each: u64) {
+    let found = told(&format!("llama-server -m m {flags}"), "Qwen__Qwen3-8B", &on("h100"));
+    assert_eq!(found.facts[&Fact::Tokens], Logged::exact(all));
+    assert_eq!(found.facts[&Fact::MaxSeqLen], Logged::exact(each));
+}
+
+/// A layer's cells lie where the layer does: the last are offloaded, and the output before them.
+#[rstest]
+#[case("", &["CUDA0 KV buffer size = 4608.00 MiB"])]
+#[case("-ngl 99", &["CUDA0 KV buffer size = 4608.00 MiB"])]
+#[case("-ngl 0", &["CPU KV buffer size = 4608.00 MiB"])]
+#[case("-nkvo", &["CPU KV buffer size = 4608.00 MiB"])]
+#[case("-ngl 10", &["CPU KV buffer size = 3456.00 MiB", "CUDA0 KV buffer size = 1152.00 MiB"])]
+fn llama_cpp_says_where_its_cells_lie(#[case] flags: &str, #[case] expected: &[&str]) {
+    let found = told(format!("llama-server -m m -c 32768 -np 1 {flags}").trim_end(), "Qwen__Qwen3-8B", &on("24GiB"));
+    let buffers: Vec<&str> = found.lines.iter().filter_map(|line| line.strip_prefix("llama_kv_cache: ")).collect();
+    assert_eq!(buffers, expected);
+}
+
+/// Of buffers alone, each line with its time.
+#[test]
+fn buffers_stand_for_the_size_that_a_log_leaves_out() {
+    let log = "0.19.914.972 I llama_kv_cache:      Vulkan0 KV buffer size =  4600.00 MiB\n";
+    let log = EngineLog::read(log.as_bytes(), None).unwrap();
+    let command = launch("llama-server -m m -c 32768 -np 1");
+    let check = CommandCheck::of(&command, &models("Qwen__Qwen3-8B"), &on("24GiB"), &log).unwrap();
+    assert_eq!(check.drifting(), ["kv_bytes"]);
 }
