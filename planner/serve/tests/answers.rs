@@ -353,3 +353,22 @@ fn buffers_stand_for_the_size_that_a_log_leaves_out() {
     let check = CommandCheck::of(&command, &models("Qwen__Qwen3-8B"), &on("24GiB"), &log).unwrap();
     assert_eq!(check.drifting(), ["kv_bytes"]);
 }
+
+/// Files as plans are exported to, cut to what decides: bytes, sequences and length.
+#[rstest]
+#[case::tensorrt_llm(
+    "start.sh",
+    "cat > t.yaml <<EOF\n{\"max_batch_size\": 17, \"max_seq_len\": 4096, \"kv_cache_config\": {\"max_gpu_total_bytes\": 10737418240, \"free_gpu_memory_fraction\": 0.95, \"tokens_per_block\": 16, \"dtype\": \"auto\"}}\nEOF\ntrtllm-serve m --config t.yaml\n"
+)]
+#[case::dynamo(
+    "d.yaml",
+    "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeployment\nmetadata: {name: a}\nspec: {components: [{name: f, podTemplate: {spec: {containers: [{name: main, image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', command: [python3, -m, dynamo.frontend]}]}}}, {name: w, podTemplate: {spec: {containers: [{name: main, image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', command: [python3, -m, dynamo.vllm], args: [--model=m, --kv-cache-memory-bytes=10737418240, --max-model-len=4096, --max-num-seqs=17]}]}}}]}\n"
+)]
+fn what_plans_are_exported_to_is_read_back(#[case] name: &str, #[case] text: &str) {
+    let launches = manifest::read(name, text.as_bytes()).unwrap();
+    let [launch] = launches.as_slice() else { panic!("{launches:?}") };
+    let found = answer(launch, models("Qwen__Qwen3-8B"), &on("h100")).unwrap();
+    // 10 GiB of 147,456 bytes a token, in blocks of 16.
+    assert_eq!(found.facts[&Fact::NumBlocks], Logged::exact((10u64 << 30) / (147_456 * 16)));
+    assert_eq!(found.sequences, Some(Logged::exact(17)));
+}

@@ -245,7 +245,10 @@ const DIFFERENT: [(&str, &str); 37] = [
     ("b3-laguna-nvfp4-spark-64k", "what drafts has no configuration here, and layers of its own"),
     ("b3-laguna-int4-main-spark-error", "what drafts has no configuration here, and layers of its own"),
     ("b3-qwen38-27b-awq-a100-40", "of unknown version: 0.28.0 to 0.32.0 give its numbers"),
-    ("b3-qwen35-35b-gptq-5090-dev126", "the bytes hold no sequence of the model's length, so that its command is not whole"),
+    (
+        "b3-qwen35-35b-gptq-5090-dev126",
+        "the bytes hold no sequence of the model's length, so that its command is not whole",
+    ),
     ("b3-qwen35-35b-8x910b-dcp4", "a build for Ascend, with blocks of its own: 1.2 % fewer tokens"),
     ("b3-qwen36-27b-nvfp4-spark-060", "kept prefixes, of which its command says nothing: with that it is equal"),
     ("b3-minimax-m27-awq-2spark-085", "the bytes are another card's than the poorest: its tokens take 0.9 % less"),
