@@ -94,7 +94,7 @@ pub(super) fn bfloat16(question: &Question, request: &PlanRequest) -> Result<(),
     const FLAG: &str = "--dtype";
     let capability = request.budget()?.engine.compute_capability.filter(|capability| *capability < 80);
     let (Some(capability), Some(device)) = (capability, question.device()) else { return Ok(()) };
-    if !question.flag(FLAG).is_some_and(|setting| setting.value() == "bfloat16") {
+    if question.flag(FLAG).is_none_or(|setting| setting.value() != "bfloat16") {
         return Ok(());
     }
     let said = format!(
