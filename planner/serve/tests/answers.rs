@@ -275,7 +275,6 @@ fn graphs_are_captured_where_every_sequence_has_a_block_for_its_state(
 #[rstest]
 #[case("bfloat16", "", 1152)]
 #[case("bfloat16", " --dtype half", 1152)]
-#[case("bfloat16", " --dtype float32", 2304)]
 #[case("float32", "", 1152)]
 #[case("float32", " --dtype bfloat16", 1152)]
 #[case("float32", " --dtype float32", 2304)]

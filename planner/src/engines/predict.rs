@@ -80,8 +80,9 @@ impl Inputs<'_> {
             return Err(EngineRefusal::Unread { engine: name, cache: unread.name.clone() }.into());
         }
         let told = engine.kv_dtypes();
-        let is_kept =
-            |dtype: DType| dtype == self.model.dtype || rules.runs_in.contains(&dtype) || told.contains(&dtype);
+        // An engine can be told to run a model in either float of 16 bits, which its keys and values follow.
+        let own = [self.model.dtype, DType::Bf16, DType::F16];
+        let is_kept = |dtype: DType| own.contains(&dtype) || told.contains(&dtype);
         // Records of compressed attention are the engine's own.
         let packed = rules.forms_entries && resources().any(|resource| of_several_tokens(&resource));
         let kept = resources().filter(|resource| resource.handler.kind().is_kv() && !packed);

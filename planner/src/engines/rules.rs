@@ -1,6 +1,5 @@
 //! What an engine allocates: its versions, what it stores how, and its rules.
 
-use cacheplan_handlers::DType;
 use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 
@@ -22,8 +21,6 @@ pub(crate) struct EngineRules {
     /// The dtypes that it chooses where nobody states them: of keys and values, and of convolution states, whatever the
     /// model's own is; of recurrent states where the model states none. The number is the compute capability, times ten.
     pub(super) dtypes: fn(&ModelInfo, Version, u32) -> CacheDTypes,
-    /// What it can be told to run a model in, whatever the model's own dtype, which keys and values follow.
-    pub(super) runs_in: &'static [DType],
     /// Model types that it has no architecture for.
     pub(super) lacks: &'static [&'static str],
     /// What it keeps of ops of such a model where that is not what the op needs.

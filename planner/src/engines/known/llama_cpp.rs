@@ -55,7 +55,6 @@ pub(crate) static RULES: EngineRules = EngineRules {
         conv: Some(DType::F32),
         ..CacheDTypes::default()
     },
-    runs_in: &[DType::Bf16, DType::F16],
     // Those of the zoo that b11549 has no architecture for.
     lacks: &[
         "rwkv",

@@ -30,7 +30,6 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let kv = (model.dtype == DType::F32).then_some(run_in);
         CacheDTypes { kv, state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() }
     },
-    runs_in: &[DType::Bf16, DType::F16, DType::F32],
     lacks: &[],
     descriptors: |_| None,
     compresses: false,

@@ -4,7 +4,6 @@
 
 mod log;
 
-use cacheplan_handlers::DType;
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::Growth;
@@ -27,7 +26,6 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
     dtypes: |model, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
-    runs_in: &[DType::Bf16, DType::F16],
     lacks: &[],
     descriptors: |_| None,
     compresses: false,

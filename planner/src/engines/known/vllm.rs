@@ -48,7 +48,6 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let kv = if narrow { Some(DType::F8E4m3) } else { cast };
         CacheDTypes { kv, conv: cast, state: Some(state), ..CacheDTypes::default() }
     },
-    runs_in: &[DType::Bf16, DType::F16, DType::F32],
     // Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
     lacks: &["rwkv", "recurrent_gemma", "inkling2", "inkling2_text"],
     descriptors: |model| match model.model_type.as_str() {
