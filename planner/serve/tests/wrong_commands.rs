@@ -162,6 +162,12 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "unrecognized arguments",
     "vllm serve m --max-model-len 8192 --tensor-parallel-size 2"
 )]
+#[case::a_layout_of_sparse_latents_alone(
+    "vllm serve m --kv-cache-dtype fp8_ds_mla",
+    "h100",
+    "`fp8_ds_mla` were not read",
+    "vllm serve m --kv-cache-dtype auto"
+)]
 #[case::the_model_twice("vllm serve m --model n", "h100", "unrecognized arguments: m", "vllm serve --model n")]
 #[case::bytes_beyond_the_device(
     "vllm serve m --kv-cache-memory-bytes 200G",

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cacheplan_handlers::ResourceHandler;
+use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ByteSize, ModelCaches, PlanRequest};
 use serde_json::Value;
@@ -87,6 +87,21 @@ pub(super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
     let drafts = question.flag("--speculative-config").is_some();
     let asks = question.engine.version >= CAPTURES_WITH_STATES && !eager && !drafts && captures();
     limits.max_batch_size.filter(|_| asks).unwrap_or(0)
+}
+
+/// `fp8_ds_mla` is a layout of sparse latents alone, and planned where `fp8` is the same: not on Blackwell.
+pub(super) fn packed(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
+    const FLAG: &str = "--kv-cache-dtype";
+    if question.flag(FLAG).is_none_or(|setting| setting.value() != "fp8_ds_mla") {
+        return Ok(());
+    }
+    let is_sparse = request.caches()?.iter().any(|cache| *cache.handler.kind() == Kind::IndexKey);
+    let on_blackwell = request.budget()?.engine.compute_capability.is_some_and(|it| (100..110).contains(&it));
+    if is_sparse && !on_blackwell {
+        return Ok(());
+    }
+    let why = "caches in `fp8_ds_mla` were not read for this model and device".to_owned();
+    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Set(FLAG, "auto".into())] })
 }
 
 /// `--dtype bfloat16` on a card that has none.
