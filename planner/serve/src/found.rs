@@ -10,7 +10,7 @@ use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 use crate::answer::{Answer, Starts};
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::question::{Limits, Models, Options, Question, Settled};
+use crate::question::{Limits, Models, Offloaded, Options, Question, Settled};
 use crate::secret;
 
 /// The answer without changes.
@@ -51,7 +51,7 @@ impl Found {
         if engine.engine.name() == "llama.cpp" {
             let at = |predicted| At { max_seq_len: settled.limits.max_seq_len, predicted };
             let predicted = request.predict(engine)?;
-            let reason = on_the_host(request, &predicted);
+            let reason = on_the_host(request, &predicted, settled.offloaded);
             let low = reason.is_none().then(|| at(predicted.clone()));
             return Ok(Self { engine, bytes: None, low, high: Some(at(predicted)), reason });
         }
@@ -66,14 +66,17 @@ impl Found {
         let high = at(request, settled, engine, bytes.high)?;
         let failed = if high.is_err() { high.as_ref().err() } else { low.as_ref().err() };
         let told = if high.is_err() { bytes.high } else { bytes.low };
-        let reason = failed.map(|needed| refusal(request, settled, engine, told, *needed));
+        let few = [&high, &low].into_iter().flatten().find_map(|at| at.few_blocks(settled));
+        let few = few.map(|blocks| too_few(settled.least_blocks, blocks));
+        let reason = failed.map(|needed| refusal(request, settled, engine, told, *needed)).or(few);
         Ok(Self { engine, bytes: Some(bytes), low: low.ok(), high: high.ok(), reason })
     }
 
-    fn starts(&self) -> Starts {
-        match (&self.low, &self.high) {
-            (Some(_), Some(_)) => Starts::Yes,
-            (None, Some(_)) => Starts::Maybe,
+    fn starts(&self, settled: &Settled) -> Starts {
+        let starts = |end: &Option<At>| end.as_ref().is_some_and(|at| at.few_blocks(settled).is_none());
+        match (starts(&self.low), starts(&self.high)) {
+            (true, true) => Starts::Yes,
+            (false, true) => Starts::Maybe,
             _ => Starts::No,
         }
     }
@@ -121,17 +124,22 @@ impl Found {
 
     fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
         let facts = self.facts(&question, &settled.limits);
-        let starts = self.starts();
-        let sequences = self.span(|at| Some(at.predicted.sequences));
-        let mut lines = if starts == Starts::No { Vec::new() } else { self.engine.start_lines(&facts) };
+        let starts = self.starts(settled);
+        let sequences = self.span(|at| Some(at.predicted.sequences)).filter(|_| starts != Starts::No);
+        // It says what it made of its memory before it looks at its blocks.
+        let mut lines = if self.high.is_some() { self.engine.start_lines(&facts) } else { Vec::new() };
         if facts.contains_key(&Fact::WindowTokens) {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
             lines.retain(|line| !line.starts_with("KV Cache is allocated"));
+        }
+        if let (Some(offloaded), Some(bytes)) = (settled.offloaded, facts.get(&Fact::KvBytes)) {
+            lines = lines.into_iter().flat_map(|line| on_devices(line, offloaded, bytes.high)).collect();
         }
         let mut notes = question.notes;
         notes.extend(settled.request.notes());
         notes.extend(self.high.iter().flat_map(|at| at.predicted.notes.clone()));
         let capped = match (settled.limits.max_batch_size, sequences) {
+            _ if starts == Starts::No && self.high.is_some() => "the blocks for states".to_owned(),
             _ if starts == Starts::No => "the bytes for caches".to_owned(),
             (Some(most), Some(found)) if found.low >= most => format!("the most sequences, {most}"),
             _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
@@ -156,15 +164,34 @@ impl Found {
     }
 }
 
+/// The line of all cells as those of the devices on which they lie; as it is where layers differ and lie on both.
+fn on_devices(line: String, offloaded: Offloaded, bytes: u64) -> Vec<String> {
+    let Offloaded { on, all, alike, .. } = offloaded;
+    if !line.contains(ON_DEVICE) || (on > 0 && !alike) {
+        return vec![line];
+    }
+    let part = |device: &str, layers: u64| {
+        let mib = bytes as f64 * layers as f64 / all.max(1) as f64 / f64::from(1 << 20);
+        (layers > 0).then(|| format!("llama_kv_cache: {device} KV buffer size = {mib:.2} MiB"))
+    };
+    [part("CPU", all - on), part("CUDA0", on)].into_iter().flatten().collect()
+}
+
+const ON_DEVICE: &str = "CUDA0 KV buffer size";
+
 /// What llama.cpp cannot keep on the devices, where their memory and the size of the weights are known. It asks for no share of
 /// them: it fails to allocate, or leaves layers on the host.
-fn on_the_host(request: &PlanRequest, predicted: &EnginePrediction) -> Option<String> {
-    let (room, weights) = (request.device_memory()?, request.weights()?);
-    let caches =
-        ByteSize([predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add));
-    (weights.0.saturating_add(caches.0) > room.0).then(|| {
+fn on_the_host(request: &PlanRequest, predicted: &EnginePrediction, offloaded: Option<Offloaded>) -> Option<String> {
+    let caches = match offloaded {
+        Some(offloaded) if offloaded.with_weights => return None,
+        Some(_) => 0,
+        None => [predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add),
+    };
+    let (room, weights, caches) = (request.device_memory()?, request.weights(), ByteSize(caches));
+    (weights.map_or(0, |weights| weights.0).saturating_add(caches.0) > room.0).then(|| {
+        let weights = weights.map_or(String::new(), |weights| format!("weights of {weights} and "));
         format!(
-            "weights of {weights} and caches of {caches} are more than the {room} of the devices: layers stay on the host (-ngl, --fit), or it fails to allocate"
+            "{weights}caches of {caches} are more than the {room} of the devices: layers stay on the host (-ngl, --fit), or it fails to allocate"
         )
     })
 }
@@ -184,6 +211,20 @@ fn at(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64) 
         }
         Err(error) => Err(error.into()),
     }
+}
+
+impl At {
+    /// The blocks, where they are too few for the states of all sequences.
+    fn few_blocks(&self, settled: &Settled) -> Option<u64> {
+        let blocks = self.predicted.num_blocks.filter(|_| self.predicted.state_page_bytes.is_some());
+        blocks.filter(|blocks| *blocks < settled.least_blocks)
+    }
+}
+
+fn too_few(sequences: u64, blocks: u64) -> String {
+    format!(
+        "max_num_seqs ({sequences}) exceeds available Mamba cache blocks ({blocks}). Each decode sequence requires one Mamba cache block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most {blocks} or increase gpu_memory_utilization."
+    )
 }
 
 /// The same question where the engine has so many bytes for caches and sequences of such a length.

@@ -37,9 +37,10 @@ fn found(words: &[String]) -> Result<(Engine, usize), ServeError> {
         _ if name.starts_with("python") => {
             let module = (1..6).find(|at| word(*at) == "-m");
             module.and_then(|module| match word(module + 1) {
-                "vllm.entrypoints.openai.api_server" => Some(("vllm", module + 2)),
+                // Dynamo's workers take the engine's own flags, and some beside them.
+                "vllm.entrypoints.openai.api_server" | "dynamo.vllm" => Some(("vllm", module + 2)),
                 "vllm.entrypoints.cli.main" if word(module + 2) == "serve" => Some(("vllm", module + 3)),
-                "sglang.launch_server" => Some(("sglang", module + 2)),
+                "sglang.launch_server" | "dynamo.sglang" => Some(("sglang", module + 2)),
                 _ => None,
             })
         }
@@ -60,6 +61,8 @@ mod tests {
     #[case("/opt/venv/bin/vllm serve m", "vllm", 2)]
     #[case("python3 -u -m vllm.entrypoints.openai.api_server --model m", "vllm", 4)]
     #[case("python -m sglang.launch_server --model-path m", "sglang", 3)]
+    #[case("python3 -m dynamo.vllm --model m", "vllm", 3)]
+    #[case("python3 -m dynamo.sglang --model-path m", "sglang", 3)]
     #[case("trtllm-serve m --tp_size 2", "tensorrt-llm", 1)]
     #[case("./build/bin/llama-server -m a.gguf", "llama.cpp", 1)]
     fn a_program_is_found_with_its_first_argument(#[case] text: &str, #[case] engine: &str, #[case] start: usize) {

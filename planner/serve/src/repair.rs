@@ -164,6 +164,10 @@ fn tries(answer: &Answer, launch: &Launch, models: &Models, options: &Options) -
         _ => {
             let question = Question::of(launch, options)
                 .and_then(|question| question.settled(models.model.clone(), models.draft.clone()));
+            // A block for the state of each sequence.
+            let blocks = answer.facts.get(&Fact::NumBlocks).filter(|blocks| blocks.low > 0);
+            let fewer = blocks.filter(|blocks| limits.max_batch_size.is_some_and(|most| most > blocks.low));
+            tries.extend(fewer.map(|blocks| Remedy::Set(batch, blocks.low.to_string())));
             let bytes = answer.facts.get(&Fact::CacheBytes).copied();
             if let (Ok((_, settled)), Some(bytes)) = (question, bytes) {
                 let ends =

@@ -8,7 +8,7 @@ use cacheplan_planner::logs::{EngineLog, Fact, Logged};
 use cacheplan_serve::{Answer, CommandCheck, Launch, Options, Starts, answer, manifest};
 use rstest::rstest;
 
-use common::{launch, models, on};
+use common::{changed, launch, models, on};
 
 fn told(command: &str, model: &str, options: &Options) -> Answer {
     answer(&launch(command), models(model), options).unwrap()
@@ -244,4 +244,130 @@ fn llama_cpp_is_held_to_the_memory_of_the_devices(#[case] cells: &str, #[case] s
     let found = told(&format!("llama-server -m m -c {cells}"), "Qwen__Qwen3-8B", &on("rtx-4090"));
     assert_eq!((found.starts, found.sequences), (starts, Some(Logged::exact(1))));
     assert_eq!(found.reason.is_some(), starts == Starts::Maybe, "{:?}", found.reason);
+}
+
+/// vllm-project/recipes#551: this command on one H100 refuses 1024 sequences for 856 blocks.
+#[rstest]
+#[case("0.19.0", "", Starts::No)]
+#[case("0.18.0", "", Starts::Yes)]
+#[case("0.19.0", " --enforce-eager", Starts::Yes)]
+#[case("0.19.0", " -cc {\"cudagraph_mode\":\"PIECEWISE\"}", Starts::Yes)]
+#[case("0.19.0", " --max-num-seqs 800", Starts::Yes)]
+fn graphs_are_captured_where_every_sequence_has_a_block_for_its_state(
+    #[case] version: &str,
+    #[case] flags: &str,
+    #[case] starts: Starts,
+) {
+    let command = format!("vllm serve m --gpu-memory-utilization 0.95 --max-model-len 32768{flags}");
+    // Bytes that make fewer than 1024 blocks, and more than 800.
+    let options = Options { version: Some(version.into()), ..on("h100") };
+    let options = Options { cache_bytes: with_bytes(version, 42.6, 42.7).cache_bytes, ..options };
+    let found = told(&command, "Qwen__Qwen3.5-27B", &options);
+    assert_eq!(found.starts, starts, "{:?} {:?}", found.reason, found.facts);
+    if starts == Starts::No {
+        assert!(found.reason.is_some_and(|why| why.starts_with("max_num_seqs (1024) exceeds available Mamba cache")));
+        let fewer = found.changes.iter().find(|change| change.change.starts_with("--max-num-seqs")).unwrap();
+        assert_eq!(fewer.starts, Starts::Yes);
+    }
+}
+
+/// As SGLang's `_get_and_verify_dtype` has it: 36 layers of 8 heads of 128 of 8,192 tokens.
+#[rstest]
+#[case("bfloat16", "", 1152)]
+#[case("bfloat16", " --dtype half", 1152)]
+#[case("float32", "", 1152)]
+#[case("float32", " --dtype bfloat16", 1152)]
+#[case("float32", " --dtype float32", 2304)]
+#[case("float32", " --dtype float32 --kv-cache-dtype fp8_e4m3", 576)]
+fn sglang_keeps_tokens_in_what_the_model_runs_in(#[case] config: &str, #[case] flags: &str, #[case] mib: u64) {
+    let command = format!("sglang serve --model-path m --max-total-tokens 8192 --context-length 4096{flags}");
+    let model = changed("Qwen__Qwen3-8B", |config_| config_["torch_dtype"] = config.into());
+    let found = answer(&launch(&command), model, &on("h100")).unwrap();
+    assert!(found.facts[&Fact::KvBytes].meets(Logged::exact(mib << 20)), "{:?}", found.facts);
+}
+
+/// What llm-compressor calibrated is looked at from a version on: bytes of a token.
+#[rstest]
+#[case("0.5.18", 147_456)]
+#[case("0.5.21", 73_728)]
+fn sglang_reads_what_a_checkpoint_says_of_caches(#[case] version: &str, #[case] bytes: u64) {
+    let model = changed("Qwen__Qwen3-8B", |config| {
+        config["quantization_config"] = serde_json::json!({
+            "quant_method": "compressed-tensors",
+            "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": false, "symmetric": true}
+        });
+    });
+    let command = "sglang serve --model-path m --max-total-tokens 8192 --context-length 4096";
+    let found = answer(&launch(command), model, &with_bytes(version, 40.0, 40.0)).unwrap();
+    assert!(found.facts[&Fact::KvBytes].meets(Logged::exact(bytes * 8192)), "{:?}", found.facts);
+}
+
+/// vllm-project/vllm#25988: 656 bytes a latent where nobody says, in this version alone.
+#[rstest]
+#[case("0.11.0", "auto", true)]
+#[case("0.12.0", "auto", false)]
+#[case("0.12.0", "fp8_ds_mla", true)]
+fn sparse_latents_are_narrow_by_version(#[case] version: &str, #[case] word: &str, #[case] narrow: bool) {
+    let tokens = |word: &str| {
+        let command = format!("vllm serve m --max-model-len 8192 --kv-cache-dtype {word}");
+        told(&command, "deepseek-ai__DeepSeek-V3.2", &with_bytes(version, 10.0, 10.0)).facts[&Fact::Tokens]
+    };
+    assert_eq!(tokens(word) == tokens("fp8"), narrow);
+}
+
+/// llama.cpp's `n_ctx`, `n_ctx_seq` and slots: ggml-org/llama.cpp#17046 pads both.
+#[rstest]
+#[case("-c 4096 -np 10", 5120, 512)]
+#[case("-c 1000 -np 1", 1024, 1024)]
+#[case("-c 1000 -np 3", 1536, 512)]
+#[case("-c 100000 -np 1", 100_096, 100_096)]
+#[case("-c 4096 -no-kvu", 4096, 4096)]
+#[case("-c 4000", 4096, 4096)]
+#[case("-c 4096 -np 4 -kvu", 4096, 4096)]
+fn llama_cpp_pads_what_a_slot_holds(#[case] flags: &str, #[case] all: u64, #[case] each: u64) {
+    let found = told(&format!("llama-server -m m {flags}"), "Qwen__Qwen3-8B", &on("h100"));
+    assert_eq!(found.facts[&Fact::Tokens], Logged::exact(all));
+    assert_eq!(found.facts[&Fact::MaxSeqLen], Logged::exact(each));
+}
+
+/// A layer's cells lie where the layer does: the last are offloaded, and the output before them.
+#[rstest]
+#[case("", &["CUDA0 KV buffer size = 4608.00 MiB"])]
+#[case("-ngl 99", &["CUDA0 KV buffer size = 4608.00 MiB"])]
+#[case("-ngl 0", &["CPU KV buffer size = 4608.00 MiB"])]
+#[case("-nkvo", &["CPU KV buffer size = 4608.00 MiB"])]
+#[case("-ngl 10", &["CPU KV buffer size = 3456.00 MiB", "CUDA0 KV buffer size = 1152.00 MiB"])]
+fn llama_cpp_says_where_its_cells_lie(#[case] flags: &str, #[case] expected: &[&str]) {
+    let found = told(format!("llama-server -m m -c 32768 -np 1 {flags}").trim_end(), "Qwen__Qwen3-8B", &on("24GiB"));
+    let buffers: Vec<&str> = found.lines.iter().filter_map(|line| line.strip_prefix("llama_kv_cache: ")).collect();
+    assert_eq!(buffers, expected);
+}
+
+/// Of buffers alone, each line with its time.
+#[test]
+fn buffers_stand_for_the_size_that_a_log_leaves_out() {
+    let log = "0.19.914.972 I llama_kv_cache:      Vulkan0 KV buffer size =  4600.00 MiB\n";
+    let log = EngineLog::read(log.as_bytes(), None).unwrap();
+    let command = launch("llama-server -m m -c 32768 -np 1");
+    let check = CommandCheck::of(&command, &models("Qwen__Qwen3-8B"), &on("24GiB"), &log).unwrap();
+    assert_eq!(check.drifting(), ["kv_bytes"]);
+}
+
+/// Files as plans are exported to, cut to what decides: bytes, sequences and length.
+#[rstest]
+#[case::tensorrt_llm(
+    "start.sh",
+    "cat > t.yaml <<EOF\n{\"max_batch_size\": 17, \"max_seq_len\": 4096, \"kv_cache_config\": {\"max_gpu_total_bytes\": 10737418240, \"free_gpu_memory_fraction\": 0.95, \"tokens_per_block\": 16, \"dtype\": \"auto\"}}\nEOF\ntrtllm-serve m --config t.yaml\n"
+)]
+#[case::dynamo(
+    "d.yaml",
+    "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeployment\nmetadata: {name: a}\nspec: {components: [{name: f, podTemplate: {spec: {containers: [{name: main, image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', command: [python3, -m, dynamo.frontend]}]}}}, {name: w, podTemplate: {spec: {containers: [{name: main, image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', command: [python3, -m, dynamo.vllm], args: [--model=m, --kv-cache-memory-bytes=10737418240, --max-model-len=4096, --max-num-seqs=17]}]}}}]}\n"
+)]
+fn what_plans_are_exported_to_is_read_back(#[case] name: &str, #[case] text: &str) {
+    let launches = manifest::read(name, text.as_bytes()).unwrap();
+    let [launch] = launches.as_slice() else { panic!("{launches:?}") };
+    let found = answer(launch, models("Qwen__Qwen3-8B"), &on("h100")).unwrap();
+    // 10 GiB of 147,456 bytes a token, in blocks of 16.
+    assert_eq!(found.facts[&Fact::NumBlocks], Logged::exact((10u64 << 30) / (147_456 * 16)));
+    assert_eq!(found.sequences, Some(Logged::exact(17)));
 }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use cacheplan_serve::{Answer, repaired};
+use cacheplan_serve::{Answer, Options, repaired};
 use rstest::rstest;
 
 use common::{launch, models, on};
@@ -162,6 +162,37 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "unrecognized arguments",
     "vllm serve m --max-model-len 8192 --tensor-parallel-size 2"
 )]
+#[case::a_layout_of_sparse_latents_alone(
+    "vllm serve m --kv-cache-dtype fp8_ds_mla",
+    "h100",
+    "`fp8_ds_mla` were not read",
+    "vllm serve m --kv-cache-dtype auto"
+)]
+#[case::the_model_twice("vllm serve m --model n", "h100", "unrecognized arguments: m", "vllm serve --model n")]
+#[case::bytes_beyond_the_device(
+    "vllm serve m --kv-cache-memory-bytes 200G",
+    "h100",
+    "CUDA out of memory",
+    "vllm serve m"
+)]
+#[case::a_share_that_no_device_has_free(
+    "vllm serve m --gpu-memory-utilization 1.0",
+    "h100",
+    "is less than desired GPU memory utilization (1, 79.65 GiB)",
+    "vllm serve m --gpu-memory-utilization 0.95"
+)]
+#[case::bfloat16_on_an_older_card(
+    "vllm serve m --dtype bfloat16 --max-model-len 256 --kv-cache-memory-bytes 1G",
+    "t4",
+    "compute capability 7.5",
+    "vllm serve m --max-model-len 256 --kv-cache-memory-bytes 1G --dtype half"
+)]
+#[case::llama_values_without_flash_attention(
+    "llama-server -m m -c 8192 -ctv q8_0 -fa off",
+    "h100",
+    "V cache quantization requires flash_attn",
+    "llama-server -m m -c 8192 -ctv q8_0"
+)]
 #[case::sglang_misspelled(
     "python -m sglang.launch_server --model-path m --mem-fraction-statc 0.8",
     "h100",
@@ -236,4 +267,15 @@ fn what_is_wrong_is_said_and_a_command_that_starts_is_found(
     // It is what its words say, asked from the start.
     let again = cacheplan_serve::answer(&changed, models, &options).unwrap();
     assert_eq!((again.starts, again.facts), (answer.starts, answer.facts));
+}
+
+#[rstest]
+#[case("0.24.0", "half", true)]
+#[case("0.24.0", "bfloat16", false)]
+#[case("0.11.0", "half", false)]
+fn vllm_runs_no_gemma_in_float16(#[case] version: &str, #[case] word: &str, #[case] refused: bool) {
+    let command = launch(&format!("vllm serve m --max-model-len 8192 --dtype {word}"));
+    let options = Options { version: Some(version.into()), ..on("h100") };
+    let found = cacheplan_serve::answer(&command, models("google__gemma-3-1b-it"), &options);
+    assert_eq!(found.is_err_and(|error| error.to_string().contains("does not support float16")), refused);
 }

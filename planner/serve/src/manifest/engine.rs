@@ -126,9 +126,13 @@ pub(super) fn entrypoint(image: &str, arguments: &[String]) -> Vec<String> {
     words.iter().map(ToString::to_string).chain(arguments.iter().cloned()).collect()
 }
 
-/// The version that the tag of an image says, `0.24.0` of `v0.24.0-cu130`; builds by night have none.
+/// The version that the tag of an image says, `0.24.0` of `v0.24.0-cu130`; builds by night have none, and those of Dynamo say its own.
 pub(super) fn version(image: &str) -> Option<String> {
-    let tag = parts(image).1.trim_start_matches('v');
+    let (path, tag) = parts(image);
+    if path.contains("ai-dynamo/") {
+        return None;
+    }
+    let tag = tag.trim_start_matches('v');
     let end = tag.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(tag.len());
     let is_version = tag[..end].split('.').count() == 3 && tag[..end].split('.').all(|part| !part.is_empty());
     is_version.then(|| tag[..end].to_owned())
@@ -190,6 +194,7 @@ mod tests {
     #[case("lmsysorg/sglang:v0.5.23", Some("0.5.23"))]
     #[case("localhost:5000/vllm-openai:nightly", None)]
     #[case("nvcr.io/nvidia/vllm:26.01-py3", None)]
+    #[case("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1", None)]
     #[case("ghcr.io/ggml-org/llama.cpp:server-cuda", None)]
     fn an_image_says_its_version(#[case] image: &str, #[case] expected: Option<&str>) {
         assert_eq!(version(image).as_deref(), expected);

@@ -1,10 +1,11 @@
 //! llama.cpp's own flags and defaults, as `common/arg.cpp` and the server of b11549 have them.
 
 use cacheplan_handlers::DType;
-use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::{ModelCaches, PlanRequest};
+use cacheplan_transforms::Resource;
 
-use super::{Limits, Question};
+use super::{Limits, Offloaded, Question};
 use crate::error::ServeError;
 use crate::flags::table::of_command;
 use crate::remedy::Remedy;
@@ -19,6 +20,9 @@ const COUNTS_ONE: Version = Version(7418, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
+/// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`STEP`], as their log says.
+const PADS: Version = Version(7016, 0, 0);
+const STEP: u64 = 256;
 
 /// `--model FILE`, or a file of a repository on the hub.
 pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
@@ -60,13 +64,16 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         None if version < SHARES => (1, false),
         None => (SLOTS, true),
     };
-    // Where it chooses the slots they share the cells.
-    let shared = question.flag("--kv-unified").map_or(chosen, |setting| setting.on);
+    // Where it chooses the slots they share the cells, whatever is said of that.
+    let shared = chosen || question.flag("--kv-unified").is_some_and(|setting| setting.on);
+    let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(STEP) };
+    let cells = padded(cells);
     let each = if shared { cells } else { cells / sequences };
     if each == 0 {
         let said = format!("{cells} cells are fewer than {sequences} slots");
         return Err(question.refused(said, [Remedy::Set("--ctx-size", (sequences * 4096).to_string())]));
     }
+    let each = padded(each);
     question.default_of("max_seq_len", each);
     question.default_of("max_batch_size", sequences);
     if shared {
@@ -84,6 +91,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         };
         question.default_of(key, format!("\"{dtype}\""));
     }
+    const VALUES: &str = "--cache-type-v";
+    let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
+    let quantised = question.flag(VALUES).is_some_and(|setting| !plain(setting.value()));
+    if quantised && question.flag("--flash-attn").is_some_and(|setting| OFF.contains(&setting.value())) {
+        let said = "llama_init_from_model: V cache quantization requires flash_attn";
+        return Err(question.refused(said, [Remedy::Remove("--flash-attn"), Remedy::Set(VALUES, "f16".into())]));
+    }
     let batch = question.count("--batch-size").unwrap_or(BATCH);
     if batch == 0 {
         return Err(question.refused("error: n_batch must be at least 1", [Remedy::Remove("--batch-size")]));
@@ -99,14 +113,30 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             .notes
             .push("weights on the host change no cache: each lies where its layer's attention is computed".into());
     }
-    if let Some(layers) =
-        question.flag("--n-gpu-layers").or(question.flag("--gpu-layers")).map(|setting| setting.value().to_owned())
-    {
-        question
-            .notes
-            .push(format!("the sizes are those of all layers together, on the GPU and, beyond {layers}, on the host"));
+    if offloaded(question, model)?.is_some_and(|cells| cells.on > 0 && cells.on < cells.all && !cells.alike) {
+        question.notes.push("the size is that of all layers together, on the GPU and on the host".into());
     }
     Ok((Limits { max_seq_len: each, max_batch_size: Some(sequences), max_num_tokens: batch }, false))
+}
+
+/// What `--flash-attn` takes for no.
+const OFF: &[&str] = &["off", "disabled", "false", "0"];
+
+/// Where the cells lie, if not all on the device: with their layer, of which the last are offloaded, the output first.
+pub(super) fn offloaded(question: &Question, model: &ModelCaches) -> Result<Option<Offloaded>, ServeError> {
+    let stays = question.flag("--kv-offload").is_some_and(|setting| !setting.on);
+    let layers = question.flag("--n-gpu-layers");
+    let stated = layers.and_then(|setting| setting.value().parse::<u64>().ok());
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let paged = || caches.iter().filter(|cache| cache.handler.is_paged());
+    let last = caches.iter().filter_map(|cache| cache.layer).max().map_or(0, |last| u64::from(last) + 1);
+    let first = (last + 1).saturating_sub(stated.unwrap_or(u64::MAX));
+    let is_on = |layer: Option<u32>| !stays && u64::from(layer.unwrap_or(0)) >= first;
+    let of = |cache: &Resource| (cache.handler.growth(), cache.handler.unit_bytes());
+    let first_of = paged().next().map(of);
+    let (all, on) = (paged().count() as u64, paged().filter(|cache| is_on(cache.layer)).count() as u64);
+    let alike = paged().all(|cache| Some(of(cache)) == first_of);
+    Ok((on < all).then_some(Offloaded { on, all, alike, with_weights: first > 0 }))
 }
 
 /// What drafts, and how many tokens: states are kept once more for each that a model drafts, and never for those from the text.

@@ -1,5 +1,6 @@
 //! What a command asks: the engine, the model, and the budget that its flags state.
 
+mod calibrated;
 mod connectors;
 mod llama_cpp;
 mod overrides;
@@ -102,6 +103,21 @@ pub(crate) struct Settled {
     pub(crate) limits: Limits,
     /// vLLM finds the longest sequence that fits.
     pub(crate) fits_length: bool,
+    /// Blocks that there are at least, of a model with states, where it starts.
+    pub(crate) least_blocks: u64,
+    /// Where llama.cpp's cells lie, if not all on the device.
+    pub(crate) offloaded: Option<Offloaded>,
+}
+
+/// Layers with cells that are on the device, of all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offloaded {
+    pub(crate) on: u64,
+    pub(crate) all: u64,
+    /// Whether each has as many bytes.
+    pub(crate) alike: bool,
+    /// Whether weights lie where the cells do.
+    pub(crate) with_weights: bool,
 }
 
 /// The limits that an engine starts with.
@@ -255,6 +271,8 @@ impl Question {
         let by_word = matches!(engine, "vllm" | "tensorrt-llm");
         let program = program(self.engine.engine);
         let mut words = self.parsed.positional.iter().map(|(_, word)| word.clone());
+        // vLLM's parser takes `--model` for the word, so that another word is one too many.
+        let by_word = by_word && !(engine == "vllm" && self.parsed.settings.contains_key("--model"));
         let mut model = if by_word { words.next() } else { None };
         if let Some(stray) = words.next() {
             let said = format!("error: unrecognized arguments: {stray}");
@@ -344,12 +362,20 @@ impl Question {
             _ => llama_cpp::settle,
         };
         let (limits, fits_length) = settle(&mut self, &model)?;
+        let is_llama = self.engine.engine.name() == "llama.cpp";
+        let offloaded = if is_llama { llama_cpp::offloaded(&self, &model)? } else { None };
         self.leave_out_dtypes(&model)?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
         request = draft.into_iter().fold(request, PlanRequest::with_draft);
-        Ok((self, Settled { request, limits, fits_length }))
+        let is_vllm = self.engine.engine.name() == "vllm";
+        let least_blocks = if is_vllm { vllm::least_blocks(&self, &limits) } else { 0 };
+        if is_vllm {
+            vllm::bfloat16(&self, &request)?;
+            vllm::packed(&self, &request)?;
+        }
+        Ok((self, Settled { request, limits, fits_length, least_blocks, offloaded }))
     }
 
     /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.

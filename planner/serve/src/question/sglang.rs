@@ -1,10 +1,15 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
 use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
 
+use super::calibrated::{self, Reads};
 use super::{Limits, Question, overrides};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
+
+/// Read in 0.5.21, and not in 0.5.18: what llm-compressor calibrated is the dtype of caches.
+const READS: Reads = Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21) };
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let derived = overrides::longest(question, "--json-model-override-args", model)?;
@@ -45,6 +50,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("engine.prefix_caching", true);
+    dtype(question, model)?;
+    calibrated::settle(question, model, READS);
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
     if let Some(word) = question.flag("--speculative-algorithm").map(|setting| setting.value().to_owned()) {
         let tokens = question
@@ -59,6 +66,30 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         }
     }
     Ok((Limits { max_seq_len, max_batch_size: question.count("--max-running-requests"), max_num_tokens }, false))
+}
+
+/// The dtype that the model is run in, which keys and values follow where nothing else says (`_get_and_verify_dtype`).
+fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    const FLAG: &str = "--dtype";
+    let Some(word) = question.flag(FLAG).map(|setting| setting.value().to_lowercase()) else { return Ok(()) };
+    let name = match &*word {
+        "auto" => return Ok(()),
+        "half" | "float16" => "f16",
+        "bfloat16" => "bf16",
+        _ => "f32",
+    };
+    // Only the share of a device depends on what weights take.
+    let known = ["engine.cache_bytes", "engine.max_total_tokens", "memory.weights"];
+    if name == "f32" && model.info().dtype.name() != "f32" && !known.iter().any(|key| question.is_stated(key)) {
+        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes"
+            .to_owned();
+        let remedies = vec![Remedy::Set(FLAG, "auto".into())];
+        return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies });
+    }
+    if calibrated::is_taken(question, model, READS) != Some(true) {
+        question.default_of("dtypes.kv", format!("\"{name}\""));
+    }
+    Ok(())
 }
 
 /// Replicas of the attention among the ranks (`handle_data_parallelism`): each serves sequences of its own, and experts are divided over

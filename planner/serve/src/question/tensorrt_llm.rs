@@ -126,6 +126,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let said = format!("free_gpu_memory_fraction must be greater than 0 and at most 1 (it is {share})");
         return Err(question.refused(said, [Remedy::Remove(FLAG)]));
     }
+    // The smaller of both decides.
+    let most = question.device().map_or(u64::MAX, |device| (device.total_bytes as f64 * share) as u64);
+    question.stated.retain(|stated| {
+        stated.key != "engine.cache_bytes" || stated.value.parse::<u64>().map_or(true, |bytes| bytes <= most)
+    });
     if !question.is_stated("engine.cache_bytes") && question.device().is_some() {
         question.default_of("memory.fraction", share);
         question.default_of("memory.of", "free");

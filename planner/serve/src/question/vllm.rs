@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use cacheplan_handlers::ResourceHandler;
-use cacheplan_planner::ModelCaches;
+use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::{ByteSize, ModelCaches, PlanRequest};
 use serde_json::Value;
 
+use super::calibrated::{self, Reads};
 use super::{Limits, Question, connectors, overrides, speculation};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
@@ -21,10 +22,17 @@ const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
 const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
 /// Read in 0.10.2 to 0.12.0, and not in 0.9.1 and 0.14.0: so do chunks of local attention, unless a variable keeps it on.
 const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 0);
-/// Read in 0.14.0, and not in 0.13.0: what ModelOpt calibrated is the dtype of caches.
-const READS_MODELOPT: Version = Version(0, 14, 0);
-/// Read in 0.15.1, and not in 0.14.0: so is what llm-compressor did.
-const READS_COMPRESSOR: Version = Version(0, 15, 0);
+/// Read in 0.14.0, and not in 0.13.0: what ModelOpt calibrated is the dtype of caches. Read in 0.15.1, and not in 0.14.0: so is what
+/// llm-compressor did.
+const READS: Reads = Reads { modelopt: Version(0, 14, 0), compressor: Version(0, 15, 0) };
+/// `_FLOAT16_NOT_SUPPORTED_MODELS` of vllm-project/vllm@18ec662, a build of about this version.
+const WITHOUT_FLOAT16: [&str; 5] = ["gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"];
+const REFUSES_FLOAT16: Version = Version(0, 12, 0);
+/// What is taken of a device before anything is allocated, at least: 21.84 of an L4's 22.03 GiB were free, the most of public starts.
+const TAKEN: u64 = (2203 - 2184) * (1 << 30) / 100;
+
+/// Merged after 0.18.0 (vllm-project/vllm#38270): graphs of decoding are captured only where every sequence has a block for its state.
+const CAPTURES_WITH_STATES: Version = Version(0, 19, 0);
 
 /// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
 const COUNTS_GRAPHS: Version = Version(0, 21, 0);
@@ -52,7 +60,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     grouping(question, model);
     connectors::settle(question, model)?;
     dtype(question, model)?;
-    calibrated(question, model);
+    calibrated::settle(question, model, READS);
     memory(question)?;
     speculation::settle(question)?;
     quantization(question, model)?;
@@ -66,6 +74,53 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     Ok((Limits { max_seq_len, ..batch }, fits_length))
 }
 
+/// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. What drafts
+/// may capture otherwise, which was not read.
+pub(super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
+    let captures = || {
+        let Some(setting) = question.flag("--compilation-config") else { return true };
+        let mode = || serde_json::from_str::<Value>(setting.value()).ok()?.get("cudagraph_mode").cloned();
+        mode().is_none_or(|mode| mode.as_str().is_some_and(|mode| mode.to_uppercase().starts_with("FULL")))
+    };
+    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on)
+        || question.flag("--optimization-level").is_some_and(|setting| setting.value() == "0");
+    let drafts = question.flag("--speculative-config").is_some();
+    let asks = question.engine.version >= CAPTURES_WITH_STATES && !eager && !drafts && captures();
+    limits.max_batch_size.filter(|_| asks).unwrap_or(0)
+}
+
+/// `fp8_ds_mla` is a layout of sparse latents alone, and planned where `fp8` is the same: not on Blackwell.
+pub(super) fn packed(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
+    const FLAG: &str = "--kv-cache-dtype";
+    if question.flag(FLAG).is_none_or(|setting| setting.value() != "fp8_ds_mla") {
+        return Ok(());
+    }
+    let is_sparse = request.caches()?.iter().any(|cache| *cache.handler.kind() == Kind::IndexKey);
+    let on_blackwell = request.budget()?.engine.compute_capability.is_some_and(|it| (100..110).contains(&it));
+    if is_sparse && !on_blackwell {
+        return Ok(());
+    }
+    let why = "caches in `fp8_ds_mla` were not read for this model and device".to_owned();
+    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Set(FLAG, "auto".into())] })
+}
+
+/// `--dtype bfloat16` on a card that has none.
+pub(super) fn bfloat16(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
+    const FLAG: &str = "--dtype";
+    let capability = request.budget()?.engine.compute_capability.filter(|capability| *capability < 80);
+    let (Some(capability), Some(device)) = (capability, question.device()) else { return Ok(()) };
+    if question.flag(FLAG).is_none_or(|setting| setting.value() != "bfloat16") {
+        return Ok(());
+    }
+    let said = format!(
+        "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your {} GPU has compute capability {}.{}. You can use float16 instead by explicitly setting the `dtype` flag in CLI, for example: --dtype=half.",
+        device.name,
+        capability / 10,
+        capability % 10
+    );
+    Err(question.refused(said, [Remedy::Set(FLAG, "half".into())]))
+}
+
 /// What turned the grouping of layers off in older versions.
 fn grouping(question: &mut Question, model: &ModelCaches) {
     let version = question.engine.version;
@@ -75,25 +130,6 @@ fn grouping(question: &mut Question, model: &ModelCaches) {
     if publishes || chunks {
         question.default_of("engine.hybrid_kv_cache", false);
     }
-}
-
-/// Older versions do not look at what a checkpoint's caches were calibrated for.
-fn calibrated(question: &mut Question, model: &ModelCaches) {
-    if takes_calibrated(question, model) == Some(false) {
-        let own = if model.info().dtype.name() == "f32" { "bf16" } else { model.info().dtype.name() };
-        question.default_of("dtypes.kv", format!("\"{own}\""));
-    }
-}
-
-/// Whether this version does; none where the checkpoint says nothing of caches.
-fn takes_calibrated(question: &Question, model: &ModelCaches) -> Option<bool> {
-    let section = model.model()?.config.get("quantization_config")?;
-    let stated = |key: &str| section.get(key).is_some_and(|value| !value.is_null());
-    let by_modelopt =
-        section.get("quant_method").and_then(Value::as_str).is_some_and(|name| name.starts_with("modelopt"));
-    let since = if by_modelopt { READS_MODELOPT } else { READS_COMPRESSOR };
-    let says = stated("kv_cache_scheme") || stated("kv_cache_quant_algo");
-    says.then_some(question.engine.version >= since)
 }
 
 /// `--mamba-block-size` is one for prefixes, and that of attention stands for it from then on.
@@ -258,8 +294,15 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
         "bfloat16" => "bf16",
         _ => "f32",
     };
+    let model_type = &*model.info().model_type;
+    if name == "f16" && WITHOUT_FLOAT16.contains(&model_type) && question.engine.version >= REFUSES_FLOAT16 {
+        let said = format!(
+            "The model type '{model_type}' does not support float16. Reason: Numerical instability. Please use bfloat16 or float32 instead."
+        );
+        return Err(question.refused(said, [Remedy::Set("--dtype", "bfloat16".into())]));
+    }
     // `auto` of caches is what the checkpoint says of them first.
-    let kv = Some("dtypes.kv").filter(|_| takes_calibrated(question, model) != Some(true));
+    let kv = Some("dtypes.kv").filter(|_| calibrated::is_taken(question, model, READS) != Some(true));
     for path in kv.into_iter().chain(["dtypes.conv"]) {
         question.default_of(path, format!("\"{name}\""));
     }
@@ -295,8 +338,22 @@ fn memory(question: &mut Question) -> Result<(), ServeError> {
         let percent = (number > 1.0 && number <= 100.0).then(|| Remedy::Set(FLAG, (number / 100.0).to_string()));
         return Err(question.refused(said, percent.into_iter().chain([Remedy::Set(FLAG, usual)])));
     }
-    if question.is_stated("engine.cache_bytes") || question.device().is_none() {
+    let Some(total) = question.device().map(|device| device.total_bytes) else { return Ok(()) };
+    const BYTES: &str = "--kv-cache-memory-bytes";
+    if let Some(bytes) = question.count(BYTES).filter(|bytes| *bytes > total) {
+        let (bytes, total) = (ByteSize(bytes), ByteSize(total));
+        let said = format!("CUDA out of memory: {BYTES} states {bytes}, and GPU 0 has a total capacity of {total}");
+        return Err(question.refused(said, [Remedy::Remove(BYTES)]));
+    }
+    if question.is_stated("engine.cache_bytes") {
         return Ok(());
+    }
+    if number * total as f64 > total.saturating_sub(TAKEN) as f64 {
+        let said = format!(
+            "Free memory on device cuda:0 on startup is less than desired GPU memory utilization ({number}, {:.2} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+            number * total as f64 / f64::from(1 << 30)
+        );
+        return Err(question.refused(said, [Remedy::Set(FLAG, "0.95".into())]));
     }
     question.default_of("memory.fraction", (number * 1e6).round() / 1e6);
     question.default_of("memory.of", "total");

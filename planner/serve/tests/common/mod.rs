@@ -12,10 +12,16 @@ pub(crate) fn launch(command: &str) -> Launch {
 }
 
 pub(crate) fn models(name: &str) -> Models {
+    changed(name, |_| {})
+}
+
+/// The model of a configuration in which something is changed.
+pub(crate) fn changed(name: &str, change: impl Fn(&mut serde_json::Value)) -> Models {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/configs").join(format!("{name}.json"));
-    let text = std::fs::read_to_string(path).unwrap();
-    Model::read_config("config.json", &text, &ReadOptions::default()).unwrap().into()
+    let mut config = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    change(&mut config);
+    Model::read_config("config.json", &config.to_string(), &ReadOptions::default()).unwrap().into()
 }
 
 pub(crate) fn on(device: &str) -> Options {

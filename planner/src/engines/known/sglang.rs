@@ -24,7 +24,12 @@ pub(crate) static RULES: EngineRules = EngineRules {
     name: "sglang",
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
-    dtypes: |_, _, _| CacheDTypes { state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() },
+    dtypes: |model, _, _| {
+        // A model in float32 is run in 16 bits (`_get_and_verify_dtype`).
+        let run_in = if model.model_type.starts_with("gemma") { DType::Bf16 } else { DType::F16 };
+        let kv = (model.dtype == DType::F32).then_some(run_in);
+        CacheDTypes { kv, state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() }
+    },
     lacks: &[],
     descriptors: |_| None,
     compresses: false,

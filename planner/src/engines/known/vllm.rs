@@ -44,6 +44,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let narrow = NARROW_ON_BLACKWELL.contains(&&*model.model_type)
             && version >= SMALL_BLOCKS_OF_LATENTS
             && is_blackwell(capability);
+        let narrow = narrow || (model.model_type == "deepseek_v32" && NARROWS_SPARSE.contains(&version));
         let kv = if narrow { Some(DType::F8E4m3) } else { cast };
         CacheDTypes { kv, conv: cast, state: Some(state), ..CacheDTypes::default() }
     },
@@ -131,6 +132,8 @@ const fn is_blackwell(capability: u32) -> bool {
     BLACKWELL.0 <= capability && capability < BLACKWELL.1
 }
 
+/// Merged before 0.11.0 (vllm-project/vllm#25988), and gone later: DeepSeek-V3.2's latents are 8 bits wide where nobody says.
+const NARROWS_SPARSE: Range<Version> = Version(0, 11, 0)..Version(0, 11, 1);
 /// Model types whose latents are 8 bits wide there where nobody says.
 const NARROW_ON_BLACKWELL: [&str; 1] = ["glm_moe_dsa"];
 /// Model types that it does not divide into pipeline stages.
