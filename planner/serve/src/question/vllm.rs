@@ -141,7 +141,7 @@ fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), Serve
             Err(question.refused(said, [Remedy::Set(FLAG, derived.to_string())]))
         }
         (Some(stated), _) => Ok((stated, false)),
-        (None, Some(derived)) => Ok((derived, auto)),
+        (None, Some(derived)) => Ok((overrides::unscaled(question, model).unwrap_or(derived), auto)),
         (None, None) => Err(question.refused(
             "the model states no longest sequence; state --max-model-len",
             [Remedy::Set(FLAG, "4096".into())],
