@@ -3,7 +3,7 @@
 //! that a command states are refused by their name.
 
 use cacheplan_planner::ModelCaches;
-use cacheplan_planner::engines::{Engine, EngineSpec, Version};
+use cacheplan_planner::engines::{EngineSpec, Version};
 use serde_json::{Map, Value};
 
 use super::Question;
@@ -39,7 +39,7 @@ pub(super) fn longest(question: &Question, flag: &'static str, model: &ModelCach
     let (stated_length, stated_rope) = read(question, flag)?;
     let Some(config) = model.model().map(|model| &model.config) else { return Ok(stated_length.or(known)) };
     let first = |keys: &[&str]| keys.iter().find_map(|key| config.get(*key)?.as_u64());
-    let own = if question.engine.engine == Engine::Sglang { first(&SGLANG_LENGTHS) } else { None };
+    let own = if question.engine.engine.name() == "sglang" { first(&SGLANG_LENGTHS) } else { None };
     let length = stated_length.or(own).or(known).unwrap_or(NO_LENGTH);
     // Gemma 3's is the scaled one already.
     if model.info().model_type.contains("gemma3") {
@@ -104,12 +104,12 @@ fn scaled(engine: EngineSpec, rope: &Map<String, Value>, length: u64) -> Option<
     const ORIGINAL: &str = "original_max_position_embeddings";
     let factor = rope.get("factor").and_then(Value::as_f64).filter(|factor| (1.0..=1e6).contains(factor))?;
     let times = |length: u64| (length as f64 * factor) as u64;
-    match (engine.engine, rope_type(rope)) {
-        (Engine::Sglang, Some("llama3")) => None,
-        (Engine::Sglang, _) => (!rope.contains_key(ORIGINAL)).then(|| times(length)),
+    match (engine.engine.name(), rope_type(rope)) {
+        ("sglang", Some("llama3")) => None,
+        ("sglang", _) => (!rope.contains_key(ORIGINAL)).then(|| times(length)),
         (_, Some("su" | "longrope" | "llama3")) => None,
-        (Engine::TensorrtLlm, Some("yarn")) => None,
-        (Engine::TensorrtLlm, _) => Some((length as f64 * factor).ceil() as u64),
+        ("tensorrt-llm", Some("yarn")) => None,
+        ("tensorrt-llm", _) => Some((length as f64 * factor).ceil() as u64),
         (_, Some("yarn" | "deepseek_yarn")) if engine.version >= YARN_IS_SCALED => None,
         (_, Some("yarn")) => Some(times(rope.get(ORIGINAL).and_then(Value::as_u64).unwrap_or(length))),
         _ => Some(times(length)),
