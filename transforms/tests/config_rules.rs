@@ -469,7 +469,8 @@ fn nothing_is_cached_in_the_8_bits_of_weights(#[case] dtype: &str) {
 
 #[test]
 fn llama_4_without_chunks_sees_everything() {
-    let windows = windows(&resources("meta-llama__Llama-4-Scout-17B-16E-Instruct", r#"{"attention_chunk_size": null}"#));
+    let windows =
+        windows(&resources("meta-llama__Llama-4-Scout-17B-16E-Instruct", r#"{"attention_chunk_size": null}"#));
     assert_eq!(windows, vec![None; 48]);
 }
 
@@ -481,7 +482,29 @@ fn the_window_and_the_key_heads_that_a_class_has_are_taken_where_none_are_stated
     };
     let cohere2 = windows(&format!(r#"{{"model_type": "cohere2", {LLAMA}}}"#));
     assert_eq!(cohere2[..4], [Some(4096), Some(4096), Some(4096), None]);
-    assert!(windows(&format!(r#"{{"model_type": "cohere2", "sliding_window": null, {LLAMA}}}"#)).iter().all(Option::is_none));
+    assert!(
+        windows(&format!(r#"{{"model_type": "cohere2", "sliding_window": null, {LLAMA}}}"#))
+            .iter()
+            .all(Option::is_none)
+    );
     let gemma = read(&format!(r#"{{"model_type": "gemma", {LLAMA}}}"#), &[]).unwrap();
-    assert!(gemma.facts.iter().any(|fact| fact.what.contains("num_kv_heads") && fact.value == "16"), "{:?}", gemma.facts);
+    assert!(
+        gemma.facts.iter().any(|fact| fact.what.contains("num_kv_heads") && fact.value == "16"),
+        "{:?}",
+        gemma.facts
+    );
+}
+
+#[rstest]
+#[case(r#"{"model_type": "llama", "vocab_size": 32064}"#, "32", 32)]
+#[case(r#"{"model_type": "mistral", "sliding_window": null}"#, "8", 32)]
+#[case(r#"{"model_type": "llama", "num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 40}"#, "40", 40)]
+fn a_decoder_in_a_wrapper_has_the_sizes_of_its_class(#[case] text: &str, #[case] heads: &str, #[case] layers: usize) {
+    let mut model = read(&format!(r#"{{"model_type": "llava", "text_config": {text}}}"#), &[]).unwrap();
+    assert!(
+        model.facts.iter().any(|fact| fact.what.contains("num_kv_heads") && fact.value == heads),
+        "{:?}",
+        model.facts
+    );
+    assert_eq!(model.graph.collect(&PassContext::default()).unwrap().resources.len(), layers);
 }

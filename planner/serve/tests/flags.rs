@@ -3,7 +3,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Models, Options, ServeError, answer};
+use cacheplan_serve::{Answer, Models, Options, Refusal, ServeError, answer};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 use serde_json::{Map, Value};
@@ -203,4 +203,20 @@ fn the_longest_sequence_is_the_config_s_by_the_engine_s_rule(
     let options = Options { version: Some(version.into()), cache_bytes: Some(Logged::exact(60 << 30)), ..on("h100") };
     let answer = answer(&launch(command), changed("Qwen__Qwen3-8B", changes), &options).unwrap();
     assert_eq!(answer.limits.max_seq_len, tokens);
+}
+
+#[rstest]
+#[case("vllm serve m -dcp 2 -tp 8", 3, "no")]
+#[case("vllm serve m -pp 64", 3, "no")]
+#[case("vllm serve m --no-such-flag", 2, "no")]
+#[case("vllm serve m --enable-lora", 4, "unknown")]
+fn a_command_that_does_not_start_is_told_from_one_of_which_nobody_knows(
+    #[case] command: &str,
+    #[case] code: u8,
+    #[case] starts: &str,
+) {
+    let error = answer(&launch(command), models("Qwen__Qwen3-8B"), &on("h100")).unwrap_err();
+    assert_eq!(error.exit_code(), code, "{error}");
+    let refusal = serde_json::to_value(Refusal::of(error, &launch(command), None, &on("h100"))).unwrap();
+    assert_eq!(refusal["starts"], starts);
 }

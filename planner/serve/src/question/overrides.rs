@@ -30,6 +30,10 @@ const LENGTH: &str = "max_position_embeddings";
 
 /// Keys of which SGLang takes the first that is stated, its `CONTEXT_LENGTH_KEYS`.
 const SGLANG_LENGTHS: [&str; 5] = ["max_sequence_length", "seq_length", "max_seq_len", "model_max_length", LENGTH];
+const OTHER_LENGTHS: [&str; 5] = ["n_positions", "max_target_positions", "max_seq_length", "seq_len", "context_length"];
+/// A `rope_scaling`.
+type Scaling = Map<String, Value>;
+
 /// What engines take where neither a config nor its class says a length.
 const NO_LENGTH: u64 = 2048;
 
@@ -49,6 +53,15 @@ pub(super) fn longest(question: &Question, flag: &'static str, model: &ModelCach
     Ok(Some(ropes.iter().find_map(|rope| scaled(question.engine, rope, length)).unwrap_or(length)))
 }
 
+/// Whether the config says a length: one that only its class has is taken, and holds against no flag, since files of which
+/// a part is left out have that too.
+pub(super) fn is_stated(model: &ModelCaches) -> bool {
+    let states = |config: &Map<String, Value>| {
+        SGLANG_LENGTHS.iter().chain(&OTHER_LENGTHS).any(|key| config.get(*key).is_some_and(Value::is_number))
+    };
+    model.model().is_none_or(|model| states(&model.config))
+}
+
 /// Where a LongRoPE config does not say otherwise, vLLM serves the length that the model had before.
 pub(super) fn unscaled(question: &Question, model: &ModelCaches) -> Option<u64> {
     let config = model.model().map(|model| &model.config)?;
@@ -58,10 +71,7 @@ pub(super) fn unscaled(question: &Question, model: &ModelCaches) -> Option<u64> 
 }
 
 /// What the command states of the length, and of its scaling.
-fn read(
-    question: &Question,
-    flag: &'static str,
-) -> Result<(Option<u64>, Option<Map<String, Value>>), ServeError> {
+fn read(question: &Question, flag: &'static str) -> Result<(Option<u64>, Option<Scaling>), ServeError> {
     let Some(stated) = stated(question, flag)? else { return Ok((None, None)) };
     let refused = |key: &str| ServeError::NotHandled {
         flag: flag.into(),

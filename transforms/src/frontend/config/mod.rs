@@ -82,10 +82,13 @@ pub(super) fn read_table(
 
 fn describe(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
     let model_type = values.model_type.clone();
-    // What an absent flag stands for its class says, and how long a sequence may be; sizes are not taken from there, for a
-    // size is rarely left out by intent.
+    // What an absent flag stands for its class says, and how long a sequence may be; sizes are taken of decoders in
+    // wrappers alone, for elsewhere a size is rarely left out by intent.
     let class = Class::of(values.wrapper.as_ref().unwrap_or(&model_type));
     values.defaults = class.into_iter().flat_map(Class::defaults).map(|(key, of)| (key.to_owned(), of)).collect();
+    if let Some(sizes) = values.decoder_type.as_deref().and_then(classes::sizes) {
+        values.defaults.extend(sizes.iter().map(|&(key, of)| (key.to_owned(), of)));
+    }
     values.defaults.extend(description.defaults.clone());
     let invalid = |reason: String| FrontendError::Description { model_type: model_type.clone(), reason };
     let hidden_size = Expr::parse(&description.hidden_size).map_err(invalid)?;
