@@ -175,6 +175,15 @@ fn flags_of_a_check_without_its_model_are_wrong_usage() {
     assert_eq!(checked.status.code(), Some(2));
 }
 
+#[test]
+fn a_written_plan_has_the_engine_that_was_asked_about() {
+    let folder = tempfile::tempdir().unwrap();
+    let flags = ["--as", "vllm@0.24.0", "--cache-bytes", "24GiB", "--out", "FILE:p.json"];
+    stdout(&cacheplan(&["plan"], Some(NANO), &flags, folder.path()));
+    let written: Value = serde_json::from_slice(&std::fs::read(folder.path().join("p.json")).unwrap()).unwrap();
+    assert_eq!((&written["engine"]["name"], &written["engine"]["version"]), (&"vllm".into(), &"0.24.0".into()));
+}
+
 #[rstest]
 #[case("table", "\nENGINE  vllm 0.33.0\n")]
 #[case("json", "\"engine\": {")]

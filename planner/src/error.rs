@@ -28,6 +28,9 @@ pub enum PlanError {
     /// The budget contradicts itself or the request.
     #[error("{shown}", shown = Shown(.0))]
     Budget(String),
+    /// Ranks over which the model cannot be divided.
+    #[error("{shown}", shown = Shown(.0))]
+    Layout(String),
     /// A state that the scheme `replay` cannot move on, since nobody says what its steps take.
     #[error(
         "`{resource}` of `{node}` is a {kind} whose recurrence is not known, so that its inputs cannot be kept and replayed; set `speculation.scheme = \"snapshots\"`", resource = Shown(.resource), node = Shown(.node), kind = Shown(.kind))]

@@ -234,6 +234,7 @@ impl PlanRequest {
                 PlanError::DoesNotFit(shortfall)
             }
             PlanError::Budget(why) => PlanError::Budget(why + &self.another_layout()),
+            PlanError::Layout(why) => PlanError::Layout(why + &self.another_layout()),
             error => error,
         })
     }

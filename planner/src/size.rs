@@ -21,6 +21,9 @@ pub enum BadByteSize {
         "`{0}` is not a byte size; write an integer of bytes or a number with a unit, such as \"24GiB\" or \"10GB\""
     )]
     NoSize(String),
+    /// More bytes than 64 bits count.
+    #[error("`{0}` is too large; sizes are below 16777216TiB, which is 2^64 bytes")]
+    TooLarge(String),
     /// A number without a unit that is meant in GiB.
     #[error("`{0}` has no unit; write \"{0}GiB\", or \"{0}B\" for bytes")]
     NoUnit(u64),
@@ -92,20 +95,21 @@ impl FromStr for ByteSize {
 
     fn from_str(text: &str) -> Result<Self, BadByteSize> {
         let bad = || BadByteSize::NoSize(text.to_owned());
+        let too_large = || BadByteSize::TooLarge(text.to_owned());
         let trimmed = text.trim();
         let end = trimmed.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(trimmed.len());
         let (number, unit) = (&trimmed[..end], trimmed[end..].trim_start());
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        if whole.is_empty() || !digits(fraction) || fraction.len() > 9 {
+        if !digits(whole) || whole.is_empty() || !digits(fraction) || fraction.len() > 9 {
             return Err(bad());
         }
         let scale = if unit.is_empty() { 1 } else { scale(trimmed, number, unit).ok_or_else(bad)?? };
-        let whole: u64 = whole.parse().map_err(|_| bad())?;
+        let whole: u64 = whole.parse().map_err(|_| too_large())?;
         let denominator = 10u128.pow(u32::try_from(fraction.len()).map_err(|_| bad())?);
         let numerator: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| bad())? };
         let bytes = u128::from(whole) * u128::from(scale) + numerator * u128::from(scale) / denominator;
-        let bytes = u64::try_from(bytes).map_err(|_| bad())?;
+        let bytes = u64::try_from(bytes).map_err(|_| too_large())?;
         if unit.is_empty() { Self::without_unit(bytes) } else { Ok(Self(bytes)) }
     }
 }
@@ -219,9 +223,15 @@ mod tests {
     #[case("-1GiB")]
     #[case("0.9x")]
     #[case("1e9")]
-    #[case("99999999999TiB")]
     fn what_is_no_size_is_an_error(#[case] text: &str) {
         assert_eq!(text.parse::<ByteSize>(), Err(BadByteSize::NoSize(text.to_owned())));
+    }
+
+    #[rstest]
+    #[case("18446744073709551616")]
+    #[case("99999999999TiB")]
+    fn what_is_too_large_is_said_to_be(#[case] text: &str) {
+        assert_eq!(text.parse::<ByteSize>(), Err(BadByteSize::TooLarge(text.to_owned())));
     }
 
     #[rstest]

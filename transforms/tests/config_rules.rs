@@ -437,3 +437,74 @@ fn a_prediction_layer_weighs_as_the_last_layer_and_what_joins_it() {
     assert_eq!(classes.embeddings, 0);
     assert!((11.6e9..11.8e9).contains(&(draft.bytes as f64)), "{draft:?}");
 }
+
+const LLAMA: &str = r#""hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32"#;
+
+#[rstest]
+#[case(r#""model_type": "cohere", "max_position_embeddings": 8192, "model_max_length": 131072"#, 131_072)]
+#[case(r#""model_type": "cohere", "max_position_embeddings": 131072, "model_max_length": 8192"#, 8192)]
+#[case(r#""model_type": "llama", "max_position_embeddings": 131072, "max_sequence_length": 4096"#, 4096)]
+#[case(r#""model_type": "llama", "max_position_embeddings": 131072, "seq_length": 8192"#, 8192)]
+#[case(r#""model_type": "llama", "max_position_embeddings": 4096, "model_max_length": 1e30"#, 4096)]
+#[case(r#""model_type": "llama""#, 2048)]
+#[case(r#""model_type": "llava", "text_config": {"model_type": "mistral"}"#, 131_072)]
+#[case(r#""model_type": "llava", "text_config": {"model_type": "llama"}"#, 2048)]
+fn the_longest_sequence_is_found_as_engines_find_it(#[case] keys: &str, #[case] tokens: u64) {
+    let text = if keys.contains("text_config") {
+        format!("{{{}}}", keys.replace("text_config\": {", &format!("text_config\": {{{LLAMA}, ")))
+    } else {
+        format!("{{{keys}, {LLAMA}}}")
+    };
+    assert_eq!(read(&text, &[]).unwrap().info.max_position_embeddings, Some(tokens), "{text}");
+}
+
+#[rstest]
+#[case("float8_e4m3fn")]
+#[case("torch.float8_e5m2")]
+fn nothing_is_cached_in_the_8_bits_of_weights(#[case] dtype: &str) {
+    let model = read(&changed("Qwen__Qwen3-8B", &format!(r#"{{"torch_dtype": "{dtype}"}}"#)), &[]).unwrap();
+    assert_eq!(model.info.dtype, DType::Bf16);
+    assert!(model.facts.iter().any(|fact| fact.what == "dtype" && fact.assumed), "{:?}", model.facts);
+}
+
+#[test]
+fn llama_4_without_chunks_sees_everything() {
+    let windows =
+        windows(&resources("meta-llama__Llama-4-Scout-17B-16E-Instruct", r#"{"attention_chunk_size": null}"#));
+    assert_eq!(windows, vec![None; 48]);
+}
+
+#[test]
+fn the_window_and_the_key_heads_that_a_class_has_are_taken_where_none_are_stated() {
+    let windows = |text: &str| {
+        let mut model = read(text, &[]).unwrap();
+        windows(&model.graph.collect(&PassContext::default()).unwrap().resources)
+    };
+    let cohere2 = windows(&format!(r#"{{"model_type": "cohere2", {LLAMA}}}"#));
+    assert_eq!(cohere2[..4], [Some(4096), Some(4096), Some(4096), None]);
+    assert!(
+        windows(&format!(r#"{{"model_type": "cohere2", "sliding_window": null, {LLAMA}}}"#))
+            .iter()
+            .all(Option::is_none)
+    );
+    let gemma = read(&format!(r#"{{"model_type": "gemma", {LLAMA}}}"#), &[]).unwrap();
+    assert!(
+        gemma.facts.iter().any(|fact| fact.what.contains("num_kv_heads") && fact.value == "16"),
+        "{:?}",
+        gemma.facts
+    );
+}
+
+#[rstest]
+#[case(r#"{"model_type": "llama", "vocab_size": 32064}"#, "32", 32)]
+#[case(r#"{"model_type": "mistral", "sliding_window": null}"#, "8", 32)]
+#[case(r#"{"model_type": "llama", "num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 40}"#, "40", 40)]
+fn a_decoder_in_a_wrapper_has_the_sizes_of_its_class(#[case] text: &str, #[case] heads: &str, #[case] layers: usize) {
+    let mut model = read(&format!(r#"{{"model_type": "llava", "text_config": {text}}}"#), &[]).unwrap();
+    assert!(
+        model.facts.iter().any(|fact| fact.what.contains("num_kv_heads") && fact.value == heads),
+        "{:?}",
+        model.facts
+    );
+    assert_eq!(model.graph.collect(&PassContext::default()).unwrap().resources.len(), layers);
+}

@@ -160,6 +160,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     let heading = if several { ranks.heading() + "\n" } else { String::new() };
     let bound = request.bound(&ranks.stages).map(|bound| bound.lines()).unwrap_or_default();
     let plan = ranks.into_stage(args.stage).map_err(refused)?;
+    // The plan is there too where an engine refuses the model.
     if let Some(path) = &args.out {
         write(path, &json(serde_json::to_string_pretty(&plan))?)?;
     }
@@ -177,6 +178,9 @@ fn make(args: &Make) -> Result<(), Failure> {
         };
     };
     let both = request.predict(engine).map_err(refused)?.beside(&plan);
+    if let Some(path) = &args.out {
+        write(path, &json(serde_json::to_string_pretty(&both))?)?;
+    }
     match args.format {
         Format::Json => print(&json(serde_json::to_string_pretty(&both))?),
         Format::Yaml => print(&both.yaml()),

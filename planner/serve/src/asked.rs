@@ -2,7 +2,7 @@
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-use crate::answer::{Change, Starts};
+use crate::answer::Change;
 use crate::error::ServeError;
 use crate::launch::Launch;
 use crate::question::{Models, Options, Question};
@@ -61,11 +61,11 @@ impl Refusal {
     }
 }
 
-/// Writes it as an answer that does not start.
+/// Writes it as an answer that does not start, or of which nobody knows.
 impl Serialize for Refusal {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("starts", &Starts::No)?;
+        map.serialize_entry("starts", if self.error.is_refusal() { "no" } else { "unknown" })?;
         map.serialize_entry("reason", &self.error.to_string())?;
         map.serialize_entry("changes", self.change.as_slice())?;
         map.end()

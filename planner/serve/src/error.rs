@@ -89,12 +89,17 @@ impl ServeError {
     /// 4 where nobody read what a flag does, else as the planner's.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Engine { .. } => 3,
+            Self::Engine { .. } | Self::Plan(PlanError::Layout(_)) => 3,
             Self::NotHandled { .. } => 4,
             Self::Plan(error) => error.exit_code(),
             Self::Budget(error) => error.exit_code(),
             _ => 2,
         }
+    }
+
+    /// Whether it says that the engine would not start, and not that nobody knows.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Parser { .. }) || self.exit_code() == 3
     }
 
     /// What would do.

@@ -3,8 +3,10 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Options, ServeError, answer};
+use cacheplan_serve::{Answer, Models, Options, Refusal, ServeError, answer};
+use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
+use serde_json::{Map, Value};
 
 use common::{launch, models, on};
 
@@ -158,4 +160,63 @@ fn what_sglang_refuses_or_nobody_read(#[case] command: &str, #[case] code: u8, #
     let error = told(command, "Qwen__Qwen3-30B-A3B", "0.5.23").unwrap_err();
     assert!(error.to_string().contains(expected), "{error}");
     assert_eq!(error.exit_code(), code);
+}
+
+/// A config of its own, whose keys are `changes`.
+fn changed(name: &str, changes: &str) -> Models {
+    let file = format!("{}/../../tests/fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let mut config: Map<String, Value> = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    config.extend(serde_json::from_str::<Map<String, Value>>(changes).unwrap());
+    let text = serde_json::to_string(&config).unwrap();
+    Model::read_config("config.json", &text, &ReadOptions::default()).unwrap().into()
+}
+
+const YARN: &str =
+    r#"{"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}"#;
+const LINEAR: &str = r#"{"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}"#;
+const LONGROPE: &str = r#"{"max_position_embeddings": 131072, "original_max_position_embeddings": 4096,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}"#;
+const SHORTER: &str = r#"{"max_position_embeddings": 8192, "max_sequence_length": 16384}"#;
+const NONE: &str = r#"{"max_position_embeddings": null}"#;
+const TRTLLM: &str = "trtllm-serve m";
+
+#[rstest]
+#[case(SERVE, "0.24.0", YARN, 131_072)]
+#[case(SERVE, "0.33.0", YARN, 40_960)]
+#[case(SERVE, "0.24.0", LINEAR, 16_384)]
+#[case(SERVE, "0.24.0", LONGROPE, 4096)]
+#[case(SERVE, "0.11.0", LONGROPE, 131_072)]
+#[case("vllm serve m --max-model-len 131072", "0.24.0", LONGROPE, 131_072)]
+#[case(SERVE, "0.24.0", SHORTER, 8192)]
+#[case(SERVE, "0.24.0", NONE, 32_768)]
+#[case(SGLANG, "0.5.23", YARN, 40_960)]
+#[case(SGLANG, "0.5.23", LINEAR, 16_384)]
+#[case(SGLANG, "0.5.23", SHORTER, 16_384)]
+#[case(TRTLLM, "1.2.0", LINEAR, 16_384)]
+#[case(TRTLLM, "1.2.0", YARN, 40_960)]
+fn the_longest_sequence_is_the_config_s_by_the_engine_s_rule(
+    #[case] command: &str,
+    #[case] version: &str,
+    #[case] changes: &str,
+    #[case] tokens: u64,
+) {
+    let options = Options { version: Some(version.into()), cache_bytes: Some(Logged::exact(60 << 30)), ..on("h100") };
+    let answer = answer(&launch(command), changed("Qwen__Qwen3-8B", changes), &options).unwrap();
+    assert_eq!(answer.limits.max_seq_len, tokens);
+}
+
+#[rstest]
+#[case("vllm serve m -dcp 2 -tp 8", 3, "no")]
+#[case("vllm serve m -pp 64", 3, "no")]
+#[case("vllm serve m --no-such-flag", 2, "no")]
+#[case("vllm serve m --enable-lora", 4, "unknown")]
+fn a_command_that_does_not_start_is_told_from_one_of_which_nobody_knows(
+    #[case] command: &str,
+    #[case] code: u8,
+    #[case] starts: &str,
+) {
+    let error = answer(&launch(command), models("Qwen__Qwen3-8B"), &on("h100")).unwrap_err();
+    assert_eq!(error.exit_code(), code, "{error}");
+    let refusal = serde_json::to_value(Refusal::of(error, &launch(command), None, &on("h100"))).unwrap();
+    assert_eq!(refusal["starts"], starts);
 }

@@ -10,6 +10,9 @@ const NODE: u32 = 8;
 /// Up to so many devices every number is tried: more are rented by whole nodes.
 const EVERY: u32 = 16;
 
+/// The largest size that a refusal proposes.
+const MOST_LISTED: u32 = 1024;
+
 /// What of a model limits how it can be divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Divisible {
@@ -46,7 +49,8 @@ impl Divisible {
             return None;
         }
         let heads = self.heads;
-        let sizes: Vec<String> = (1..=tp).filter(|&size| self.divides(size)).map(|size| size.to_string()).collect();
+        let most = u32::try_from(heads).map_or(MOST_LISTED, |heads| heads.min(MOST_LISTED));
+        let sizes: Vec<String> = (1..=most).filter(|&size| self.divides(size)).map(|size| size.to_string()).collect();
         Some(format!(
             "tp {tp} does not divide the query heads of all layers (common divisor {heads}); these do: {}",
             sizes.join(", ")
@@ -102,4 +106,16 @@ fn counts(most: u32) -> impl Iterator<Item = u32> {
 
 const fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_divide_a_model_is_refused_with_all_that_does() {
+        let parallel = Parallel { tp: 3, ..Parallel::default() };
+        let refused = Divisible { heads: 64, experts: None, layers: 4 }.refuses(parallel).unwrap();
+        assert!(refused.ends_with("these do: 1, 2, 4, 8, 16, 32, 64"), "{refused}");
+    }
 }

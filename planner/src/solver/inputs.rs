@@ -99,7 +99,7 @@ impl<'a> Inputs<'a> {
     ) -> Result<RankResources<'a>, PlanError> {
         let parallel = self.budget.parallel;
         if let Some(refused) = self.divisible.and_then(|divisible| divisible.refuses(parallel)) {
-            return Err(PlanError::Budget(refused));
+            return Err(PlanError::Layout(refused));
         }
         if parallel != Parallel::default() {
             parallel.refuse_stage(self.stage, self.model.layers)?;

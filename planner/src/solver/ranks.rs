@@ -13,10 +13,10 @@ impl Parallel {
     /// A stage that there is, with a layer of the model for each.
     pub(crate) fn refuse_stage(&self, stage: u32, layers: u32) -> Result<(), PlanError> {
         if stage >= self.pp {
-            return Err(PlanError::Budget(format!("pipeline stage {stage} of {}", self.pp)));
+            return Err(PlanError::Layout(format!("pipeline stage {stage} of {}", self.pp)));
         }
         if self.pp > layers.max(1) {
-            return Err(PlanError::Budget(format!("`parallel.pp` {} is more than the {layers} layers", self.pp)));
+            return Err(PlanError::Layout(format!("`parallel.pp` {} is more than the {layers} layers", self.pp)));
         }
         Ok(())
     }
@@ -63,7 +63,7 @@ pub(crate) fn split(
             continue;
         }
         if let Some(reader) = resource.shared_by.iter().find(|reader| !own.contains(reader)) {
-            return Err(PlanError::Budget(format!(
+            return Err(PlanError::Layout(format!(
                 "`{}` is read by layer {reader}, which is on another stage; `parallel.pp` {} divides layers that share a cache",
                 resource.name, parallel.pp
             )));
@@ -82,7 +82,7 @@ fn refuse_context_of_heads(resource: &Resource, parallel: Parallel) -> Result<()
     if parallel.dcp == 1 || !resource.handler.is_paged() || copies >= parallel.dcp.into() {
         return Ok(());
     }
-    Err(PlanError::Budget(format!(
+    Err(PlanError::Layout(format!(
         "`{}`: `parallel.dcp` {} is more than the {} ranks of tp {} that hold each of its {kv_heads} heads",
         resource.name,
         parallel.dcp,
@@ -97,7 +97,7 @@ fn divide(resource: &Resource, resources: &Resources, tp: u64) -> Result<Resourc
         return Ok(handler.clone());
     }
     let uneven = |dim: &Dim, what: &str, size: u64| {
-        PlanError::Budget(format!("`{}`: tp {tp} does not divide {what} {size} of `{}`", resource.name, dim.name))
+        PlanError::Layout(format!("`{}`: tp {tp} does not divide {what} {size} of `{}`", resource.name, dim.name))
     };
     let mut shape = handler.shape().to_vec();
     for dim in &mut shape {

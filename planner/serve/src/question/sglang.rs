@@ -16,6 +16,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let stated = question.count("--context-length");
     if let (Some(stated), Some(derived)) = (stated, derived)
         && stated > derived
+        && overrides::is_stated(model)
         && question.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN").map(String::as_str) != Some("1")
     {
         let said = format!(

@@ -4,7 +4,7 @@ use cacheplan_handlers::DType;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::{Engine, ModelCaches, Override};
 
-use super::{Limits, Question};
+use super::{Limits, Question, overrides};
 use crate::error::ServeError;
 use crate::flags::table::{Arity, Flag};
 use crate::remedy::Remedy;
@@ -102,7 +102,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             [Remedy::Set("--max_seq_len", "4096".into())],
         )
     };
-    let max_seq_len = question.count("--max_seq_len").or(model.info().max_position_embeddings).ok_or_else(missing)?;
+    // No flag of it states keys of the config otherwise.
+    let derived = overrides::longest(question, "", model)?;
+    let max_seq_len = question.count("--max_seq_len").or(derived).ok_or_else(missing)?;
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let tp = size("--tensor_parallel_size");
     let ranks = tp.saturating_mul(size("--pipeline_parallel_size"));

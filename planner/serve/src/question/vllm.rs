@@ -170,14 +170,14 @@ fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), Serve
     let auto = stated.as_deref().is_some_and(is_auto);
     match (stated.as_deref().filter(|_| !auto).and_then(human_int), derived) {
         (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
-        (Some(stated), Some(derived)) if stated > derived && !allows_long(question) => {
+        (Some(stated), Some(derived)) if stated > derived && overrides::is_stated(model) && !allows_long(question) => {
             let said = format!(
                 "User-specified max_model_len ({stated}) is greater than the derived max_model_len (max_position_embeddings={derived} or model_max_length=None in model's config.json). To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
             );
             Err(question.refused(said, [Remedy::Set(FLAG, derived.to_string())]))
         }
         (Some(stated), _) => Ok((stated, false)),
-        (None, Some(derived)) => Ok((derived, auto)),
+        (None, Some(derived)) => Ok((overrides::unscaled(question, model).unwrap_or(derived), auto)),
         (None, None) => Err(question.refused(
             "the model states no longest sequence; state --max-model-len",
             [Remedy::Set(FLAG, "4096".into())],

@@ -48,3 +48,25 @@ impl Class {
         self.keys.split(' ').map(|entry| entry.split_once('=').map_or((entry, None), |(key, of)| (key, Some(of))))
     }
 }
+
+/// The sizes of a decoder whose wrapper's files leave them out, as transformers 5.23.0 has them: LLaVA's.
+pub(super) fn sizes(decoder: &str) -> Option<&'static [(&'static str, u64)]> {
+    Some(match decoder {
+        "llama" => &[
+            ("hidden_size", 4096),
+            ("intermediate_size", 11_008),
+            ("num_attention_heads", 32),
+            ("num_hidden_layers", 32),
+            ("vocab_size", 32_000),
+        ],
+        "mistral" => &[
+            ("hidden_size", 4096),
+            ("intermediate_size", 14_336),
+            ("num_attention_heads", 32),
+            ("num_hidden_layers", 32),
+            ("num_key_value_heads", 8),
+            ("vocab_size", 32_000),
+        ],
+        _ => return None,
+    })
+}

@@ -82,9 +82,13 @@ pub(super) fn read_table(
 
 fn describe(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
     let model_type = values.model_type.clone();
-    // What an absent flag stands for its class says; sizes are not taken from there, for a size is rarely left out by intent.
+    // What an absent flag stands for its class says, and how long a sequence may be; sizes are taken of decoders in
+    // wrappers alone, for elsewhere a size is rarely left out by intent.
     let class = Class::of(values.wrapper.as_ref().unwrap_or(&model_type));
     values.defaults = class.into_iter().flat_map(Class::defaults).map(|(key, of)| (key.to_owned(), of)).collect();
+    if let Some(sizes) = values.decoder_type.as_deref().and_then(classes::sizes) {
+        values.defaults.extend(sizes.iter().map(|&(key, of)| (key.to_owned(), of)));
+    }
     values.defaults.extend(description.defaults.clone());
     let invalid = |reason: String| FrontendError::Description { model_type: model_type.clone(), reason };
     let hidden_size = Expr::parse(&description.hidden_size).map_err(invalid)?;
@@ -128,7 +132,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         Ok(scheme) => builder.store(|name| scheme.of(name)),
         Err(why) => builder.forget_weights(|| why),
     }
-    let longest = size("max_position_embeddings", CONTEXT_LENGTH)?;
+    let longest = longest(&values)?;
     let mut decoder_numbers = Vec::new();
     for (key, expr) in &description.decoder_numbers {
         if let Some(number) = count(expr)? {
@@ -147,7 +151,7 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
     let mut model = builder.build();
     model.prediction.windowed = description.windowed_prediction;
     model.doubts.extend(quantization::named_only(&values));
-    model.info.max_position_embeddings = longest.filter(|&tokens| tokens > 0);
+    model.info.max_position_embeddings = longest;
     if let Some(decoder) = &description.decoder {
         model.decoder.clone_from(decoder);
     }
@@ -221,8 +225,49 @@ fn layer_count(
     counted.ok_or_else(|| values.bad_number("layers", &layers, &format!("at most {MAX_LAYERS} layers are read")))
 }
 
-const CONTEXT_LENGTH: &str =
-    "max_position_embeddings ?? model_max_length ?? max_seq_len ?? n_positions ?? context_length ?? seq_length";
+/// The longest sequence: Cohere's key stands above the others, of which the least counts, then the class's own; as vLLM's
+/// `_get_and_verify_max_len` has it. No scaling is applied, by which engines differ.
+fn longest(values: &Values<'_>) -> Result<Option<u64>, FrontendError> {
+    let stated = |key: &str| -> Result<Option<u64>, FrontendError> {
+        // Tokenizers state no limit as 10^30.
+        let beyond = |value: &Value| value.as_f64().is_some_and(|tokens| tokens > LONGEST);
+        if values.get(key).is_none_or(beyond) {
+            return Ok(None);
+        }
+        let expr = Expr::Key(key.to_owned());
+        let number = values.eval(&expr, 0)?;
+        number.iter().try_for_each(|number| values.check_count(LENGTH, number))?;
+        Ok(number.map(|number| number.value).filter(|&tokens| tokens > 0))
+    };
+    if let Some(tokens) = stated(LENGTH_ABOVE_ALL)? {
+        return Ok(Some(tokens));
+    }
+    let mut least = None;
+    for key in LENGTHS {
+        least = [least, stated(key)?].into_iter().flatten().min();
+    }
+    // A decoder in a wrapper has its own class.
+    let decoder = values.decoder_type.as_deref().and_then(Class::of);
+    let of_decoder = || decoder?.defaults().find_map(|(key, tokens)| (key == LENGTH).then_some(tokens));
+    let of_class = || of_decoder().or_else(|| values.defaults.get(LENGTH).copied());
+    Ok(least.or_else(of_class))
+}
+
+/// The longest sequence that anybody states.
+const LONGEST: f64 = (1_u64 << 40) as f64;
+const LENGTH: &str = "max_position_embeddings";
+const LENGTH_ABOVE_ALL: &str = "model_max_length";
+const LENGTHS: [&str; 9] = [
+    LENGTH,
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+    "context_length",
+];
 
 /// How many layers draft tokens; they have caches only while they are used, as the budget states.
 const DRAFT_LAYERS: &str = "num_nextn_predict_layers ?? mtp_num_hidden_layers ?? num_mtp_layers ?? num_mtp_modules";
@@ -248,7 +293,10 @@ fn reads(key: &str) -> bool {
         "tie_word_embeddings",
     ];
     let in_expr = |expr: &&str| expr.split(' ').any(|word| word == key);
-    KEYS.contains(&key) || [CONTEXT_LENGTH, DRAFT_LAYERS, SHARED_LAYERS].iter().any(in_expr)
+    KEYS.contains(&key)
+        || LENGTHS.contains(&key)
+        || key == LENGTH_ABOVE_ALL
+        || [DRAFT_LAYERS, SHARED_LAYERS].iter().any(in_expr)
 }
 
 fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<Description, FrontendError> {
@@ -302,8 +350,13 @@ fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<
     }
 }
 
+/// Nothing computes in the 8 bits that some weights have: engines take bfloat16 there, vLLM's `_resolve_auto_dtype` too.
 fn activation_dtype(values: &Values<'_>) -> Result<DType, FrontendError> {
     Ok(match values.dtype(&["dtype", "torch_dtype", "conv_state_dtype"])? {
+        Some((dtype @ (DType::F8E4m3 | DType::F8E5m2), key)) => {
+            values.note("dtype", &DType::Bf16, format!("{key}, whose {dtype} is that of weights alone"), true);
+            DType::Bf16
+        }
         Some((dtype, key)) => {
             values.note("dtype", &dtype, key, false);
             dtype
