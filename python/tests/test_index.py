@@ -5,9 +5,9 @@ import json
 import threading
 
 import pytest
-from conftest import ROOT
 
 import cacheplan
+from conftest import ROOT
 
 EVENTS = ROOT / "tests/fixtures/events/vllm-0.33.0.jsonl.gz"
 
