@@ -1,7 +1,7 @@
 from collections.abc import Sequence as Tokens
 from os import PathLike
 from types import TracebackType
-from typing import Any, final
+from typing import Any, Literal, final
 
 __all__ = [
     "FIT_DEVICES",
@@ -82,6 +82,15 @@ class Simulation:
     def table(self) -> str: ...
     def svg(self) -> str: ...
 
+_Reuse = tuple[
+    int,
+    int,
+    int,
+    int,
+    Literal["keys", "window", "state", "unknown"] | None,
+    Literal["exact", "at_most", "at_least", "estimate"],
+]
+
 @final
 class Index:
     def __init__(self, workers: int, blocks: int) -> None: ...
@@ -89,10 +98,8 @@ class Index:
     def take_trtllm(self, worker: int, data: bytes) -> None: ...
     def next_number(self, worker: int, rank: int) -> int | None: ...
     def forget(self, worker: int) -> None: ...
-    def ask_tokens(self, tokens: list[int]) -> list[tuple[int, int, int, int, str | None, str]]: ...
-    def ask_hashes(
-        self, hashes: list[int], block: int, tokens: int
-    ) -> list[tuple[int, int, int, int, str | None, str]]: ...
+    def ask_tokens(self, tokens: list[int]) -> list[_Reuse]: ...
+    def ask_hashes(self, hashes: list[int], block: int, tokens: int) -> list[_Reuse]: ...
     def sizes(self) -> list[tuple[int, int, int, int]]: ...
 
 @final
