@@ -17,7 +17,7 @@ use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{GraphForm, Writer, int, refuse};
 use crate::inputs::{HostStep, StepInputs};
-use crate::layers::{Linear, RmsNorm};
+use crate::layers::{LayerInputs, Linear, RmsNorm};
 use crate::prediction::PredictionLayer;
 use crate::step::{Names, Step};
 use crate::weights::{Matrix, Weights};
@@ -138,6 +138,7 @@ pub(crate) struct Blocks {
     pub(crate) norm: RmsNorm,
     /// Factor on the embedded tokens.
     pub(crate) embedding_scale: f64,
+    pub(crate) layer_inputs: Option<LayerInputs>,
     /// How its caches are called where they are a draft model's.
     pub(crate) names: Names,
     pub(crate) prediction: Option<PredictionLayer>,
@@ -344,6 +345,9 @@ impl TextModel for Blocks {
         let embedded = writer.node_with("Gather", &[&embedding, "input_ids"], vec![int("axis", 0)]);
         let mut x = writer.scaled(&embedded, self.embedding_scale);
         writer.set_embedded(&x);
+        if let Some(layer_inputs) = &self.layer_inputs {
+            layer_inputs.trace(&mut writer, &x)?;
+        }
         for block in &self.blocks {
             x = block.trace(&mut writer, &x)?;
         }
@@ -386,12 +390,15 @@ impl TextModel for Blocks {
         let embedded = self.embedding.embed(on, inputs.tokens)?;
         let embedded = scaled(embedded, self.embedding_scale)?;
         let drafts = Drafts::of(caches, inputs);
-        let step = Step { on, inputs, caches, names: &self.names, embedded: &embedded, drafts: drafts.as_ref() };
+        let layer_inputs = self.layer_inputs.as_ref();
+        let layer_inputs = layer_inputs.map(|of| of.forward(on, inputs.tokens, &embedded)).transpose()?;
+        let (names, layer_inputs, drafts) = (&self.names, layer_inputs.as_ref(), drafts.as_ref());
+        let step = Step { on, inputs, caches, names, embedded: &embedded, layer_inputs, drafts };
         let mut x = embedded.clone();
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }
-        drafts.as_ref().map_or(Ok(()), Drafts::keep)?;
+        drafts.map_or(Ok(()), Drafts::keep)?;
         let chosen = x.index_select(&on.tensor(inputs.rows)?, 0)?;
         Ok(self.norm.forward(on, &chosen)?)
     }

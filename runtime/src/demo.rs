@@ -132,16 +132,13 @@ fn mixer(layer: &Layer<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
         [BlockSpec::FeedForward(sizes @ FeedForward { experts: 0, .. })] => {
             Box::new(Mlp::load_plain(weights, plain(sizes))?)
         }
-        [BlockSpec::FeedForward(sizes)] => Box::new(Moe {
-            routing: Routing::softmax(size(sizes.experts), 2, true),
-            router: Linear::load(&weights.enter("gate"), layer.hidden, size(sizes.experts), false)?,
-            correction: None,
-            experts: ExpertMlps::load(weights.backend(), size(sizes.experts), |expert| {
+        [BlockSpec::FeedForward(sizes)] => {
+            let experts = ExpertMlps::load(weights.backend(), size(sizes.experts), |expert| {
                 Mlp::load_plain(&weights.enter(expert), plain(sizes)).map_err(RuntimeError::from)
-            })?,
-            latent: None,
-            shared: None,
-        }),
+            })?;
+            let router = Linear::load(&weights.enter("gate"), layer.hidden, size(sizes.experts), false)?;
+            Box::new(Moe::new(Routing::softmax(size(sizes.experts), 2, true), router, experts))
+        }
         [BlockSpec::Op(_), BlockSpec::FeedForward(sizes)] => Box::new(TokenShift {
             layer: layer.index,
             mix: CausalConv::new(weights.get("mix", (2, layer.hidden))?),

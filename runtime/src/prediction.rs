@@ -107,7 +107,8 @@ impl PredictionLayer {
         let embedded = embedding.select(&next)?.computed()?;
         let both = [self.token_norm.forward(on, &embedded)?, self.hidden_norm.forward(on, hidden)?];
         let mut x = self.projection.forward(on, &Tensor::cat(&both, 1)?)?;
-        let step = Step { on, inputs, caches, names: &self.names, embedded: &embedded, drafts: None };
+        let names = &self.names;
+        let step = Step { on, inputs, caches, names, embedded: &embedded, layer_inputs: None, drafts: None };
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }

@@ -24,6 +24,8 @@ pub(crate) struct Step<'a> {
     pub(crate) caches: &'a CacheManager,
     pub(crate) names: &'a Names,
     pub(crate) embedded: &'a Tensor,
+    /// What each layer takes of the step's tokens beside the stream, `[tokens, layers, channels]`.
+    pub(crate) layer_inputs: Option<&'a Tensor>,
     /// Where states go instead, in a step that verifies drafts.
     pub(crate) drafts: Option<&'a Drafts<'a>>,
 }
@@ -44,6 +46,13 @@ impl<'a> Step<'a> {
     /// The embeddings of the step's tokens, `[tokens, hidden]`, for layers that look back at them.
     pub(crate) fn embedded(&self) -> &'a Tensor {
         self.embedded
+    }
+
+    /// What the layer takes of each token beside the stream, `[tokens, channels]`.
+    pub(crate) fn layer_input(&self, layer: usize) -> candle_core::Result<Tensor> {
+        let inputs =
+            self.layer_inputs.ok_or_else(|| candle_core::Error::Msg("the model has no inputs of layers".into()))?;
+        inputs.narrow(1, layer, 1)?.squeeze(1)
     }
 
     /// The position of each token in its sequence.

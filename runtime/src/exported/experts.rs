@@ -27,8 +27,8 @@ pub(crate) struct Stack {
 
 impl Writer {
     /// The choice among experts by `logits` `[batch, tokens, experts]`; `correction` `[experts]` is added to the scores for
-    /// the choice alone. In f32.
-    pub(crate) fn route(&mut self, routing: &Routing, logits: &str, correction: Option<&str>) -> Chosen {
+    /// the choice alone, and the shares of the chosen are multiplied by `scales` `[experts]`. In f32.
+    pub(crate) fn route(&mut self, routing: &Routing, logits: &str, [correction, scales]: [Option<&str>; 2]) -> Chosen {
         let Routing {
             experts,
             experts_per_token: per_token,
@@ -62,6 +62,10 @@ impl Writer {
         if scale != 1.0 {
             let scale = self.wide_number(scale as f32);
             shares = self.node("Mul", &[&shares, &scale]);
+        }
+        if let Some(scales) = scales {
+            let scales = self.node_with("Gather", &[scales, &numbers], vec![int("axis", 0)]);
+            shares = self.node("Mul", &[&shares, &scales]);
         }
         Chosen { numbers, shares, ones, experts, per_token }
     }

@@ -170,8 +170,8 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
         };
         let only_keys = model.states.iter().all(|state| state.part == StatePart::Fixed);
         disagreement(native, &model).map_or(Ok(()), |reason| Err(refuse(file, reason)))?;
-        if only_keys && model.info.layers != native.info.layers {
-            let (own, its) = (native.info.layers, model.info.layers);
+        let (own, its) = (layers_that_keep(native), model.info.layers);
+        if only_keys && own != its {
             return Err(refuse(file, format!("it keeps keys of {its} layers, the model has {own}")));
         }
         model.info.step_tokens = Some(step_tokens).filter(|tokens| *tokens != u64::MAX);
@@ -186,6 +186,13 @@ pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>
     model.hidden_size = native.hidden_size;
     model.config = native.config.clone();
     Ok((model, files))
+}
+
+/// How many layers there are up to the last that has a cache of its own: those behind it read the caches of others.
+fn layers_that_keep(model: &Model) -> u32 {
+    let caches = PlanRequest::of(model.clone()).caches();
+    let last = caches.ok().and_then(|caches| caches.iter().filter_map(|cache| cache.layer).max());
+    last.map_or(model.info.layers, |last| last + 1)
 }
 
 /// What a graph's own states contradict of the config beside it.

@@ -53,23 +53,49 @@ pub(crate) struct Writer {
     layer: Option<u32>,
     /// The embedded tokens.
     embedded: String,
-    /// New keys and values of each attention so far, and its key heads and their size.
-    attentions: Vec<[String; 2]>,
-    heads: Option<[usize; 2]>,
+    layer_inputs: Option<String>,
+    /// Keys and values so far, of layers with as many key heads of the same size in one cache.
+    key_caches: Vec<KeyCache>,
     /// New latents of each latent attention so far, and how wide they are.
     latents: Vec<String>,
     latent_width: Option<usize>,
     functions: Vec<FunctionProto>,
 }
 
+/// The keys and values of layers with as many key heads of the same size.
+#[derive(Debug)]
+struct KeyCache {
+    kv_heads: usize,
+    head_dim: usize,
+    layers: Vec<LayerKeys>,
+}
+
+/// The keys and values of a layer.
+#[derive(Debug)]
+struct LayerKeys {
+    layer: u32,
+    /// All of them, `[batch, heads, cache, head_dim]`.
+    all: [String; 2],
+    /// The new ones alone, behind an axis of layers.
+    new: [String; 2],
+}
+
+impl KeyCache {
+    /// What its inputs, or with `new` its outputs, are called: the first one as if it were the only one.
+    fn names(&self, at: usize, word: &str) -> [String; 2] {
+        let size = if at == 0 { String::new() } else { format!("{}x{}_", self.kv_heads, self.head_dim) };
+        ["k", "v"].map(|side| format!("{word}_{size}{side}"))
+    }
+}
+
 /// An attention to write.
 pub(crate) struct Attending<'a> {
-    /// The absolute layer.
+    /// The absolute layer whose keys and values it reads.
     pub(crate) layer: u32,
     /// `[1, tokens, heads, head_dim]`.
     pub(crate) q: String,
-    pub(crate) k: String,
-    pub(crate) v: String,
+    /// Keys and values in the same way; none of a layer that reads those of an earlier one.
+    pub(crate) kv: Option<[String; 2]>,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -122,15 +148,15 @@ fn numbers(weight: &Tensor) -> Result<Vec<f32>> {
 impl Writer {
     pub(crate) fn new(form: GraphForm) -> Self {
         let graph = GraphProto { name: "text_model".to_owned(), ..GraphProto::default() };
-        let (embedded, attentions, heads, latents, latent_width, functions) = Default::default();
+        let (embedded, layer_inputs, key_caches, latents, latent_width, functions) = Default::default();
         let mut writer = Self {
             graph,
             form,
             opset: OPSET,
             layer: None,
             embedded,
-            attentions,
-            heads,
+            layer_inputs,
+            key_caches,
             latents,
             latent_width,
             functions,
@@ -156,6 +182,15 @@ impl Writer {
     /// The embedded tokens, `[batch, tokens, hidden]`.
     pub(crate) fn embedded(&self) -> &str {
         &self.embedded
+    }
+
+    pub(crate) fn set_layer_inputs(&mut self, inputs: &str) {
+        self.layer_inputs = Some(inputs.to_owned());
+    }
+
+    /// What the layers take of the tokens beside the stream, `[batch, tokens, layers, channels]`.
+    pub(crate) fn layer_inputs(&self) -> Option<&str> {
+        self.layer_inputs.as_deref()
     }
 
     /// Tokens of a call.
@@ -575,31 +610,45 @@ impl Writer {
 
     /// Attention over the fixed cache; `[batch, tokens, heads * head_dim]`.
     pub(crate) fn attend(&mut self, attending: Attending<'_>) -> Result<String> {
-        let Attending { layer, mut q, mut k, v, heads, kv_heads, head_dim, scale, window, rope, sinks } = attending;
-        if *self.heads.get_or_insert([kv_heads, head_dim]) != [kv_heads, head_dim] {
-            return Err(refuse(
-                "attention",
-                "layers with key heads of different numbers or sizes have no common cache",
-            ));
-        }
+        let Attending { layer, mut q, kv, heads, kv_heads, head_dim, scale, window, rope, sinks } = attending;
         if let Some(rope) = rope {
-            (q, k) = (self.rotated(&q, rope, head_dim)?, self.rotated(&k, rope, head_dim)?);
+            q = self.rotated(&q, rope, head_dim)?;
         }
+        if let Some([mut k, v]) = kv {
+            if let Some(rope) = rope {
+                k = self.rotated(&k, rope, head_dim)?;
+            }
+            self.keep(layer, [&k, &v], [kv_heads, head_dim]);
+        }
+        let own = |cache: &KeyCache| Some(cache.layers.iter().find(|keys| keys.layer == layer)?.all.clone());
+        let all = self.key_caches.iter().find_map(own);
+        let all = all.ok_or_else(|| refuse("attention", format!("layer {layer}, whose keys it reads, has none")))?;
         let q = self.transpose(&q, &[0, 2, 1, 3]);
-        let place = (self.attentions.len(), layer);
         let (batch, len, groups) = (self.form.batch, self.form.max_cache_len, heads / kv_heads);
-        let [(keys, new_k), (values, new_v)] = [("past_k", k), ("past_v", v)].map(|(past, new)| {
-            let [all, side] = self.with_new(past, place, &new, [kv_heads, head_dim]);
+        let [keys, values] = all.map(|all| {
             let apart = self.unsqueeze(&all, &[2]);
             let shape = self.ints(&[batch, kv_heads, groups, len, head_dim].map(|size| size as i64));
             let each = self.node("Expand", &[&apart, &shape]);
-            (self.reshape(&each, &[0, heads as i64, len as i64, head_dim as i64]), side)
+            self.reshape(&each, &[0, heads as i64, len as i64, head_dim as i64])
         });
-        self.attentions.push([new_k, new_v]);
         let weights = self.shares(Scores { q: &q, keys: &keys, scale, window, sinks })?;
         let y = self.node("MatMul", &[&weights, &values]);
         let y = self.transpose(&y, &[0, 2, 1, 3]);
         Ok(self.reshape(&y, &[0, 0, (heads * head_dim) as i64]))
+    }
+
+    /// Adds the new keys and values `[batch, tokens, heads, head_dim]` of a layer to the cache of those of their size.
+    fn keep(&mut self, layer: u32, new: [&str; 2], [kv_heads, head_dim]: [usize; 2]) {
+        let alike = |cache: &KeyCache| [cache.kv_heads, cache.head_dim] == [kv_heads, head_dim];
+        let at = self.key_caches.iter().position(alike).unwrap_or_else(|| {
+            self.key_caches.push(KeyCache { kv_heads, head_dim, layers: Vec::new() });
+            self.key_caches.len() - 1
+        });
+        let cache = &self.key_caches[at];
+        let (place, past) = ((cache.layers.len(), layer), cache.names(at, "past"));
+        let [k, v] = [0, 1].map(|side| self.with_new(&past[side], place, new[side], [kv_heads, head_dim]));
+        let ([all_k, new_k], [all_v, new_v]) = (k, v);
+        self.key_caches[at].layers.push(LayerKeys { layer, all: [all_k, all_v], new: [new_k, new_v] });
     }
 
     /// Attention of `q` `[batch, tokens, heads, width]` over a fixed cache of `latents` `[batch, tokens, 1, width]`, the
@@ -637,12 +686,12 @@ impl Writer {
     pub(crate) fn finish(mut self, hidden: &str, channels: usize) -> ModelProto {
         let GraphForm { tokens, batch, max_cache_len, .. } = self.form;
         self.output(hidden, "last_hidden_state", &[Some(batch), tokens, Some(channels)]);
-        if let Some([kv_heads, head_dim]) = self.heads {
-            let layers = std::mem::take(&mut self.attentions);
-            let shape = [layers.len(), batch, kv_heads, max_cache_len, head_dim].map(Some);
-            for (at, names) in [["past_k", "new_k"], ["past_v", "new_v"]].into_iter().enumerate() {
-                let parts: Vec<&str> = layers.iter().map(|sides| sides[at].as_str()).collect();
-                self.finish_cache(names, &parts, shape);
+        for (number, cache) in std::mem::take(&mut self.key_caches).into_iter().enumerate() {
+            let shape = [cache.layers.len(), batch, cache.kv_heads, max_cache_len, cache.head_dim].map(Some);
+            let names = ["past", "new"].map(|word| cache.names(number, word));
+            for side in [0, 1] {
+                let parts: Vec<&str> = cache.layers.iter().map(|keys| keys.new[side].as_str()).collect();
+                self.finish_cache(names.each_ref().map(|names| names[side].as_str()), &parts, shape);
             }
         }
         if let Some(width) = self.latent_width {

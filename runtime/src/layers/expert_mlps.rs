@@ -5,9 +5,10 @@ use candle_core::Tensor;
 
 use super::linear::LinearStack;
 use super::mlp::Inner;
-use super::{Activation, Linear, Mlp};
+use super::{Activation, Linear, Mlp, MlpShape};
 use crate::error::RuntimeError;
 use crate::exported::{Chosen, Writer, refuse};
+use crate::weights::Scope;
 
 /// Rows of an expert, on average, up to which each of them reads its weights by itself.
 ///
@@ -51,6 +52,22 @@ impl ExpertMlps {
             each.push(mlp);
         }
         Ok(Self { each, stack })
+    }
+
+    /// Reads so many gated experts: each by itself with its projections under `names`, or all of them stacked.
+    pub(crate) fn read(
+        weights: &Scope<'_>,
+        count: usize,
+        names: [&str; 3],
+        expert: MlpShape,
+    ) -> Result<Self, RuntimeError> {
+        if !weights.stores("gate_up_proj") {
+            return Self::load(weights.backend(), count, |i| Mlp::load_named(&weights.enter(i), names, expert));
+        }
+        let MlpShape { hidden, intermediate, activation, .. } = expert;
+        let gate_up = weights.matrix("gate_up_proj", (count, 2 * intermediate, hidden))?;
+        let down = weights.matrix("down_proj", (count, hidden, intermediate))?;
+        Ok(Self::fused(weights.backend(), gate_up, down, activation)?)
     }
 
     /// Gated experts of `gate_up` `[count, 2 · intermediate, hidden]`, the gate first, and `down`

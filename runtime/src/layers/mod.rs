@@ -6,6 +6,7 @@ mod expert_mlps;
 mod gated_delta;
 mod kda;
 mod latents;
+mod layer_inputs;
 mod lightning;
 mod linear;
 mod mamba1;
@@ -19,11 +20,12 @@ mod rope;
 mod short_conv;
 mod token_shift;
 
-pub(crate) use attention::{Attention, AttentionShape};
+pub(crate) use attention::{Attention, AttentionShape, Keys};
 pub(crate) use conv::CausalConv;
 pub(crate) use expert_mlps::ExpertMlps;
 pub(crate) use gated_delta::{GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape};
 pub(crate) use kda::{Kda, KdaShape};
+pub(crate) use layer_inputs::{LayerInput, LayerInputs, LayerInputsShape};
 pub(crate) use lightning::Lightning;
 pub(crate) use linear::Linear;
 pub(crate) use mamba1::{Mamba1, Mamba1Shape};
@@ -113,19 +115,33 @@ fn softplus(x: &Tensor) -> candle_core::Result<Tensor> {
 #[derive(Debug)]
 pub(crate) struct Parallel(pub(crate) Vec<Branch>);
 
-/// One of several mixers, with factors on its input and output.
+/// `output_scale · post_norm(mixer(norm(input_scale · x)))`, one of several beside each other.
 #[derive(Debug)]
 pub(crate) struct Branch {
+    pub(crate) norm: Option<RmsNorm>,
     pub(crate) mixer: Box<dyn Mixer>,
+    pub(crate) post_norm: Option<RmsNorm>,
     pub(crate) input_scale: f64,
     pub(crate) output_scale: f64,
+}
+
+impl Branch {
+    /// `mixer(x)`.
+    pub(crate) fn new(mixer: impl Mixer + 'static) -> Self {
+        Self { norm: None, mixer: Box::new(mixer), post_norm: None, input_scale: 1.0, output_scale: 1.0 }
+    }
 }
 
 impl Mixer for Parallel {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let mut sum = x.zeros_like()?;
         for branch in &self.0 {
-            let y = branch.mixer.forward(&(x * branch.input_scale)?, step)?;
+            let behind = |norm: &Option<RmsNorm>, x: Tensor| match norm {
+                Some(norm) => norm.forward(step.on(), &x),
+                None => Ok(x),
+            };
+            let seen = behind(&branch.norm, (x * branch.input_scale)?)?;
+            let y = behind(&branch.post_norm, branch.mixer.forward(&seen, step)?)?;
             sum = (sum + (y * branch.output_scale)?)?;
         }
         Ok(sum)
@@ -134,8 +150,14 @@ impl Mixer for Parallel {
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
         let mut sum: Option<String> = None;
         for branch in &self.0 {
-            let x = writer.scaled(x, branch.input_scale);
-            let y = branch.mixer.trace(writer, &x)?;
+            let mut y = writer.scaled(x, branch.input_scale);
+            if let Some(norm) = &branch.norm {
+                y = norm.trace(writer, &y)?;
+            }
+            y = branch.mixer.trace(writer, &y)?;
+            if let Some(norm) = &branch.post_norm {
+                y = norm.trace(writer, &y)?;
+            }
             let y = writer.scaled(&y, branch.output_scale);
             sum = Some(sum.map_or(y.clone(), |sum| writer.node("Add", &[&sum, &y])));
         }

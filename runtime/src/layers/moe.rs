@@ -3,7 +3,7 @@
 use cacheplan_kernels::{Routing, Rows, Run};
 use candle_core::Tensor;
 
-use super::{ExpertMlps, Linear, Mlp, MlpShape, SharedExpert};
+use super::{ExpertMlps, Linear, Mlp, MlpShape, RmsNorm, SharedExpert};
 use crate::error::{ConfigError, RuntimeError};
 use crate::exported::Writer;
 use crate::weights::Scope;
@@ -13,8 +13,12 @@ use crate::weights::Scope;
 pub(crate) struct Moe {
     pub(crate) routing: Routing,
     pub(crate) router: Linear,
+    /// Norms of the rows that the router and the experts see, where these are not the same.
+    pub(crate) norms: Option<[RmsNorm; 2]>,
     /// `[experts]`, added to the scores for the choice alone.
     pub(crate) correction: Option<Tensor>,
+    /// `[experts]` in f32, what the shares of each are multiplied by once they are chosen.
+    pub(crate) share_scales: Option<Tensor>,
     pub(crate) experts: ExpertMlps,
     /// To the narrower rows that the experts of some models compute on, and back.
     pub(crate) latent: Option<[Linear; 2]>,
@@ -30,23 +34,14 @@ impl Moe {
         expert: MlpShape,
     ) -> Result<Self, RuntimeError> {
         let routing = checked_routing(routing)?;
-        let MlpShape { hidden, intermediate, activation, .. } = expert;
-        let (count, experts) = (routing.experts, weights.enter("experts"));
-        let experts = if experts.stores("gate_up_proj") {
-            let gate_up = experts.matrix("gate_up_proj", (count, 2 * intermediate, hidden))?;
-            let down = experts.matrix("down_proj", (count, hidden, intermediate))?;
-            ExpertMlps::fused(weights.backend(), gate_up, down, activation)?
-        } else {
-            ExpertMlps::load(weights.backend(), count, |i| Mlp::load_named(&experts.enter(i), names, expert))?
-        };
-        Ok(Self {
-            router: Linear::load(&weights.enter("gate"), hidden, count, false)?,
-            correction: None,
-            experts,
-            latent: None,
-            shared: None,
-            routing,
-        })
+        let router = Linear::load(&weights.enter("gate"), expert.hidden, routing.experts, false)?;
+        let experts = ExpertMlps::read(&weights.enter("experts"), routing.experts, names, expert)?;
+        Ok(Self::new(routing, router, experts))
+    }
+
+    /// A router and the experts that it chooses from.
+    pub(crate) fn new(routing: Routing, router: Linear, experts: ExpertMlps) -> Self {
+        Self { routing, router, norms: None, correction: None, share_scales: None, experts, latent: None, shared: None }
     }
 
     /// Reads a `gate` whose choice is corrected, and with `expert` each of `experts`.
@@ -59,13 +54,12 @@ impl Moe {
     ) -> Result<Self, RuntimeError> {
         let routing = checked_routing(routing)?;
         let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
+        let router = Linear::load(&gate, hidden, routing.experts, false)?;
+        let each = ExpertMlps::load(weights.backend(), routing.experts, |i| expert(&experts.enter(i)))?;
         Ok(Self {
-            router: Linear::load(&gate, hidden, routing.experts, false)?,
             correction: Some(gate.float("e_score_correction_bias", routing.experts)?),
-            experts: ExpertMlps::load(weights.backend(), routing.experts, |i| expert(&experts.enter(i)))?,
-            latent: None,
             shared: shared.map(|mlp| SharedExpert { mlp, gate: None }),
-            routing,
+            ..Self::new(routing, router, each)
         })
     }
 
@@ -75,6 +69,9 @@ impl Moe {
             Some(shared) => shared.forward(on, x)?,
             None => x.zeros_like()?,
         };
+        if let Some([_, norm]) = &self.norms {
+            return self.add_routed(on, y, x, &norm.forward(on, x)?);
+        }
         let Some([inward, outward]) = &self.latent else { return self.add_routed(on, y, x, x) };
         let narrow = inward.forward(on, x)?;
         y + outward.forward(on, &self.add_routed(on, narrow.zeros_like()?, x, &narrow)?)?
@@ -82,11 +79,16 @@ impl Moe {
 
     /// As nodes of a graph.
     pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
-        let logits = self.router.trace(writer, x)?;
-        let correction = self.correction.as_ref().map(|correction| writer.wide_weight(correction)).transpose()?;
-        let chosen = writer.route(&self.routing, &logits, correction.as_deref());
+        let [routed_by, seen] = match &self.norms {
+            Some([router, experts]) => [router.trace(writer, x)?, experts.trace(writer, x)?],
+            None => [x, x].map(str::to_owned),
+        };
+        let logits = self.router.trace(writer, &routed_by)?;
+        let [correction, scales] = [&self.correction, &self.share_scales]
+            .map(|numbers| numbers.as_ref().map(|numbers| writer.wide_weight(numbers)).transpose());
+        let chosen = writer.route(&self.routing, &logits, [correction?.as_deref(), scales?.as_deref()]);
         let routed = match &self.latent {
-            None => self.experts.written(writer, x, &chosen)?,
+            None => self.experts.written(writer, &seen, &chosen)?,
             Some([inward, outward]) => {
                 let narrow = inward.trace(writer, x)?;
                 let routed = self.experts.written(writer, &narrow, &chosen)?;
@@ -100,7 +102,14 @@ impl Moe {
 
     /// `y`, and for each row of `x` what its experts make of the same row of `seen`.
     fn add_routed(&self, on: &Run<'_>, y: Tensor, x: &Tensor, seen: &Tensor) -> candle_core::Result<Tensor> {
-        let (chosen, shares) = self.routing.run(on, &self.router.forward(on, x)?, self.correction.as_ref())?;
+        let logits = match &self.norms {
+            Some([norm, _]) => self.router.forward(on, &norm.forward(on, x)?)?,
+            None => self.router.forward(on, x)?,
+        };
+        let (chosen, mut shares) = self.routing.run(on, &logits, self.correction.as_ref())?;
+        if let Some(scales) = &self.share_scales {
+            shares = (&shares * scales.index_select(&chosen.flatten_all()?, 0)?.reshape(shares.shape())?)?;
+        }
         if let Some(routed) = self.experts.summed(on, seen, &chosen, &shares)? {
             return Ok(Rows(&y).weighted_sum(on, 1.0, &routed, 1.0)?);
         }

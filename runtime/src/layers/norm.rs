@@ -32,6 +32,16 @@ impl RmsNorm {
         Ok(Self { weight: (weights.get("weight", size)? + 1.0)?, eps: eps as f32 })
     }
 
+    /// The same with a weight that was made otherwise.
+    pub(crate) fn of(weight: Tensor, eps: f64) -> Self {
+        Self { weight, eps: eps as f32 }
+    }
+
+    /// The same for norms that have no weight.
+    pub(crate) fn unweighted(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, RuntimeError> {
+        Ok(Self::of(weights.ones(size)?, eps))
+    }
+
     /// Normalises each row.
     pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> candle_core::Result<Tensor> {
         Ok(cacheplan_kernels::RmsNorm { weight: &self.weight, eps: self.eps }.run(on, x)?)

@@ -73,7 +73,7 @@ impl RopeConfig {
         }
         let scaling = match &self.divisors {
             Some(divisors) => RopeScaling::PerFrequency { divisors: divisors.clone(), attention_factor: 1.0 },
-            None => parameters.scaling(self.max_position_embeddings)?,
+            None => parameters.scaling(head_dim, self.max_position_embeddings)?,
         };
         let rope = parameters.embedding(head_dim, &scaling)?;
         Ok(if self.rope_interleaved { rope.interleaved() } else { rope })
@@ -142,22 +142,32 @@ impl RopeParameters {
         Self { rope_theta: self.rope_theta.or(Some(theta)), ..self }
     }
 
+    /// For layers that turn `share` of the frequencies of whole heads.
+    pub(crate) fn proportional(self, share: f64) -> Self {
+        Self { rope_type: Some("proportional".to_owned()), partial_rotary_factor: Some(share), ..self }
+    }
+
     fn rope_type(&self) -> &str {
         self.rope_type.as_deref().or(self.r#type.as_deref()).unwrap_or("default")
     }
 
     /// The embedding of heads of `head_dim` elements, halves paired.
     pub(crate) fn rope(&self, head_dim: usize, max_position: Option<usize>) -> Result<Rope, RuntimeError> {
-        self.embedding(head_dim, &self.scaling(max_position)?)
+        self.embedding(head_dim, &self.scaling(head_dim, max_position)?)
     }
 
     fn embedding(&self, head_dim: usize, scaling: &RopeScaling) -> Result<Rope, RuntimeError> {
         let theta = self.rope_theta.unwrap_or(10_000.0);
-        let rotary_dim = (head_dim as f64 * self.partial_rotary_factor.unwrap_or(1.0)) as usize;
-        Ok(Rope::new(theta, rotary_dim, scaling)?)
+        let share = if self.is_proportional() { 1.0 } else { self.partial_rotary_factor.unwrap_or(1.0) };
+        Ok(Rope::new(theta, (head_dim as f64 * share) as usize, scaling)?)
     }
 
-    fn scaling(&self, max_position: Option<usize>) -> Result<RopeScaling, ConfigError> {
+    /// Whether the frequencies are those of whole heads, of which a share turns.
+    fn is_proportional(&self) -> bool {
+        self.rope_type() == "proportional"
+    }
+
+    fn scaling(&self, head_dim: usize, max_position: Option<usize>) -> Result<RopeScaling, ConfigError> {
         let factor = || self.factor.ok_or(ConfigError::Missing { key: "rope_parameters.factor" });
         let original_max_position = || {
             self.original_max_position_embeddings
@@ -176,6 +186,15 @@ impl RopeParameters {
         match self.rope_type() {
             "default" | "none" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear(factor()?)),
+            "proportional" => {
+                let share = self.partial_rotary_factor.unwrap_or(1.0);
+                let turned = (share * head_dim as f64 / 2.0) as usize;
+                let divisor = |at: usize| if at < turned { self.factor.unwrap_or(1.0) } else { f32::INFINITY };
+                Ok(RopeScaling::PerFrequency {
+                    divisors: (0..head_dim.div_ceil(2)).map(divisor).collect(),
+                    attention_factor: 1.0,
+                })
+            }
             "llama3" => Ok(RopeScaling::Llama3 {
                 factor: factor()?,
                 low_freq_factor: self
@@ -197,7 +216,7 @@ impl RopeParameters {
             other => Err(ConfigError::Unsupported {
                 key: "rope_parameters.rope_type",
                 found: other.to_owned(),
-                known: "default, linear, llama3 and yarn",
+                known: "default, linear, llama3, proportional and yarn",
             }),
         }
     }

@@ -77,14 +77,14 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         let attention = Attention::load(&layer.enter("self_attn"), layer.index, shape, rope)?;
         let branches = vec![
             Branch {
-                mixer: Box::new(mamba.with_projection_scales(config.ssm_multipliers)?),
                 input_scale: config.ssm_in_multiplier,
                 output_scale: config.ssm_out_multiplier,
+                ..Branch::new(mamba.with_projection_scales(config.ssm_multipliers)?)
             },
             Branch {
-                mixer: Box::new(attention.with_key_scale(config.key_multiplier)?),
                 input_scale: config.attention_in_multiplier,
                 output_scale: config.attention_out_multiplier,
+                ..Branch::new(attention.with_key_scale(config.key_multiplier)?)
             },
         ];
         Ok(vec![

@@ -76,14 +76,8 @@ impl Config {
         } else {
             self.experts_of_all(&experts, count, hidden, size)?
         };
-        Ok(Moe {
-            routing: checked_routing(Routing::softmax(count, self.num_experts_per_tok, true))?,
-            router: Linear::load(&weights.enter("router"), hidden, count, true)?,
-            correction: None,
-            experts,
-            latent: None,
-            shared: None,
-        })
+        let routing = checked_routing(Routing::softmax(count, self.num_experts_per_tok, true))?;
+        Ok(Moe::new(routing, Linear::load(&weights.enter("router"), hidden, count, true)?, experts))
     }
 
     /// An expert of a GGUF file, which has gate and up apart.

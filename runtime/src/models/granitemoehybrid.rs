@@ -101,13 +101,9 @@ impl Config {
             let down = moe.enter("output_linear").matrix("weight", (experts, hidden, width))?;
             ExpertMlps::fused(moe.backend(), gate_up, down, activation)?
         };
-        Ok(Box::new(Moe {
-            routing: checked_routing(Routing::softmax(experts, per_token, true))?,
-            router: Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?,
-            correction: None,
-            experts: of_each,
-            latent: None,
-            shared: Some(SharedExpert { mlp: shared, gate: None }),
-        }))
+        let routing = checked_routing(Routing::softmax(experts, per_token, true))?;
+        let router = Linear::load(&moe.enter("router").enter("layer"), hidden, experts, false)?;
+        let shared = Some(SharedExpert { mlp: shared, gate: None });
+        Ok(Box::new(Moe { shared, ..Moe::new(routing, router, of_each) }))
     }
 }

@@ -73,13 +73,9 @@ impl Config {
         }
         let per_token = self.num_experts_per_tok.ok_or(ConfigError::Missing { key: "num_experts_per_tok" })?;
         let (count, experts) = (size(sizes.experts), weights.enter("experts"));
-        Ok(Box::new(Moe {
-            routing: checked_routing(Routing::softmax(count, per_token, false))?,
-            router: Linear::load(&weights.enter("router"), layer.hidden, count, false)?,
-            correction: None,
-            experts: ExpertMlps::load(weights.backend(), count, |i| Mlp::load_gated(&experts.enter(i), mlp))?,
-            latent: None,
-            shared: None,
-        }))
+        let routing = checked_routing(Routing::softmax(count, per_token, false))?;
+        let router = Linear::load(&weights.enter("router"), layer.hidden, count, false)?;
+        let experts = ExpertMlps::load(weights.backend(), count, |i| Mlp::load_gated(&experts.enter(i), mlp))?;
+        Ok(Box::new(Moe::new(routing, router, experts)))
     }
 }

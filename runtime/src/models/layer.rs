@@ -10,7 +10,8 @@ use crate::block::Block;
 use crate::decoder::{Blocks, Decoder, Head};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, AttentionShape, Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size,
+    Activation, AttentionShape, Keys, LayerInputs, LayerInputsShape, Linear, Mamba2, Mamba2Rules, Mamba2Shape,
+    MlaShape, MlpShape, RmsNorm, size,
 };
 use crate::prediction::{PredictionLayer, PredictionNames};
 use crate::step::Names;
@@ -35,6 +36,8 @@ pub(crate) struct TensorNames {
     pub(crate) tied: bool,
     /// Factor on the embedded tokens.
     pub(crate) embedding_scale: f64,
+    /// What each layer takes of the tokens beside the stream.
+    pub(crate) layer_inputs: Option<LayerInputsShape>,
     /// Factor on the logits.
     pub(crate) logit_scale: f64,
     /// Logits become `cap * tanh(logit / cap)`.
@@ -54,6 +57,7 @@ impl TensorNames {
             load_norm: RmsNorm::load,
             tied,
             embedding_scale: 1.0,
+            layer_inputs: None,
             logit_scale: 1.0,
             logit_softcap: None,
             prediction: None,
@@ -109,8 +113,9 @@ pub(crate) fn decoder<'a>(
     let norm = frame.norm(&root.enter(frame.norm), hidden)?;
     let head = Head::load(&embedding, weights, hidden, frame.tied)?;
     let head = Head { scale: frame.logit_scale, softcap: frame.logit_softcap, ..head };
-    let names = Names::new();
-    let text = Blocks { embedding, blocks, norm, embedding_scale: frame.embedding_scale, names, prediction };
+    let layer_inputs = frame.layer_inputs.map(|shape| LayerInputs::load(&root, hidden, model.layers.len(), shape));
+    let (layer_inputs, names, embedding_scale) = (layer_inputs.transpose()?, Names::new(), frame.embedding_scale);
+    let text = Blocks { embedding, blocks, norm, embedding_scale, layer_inputs, names, prediction };
     Ok(Decoder::new(text, Some(head), weights.backend()).with_mapped(weights.mapped_bytes()))
 }
 
@@ -160,15 +165,24 @@ impl<'a> Layer<'a> {
 
     /// The shape of its attention, which must keep keys and values of its own and of one size.
     pub(crate) fn attention(&self, dims: &Attention, bias: bool) -> Result<AttentionShape, RuntimeError> {
+        match dims.shares_layer {
+            None => self.sharing_attention(dims, bias),
+            Some(_) => Err(self.refuse("attention over keys of its own")),
+        }
+    }
+
+    /// The same of a layer that may read those of an earlier one.
+    pub(crate) fn sharing_attention(&self, dims: &Attention, bias: bool) -> Result<AttentionShape, RuntimeError> {
         let Attention { num_heads, num_kv_heads, head_dim, value_dim, window, shares_layer, .. } = *dims;
-        if shares_layer.is_some() || value_dim.is_some_and(|values| values != head_dim) {
-            return Err(self.refuse("attention over keys of its own, with values of their size"));
+        if value_dim.is_some_and(|values| values != head_dim) {
+            return Err(self.refuse("attention with values of the keys' size"));
         }
         Ok(AttentionShape {
             hidden: self.hidden,
             heads: size(num_heads),
             kv_heads: size(num_kv_heads),
             head_dim: size(head_dim),
+            keys: shares_layer.map_or(Keys::Own, Keys::OfLayer),
             window: window.map_or(Window::Full, |window| Window::Sliding(size(window))),
             bias,
         })

@@ -5,6 +5,7 @@ mod deepseek_v3;
 mod experts;
 mod falcon_h1;
 mod gemma3;
+mod gemma4;
 mod gpt_oss;
 mod granitemoehybrid;
 mod jamba;
@@ -69,12 +70,14 @@ macro_rules! relative {
 }
 
 /// The types that there is a decoder for.
-static DECODERS: [Entry; 25] = [
+static DECODERS: [Entry; 27] = [
     entry!("bamba", bamba::load),
     entry!("deepseek_v2", deepseek_v3::load_v2),
     Entry { predicts: true, preprocesses: true, ..entry!("deepseek_v3", deepseek_v3::load) },
     entry!("falcon_h1", falcon_h1::load),
     entry!("gemma3_text", gemma3::load),
+    entry!("gemma4", gemma4::load),
+    entry!("gemma4_text", gemma4::load),
     entry!("gpt_oss", gpt_oss::load),
     entry!("granitemoehybrid", granitemoehybrid::load),
     entry!("jamba", jamba::load),

@@ -172,11 +172,10 @@ impl Config {
             Ok(linear.plus(&self.adapter(&adapter, both, outputs)?)?)
         };
         let outward = Linear::load(&self_attn.enter("o_proj"), shape.heads * shape.head_dim, hidden, false)?;
-        let projections =
-            [inward("q", shape.heads)?, inward("k", shape.kv_heads)?, inward("v", shape.kv_heads)?, outward];
+        let inward = [inward("q", shape.heads)?, inward("k", shape.kv_heads)?, inward("v", shape.kv_heads)?];
         Ok(Hybrid {
             input_norm: layer.norm_of(&transformer.enter("input_layernorm"), both)?,
-            attention: Attention::new(layer.index, projections, shape, rope)?
+            attention: Attention::new(layer.index, &inward, outward, shape, rope)?
                 .with_scale((shape.head_dim as f64 / 2.0).sqrt().recip()),
             feed_forward_norm: layer.norm_of(&transformer.enter("pre_ff_layernorm"), hidden)?,
             feed_forward: self.feed_forward(&transformer.enter("feed_forward"), hidden, place)?,

@@ -482,6 +482,11 @@ impl<'a> Scope<'a> {
         self.weights.latents
     }
 
+    /// Ones, as if they were read.
+    pub(crate) fn ones(&self, len: usize) -> candle_core::Result<Tensor> {
+        Tensor::ones(len, self.weights.dtype, self.device())
+    }
+
     /// Where the model runs.
     pub(crate) fn backend(&self) -> &'a Backend {
         &self.weights.backend

@@ -44,6 +44,7 @@ fn files(disk: &Path) -> Vec<PathBuf> {
 #[rstest]
 #[case::whole_contexts("llama", "", [24, 32])]
 #[case::windows("gemma3", "", [0, 32])]
+#[case::shared_keys("gemma4", "", [0, 32])]
 #[case::states("nemotron_h", STATES, [24, 32])]
 #[case::other_states("bamba", STATES, [24, 32])]
 fn a_session_that_begins_anew_goes_on_from_files(

@@ -54,6 +54,7 @@ fn caches_that_made_way_come_back_from_the_host(
         "deepseek_v3",
         "falcon_h1",
         "gemma3",
+        "gemma4",
         "gpt_oss",
         "granitemoehybrid",
         "jamba",

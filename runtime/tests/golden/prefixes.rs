@@ -46,7 +46,16 @@ fn prompts() -> [Vec<u32>; 3] {
 #[rstest]
 fn a_prompt_goes_on_from_the_caches_of_an_earlier_one(
     #[values(
-        "bamba", "falcon_h1", "gemma3", "gpt_oss", "jamba", "llama", "nemotron_h", "qwen3_next", "zamba2"
+        "bamba",
+        "falcon_h1",
+        "gemma3",
+        "gemma4",
+        "gpt_oss",
+        "jamba",
+        "llama",
+        "nemotron_h",
+        "qwen3_next",
+        "zamba2"
     )]
     model: &str,
 ) {
@@ -100,7 +109,7 @@ fn crowd(session: &mut Session, blocks: u64) {
 
 #[rstest]
 fn what_made_way_on_the_device_comes_back_from_the_host(
-    #[values("deepseek_v3", "gemma3", "llama", "nemotron_h")] model: &str,
+    #[values("deepseek_v3", "gemma3", "gemma4", "llama", "nemotron_h")] model: &str,
     #[values(false, true)] tiered: bool,
 ) {
     let mut roomy = session(model, BUDGET);
@@ -237,7 +246,7 @@ fn conversations_give_the_same_with_and_without_reuse(model: &str) {
 }
 
 #[rstest]
-fn cached_prefixes_make_way_for_sequences(#[values("gemma3", "llama", "nemotron_h")] model: &str) {
+fn cached_prefixes_make_way_for_sequences(#[values("gemma3", "gemma4", "llama", "nemotron_h")] model: &str) {
     let mut crowded = reusing(model);
     let mut plan = crowded.plan().clone();
     for pool in plan.pools.iter_mut().filter(|pool| pool.tokens_per_block.is_some()) {

@@ -24,8 +24,10 @@ pub(super) struct FixedCache<'a> {
 }
 
 impl<'a> FixedCache<'a> {
-    /// The pair of states whose shapes are known to the last axis and stay the same, or one alone that is of latents.
-    pub(super) fn find(file: &str, lookup: &Lookup<'a>, states: &States<'a>) -> Result<Option<Self>, FrontendError> {
+    /// The pairs of states whose shapes are known to the last axis and stay the same, and those alone that are of latents:
+    /// one for each size of heads.
+    pub(super) fn find(file: &str, lookup: &Lookup<'a>, states: &States<'a>) -> Result<Vec<Self>, FrontendError> {
+        let mut found = Vec::new();
         for key in states.iter() {
             let Some(([rows, batch, heads, tokens, head_dim], dtype)) = shape(lookup, key) else { continue };
             let value = match key_to_value(key.input) {
@@ -50,9 +52,9 @@ impl<'a> FixedCache<'a> {
             let layers_are_told = told.is_some();
             let layers = told.unwrap_or_else(|| (0..count).collect());
             let key = key.clone();
-            return Ok(Some(Self { key, value, layers, layers_are_told, heads, tokens, head_dim, dtype }));
+            found.push(Self { key, value, layers, layers_are_told, heads, tokens, head_dim, dtype });
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// Its tensors: keys and values, or latents.

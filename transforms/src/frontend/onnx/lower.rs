@@ -58,7 +58,7 @@ pub(super) struct Lowering<'a> {
     opsets: &'a [OperatorSetId],
     states: States<'a>,
     /// Keys and values of all layers in tensors of fixed shapes.
-    fixed: Option<FixedCache<'a>>,
+    fixed: Vec<FixedCache<'a>>,
     bindings: Vec<StateBinding>,
     explained: HashSet<&'a str>,
     graph: Graph,
@@ -85,7 +85,7 @@ impl<'a> Lowering<'a> {
             lookup,
             opsets,
             states,
-            fixed: None,
+            fixed: Vec::new(),
             bindings: Vec::new(),
             explained,
             graph: Graph::new(),
@@ -117,7 +117,7 @@ impl<'a> Lowering<'a> {
         for node in &self.lookup.graph.node {
             self.node(node)?;
         }
-        self.fixed_cache();
+        self.fixed_caches();
         self.unexplained()?;
         let registry = Registry::default();
         if !self.graph.op_ids().any(|id| registry.get(&self.graph.op(id).kind).is_some()) {
@@ -135,8 +135,8 @@ impl<'a> Lowering<'a> {
             }
         }
         let dtype = self.dtype();
-        let max_tokens = self.fixed.as_ref().map(|fixed| fixed.tokens).or(self.max_tokens);
-        let step_tokens = self.fixed.as_ref().map(|fixed| fixed.step_tokens(self.lookup));
+        let max_tokens = self.fixed.iter().map(|fixed| fixed.tokens).min().or(self.max_tokens);
+        let step_tokens = self.fixed.iter().map(|fixed| fixed.step_tokens(self.lookup)).min();
         // A graph some of whose states nothing explains can be planned, but nobody knows how to run it.
         let whole = self.bindings.len() == self.states.iter().count();
         let states = if whole { self.bindings } else { Vec::new() };
@@ -168,9 +168,15 @@ impl<'a> Lowering<'a> {
 
     /// The caches of fixed shape: of each layer the tokens of a slot, keys of all layers first and values behind them, as
     /// the graph has them.
-    fn fixed_cache(&mut self) {
-        let Some(fixed) = self.fixed.take() else { return };
-        let FixedCache { heads, tokens, head_dim, dtype, .. } = fixed;
+    fn fixed_caches(&mut self) {
+        for fixed in std::mem::take(&mut self.fixed) {
+            self.fixed_cache(&fixed);
+            self.fixed.push(fixed);
+        }
+    }
+
+    fn fixed_cache(&mut self, fixed: &FixedCache<'a>) {
+        let FixedCache { heads, tokens, head_dim, dtype, .. } = *fixed;
         self.explained.extend(fixed.states().map(|state| state.input));
         self.bindings.extend(fixed.bindings());
         let mut add = |layer: u32, state: &State<'a>| {
@@ -196,13 +202,12 @@ impl<'a> Lowering<'a> {
         let layers = fixed.layers.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         let (what, among_others) = (fixed.key.input.to_owned(), self.bindings.len() > fixed.states().count());
         self.note(what, format!("layers {layers}"), rows.to_owned(), !fixed.layers_are_told && among_others);
-        self.fixed = Some(fixed);
     }
 
     /// Whether an attention reads a cache of fixed shape.
     fn is_fixed(&self, key: &str) -> bool {
         let state = attention::root(self.lookup, &self.states, key).and_then(|root| root.state);
-        state.is_some() && state == self.fixed.as_ref().map(|fixed| fixed.key.input)
+        state.is_some_and(|state| self.fixed.iter().any(|fixed| fixed.key.input == state))
     }
 
     fn bind(&mut self, input: &str, layer: u32, part: StatePart) {
