@@ -29,7 +29,7 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     /// How many tokens the model knows.
     fn vocab_size(&self) -> usize;
 
-    /// The caches that it keeps, in the order of its layers.
+    /// The caches that it keeps, in the order of the layers that read them.
     fn caches(&self) -> Vec<CacheUse>;
 
     /// Moves the state of a layer on over the candidates that were accepted.
@@ -246,7 +246,7 @@ impl Decoder {
         self.text.to_graph(form)
     }
 
-    /// The caches that its layers keep, in their order.
+    /// The caches that its layers read, in their order: one that several read as often.
     pub fn caches(&self) -> Vec<CacheUse> {
         self.text.caches()
     }

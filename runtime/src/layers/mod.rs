@@ -59,7 +59,7 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
         Ok(false)
     }
 
-    /// The caches that it keeps.
+    /// The caches that it keeps, or reads of earlier layers.
     fn caches(&self) -> Vec<CacheUse> {
         Vec::new()
     }

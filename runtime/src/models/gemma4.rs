@@ -51,7 +51,16 @@ fn rms_norm_eps() -> f64 {
 
 /// Builds a Gemma 4 decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let channels = config.hidden_size_per_layer_input.unwrap_or(256);
+    build(config, config.hidden_size_per_layer_input.unwrap_or(256), model, weights)
+}
+
+/// Builds that of the types that see without a tower, whose layers have no inputs beside the stream.
+pub(super) fn load_unified(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    build(config, 0, model, weights)
+}
+
+/// `channels` of each layer's input; 0 where there is none.
+fn build(config: &Config, channels: usize, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
     // Files of models that see and hear have the text model as a part.
     let part = "model.language_model";
     let root = if weights.scope(part).enter("embed_tokens").stores("weight") { part } else { "model" };
@@ -66,12 +75,21 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         logit_softcap: config.final_logit_softcapping,
         ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
     };
+    if let Some(LayerInputsShape { vocab_size, .. }) = frame.layer_inputs
+        && model.vocab_size.is_some_and(|all| size(all) > vocab_size)
+    {
+        let (key, found, known) = ("vocab_size_per_layer_input", vocab_size.to_string(), "at least `vocab_size`");
+        return Err(ConfigError::Unsupported { key, found, known }.into());
+    }
     decoder(model, weights, frame, |layer| {
         let [BlockSpec::Attention(attention), BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, .. })] =
             layer.blocks
         else {
             return Err(layer.refuse("attention and a gated feed-forward block"));
         };
+        if attention.window.is_some() && layer.index as usize + 1 == model.layers.len() {
+            return Err(layer.refuse("full attention in the last layer, whatever `layer_types` says"));
+        }
         let mut blocks = vec![config.attention(layer, attention)?, config.feed_forward(layer, sizes)?];
         if channels > 0 {
             let shape = [layer.hidden, channels];

@@ -70,7 +70,7 @@ macro_rules! relative {
 }
 
 /// The types that there is a decoder for.
-static DECODERS: [Entry; 27] = [
+static DECODERS: [Entry; 29] = [
     entry!("bamba", bamba::load),
     entry!("deepseek_v2", deepseek_v3::load_v2),
     Entry { predicts: true, preprocesses: true, ..entry!("deepseek_v3", deepseek_v3::load) },
@@ -78,6 +78,8 @@ static DECODERS: [Entry; 27] = [
     entry!("gemma3_text", gemma3::load),
     entry!("gemma4", gemma4::load),
     entry!("gemma4_text", gemma4::load),
+    entry!("gemma4_unified", gemma4::load_unified),
+    entry!("gemma4_unified_text", gemma4::load_unified),
     entry!("gpt_oss", gpt_oss::load),
     entry!("granitemoehybrid", granitemoehybrid::load),
     entry!("jamba", jamba::load),

@@ -21,6 +21,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "gemma3_older_rope",
         "gemma4_of_a_wrapper",
         "gemma4_older_sizes",
+        "gemma4_unified_keys",
+        "gemma4_unified_of_a_wrapper",
         "gemma4_wide_experts",
         "gpt_oss_defaults",
         "kimi_linear_own_head",
