@@ -113,7 +113,9 @@ pub(crate) fn decoder<'a>(
     let norm = frame.norm(&root.enter(frame.norm), hidden)?;
     let head = Head::load(&embedding, weights, hidden, frame.tied)?;
     let head = Head { scale: frame.logit_scale, softcap: frame.logit_softcap, ..head };
-    let layer_inputs = frame.layer_inputs.map(|shape| LayerInputs::load(&root, hidden, model.layers.len(), shape));
+    // Layers that graphs compute have theirs in these too.
+    let layer_inputs = frame.layer_inputs.filter(|_| !model.layers.is_empty());
+    let layer_inputs = layer_inputs.map(|shape| LayerInputs::load(&root, hidden, model.layers.len(), shape));
     let (layer_inputs, names, embedding_scale) = (layer_inputs.transpose()?, Names::new(), frame.embedding_scale);
     let text = Blocks { embedding, blocks, norm, embedding_scale, layer_inputs, names, prediction };
     Ok(Decoder::new(text, Some(head), weights.backend()).with_mapped(weights.mapped_bytes()))

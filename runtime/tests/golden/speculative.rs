@@ -199,8 +199,8 @@ fn random_prompts(count: u64, vocabulary: u64) -> Vec<Request> {
 /// A model that drafts for itself is right wherever its own rounding lets it be.
 #[rstest]
 fn a_draft_model_generates_the_same_tokens(
-    #[values("deepseek_v3", "gpt_oss", "llama", "nemotron_h", "qwen3", "qwen3_next")] model: &str,
-    #[values("llama", "qwen3")] draft: &str,
+    #[values("deepseek_v3", "gemma4", "gpt_oss", "llama", "nemotron_h", "qwen3", "qwen3_next")] model: &str,
+    #[values("gemma4", "llama", "qwen3")] draft: &str,
 ) {
     let mut plain = session_without_reuse(model, BUDGET);
     if plain.vocab_size() != session(draft, BUDGET).vocab_size() {

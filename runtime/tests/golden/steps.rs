@@ -153,7 +153,7 @@ fn narrower_caches_give_nearly_the_golden_logits(
 #[rstest]
 fn narrower_caches_that_layers_share_give_nearly_the_golden_logits(
     #[values("gemma4", "gemma4_moe")] model: &str,
-    #[values(("bf16", 0.0), ("fp8", 0.0), ("int8", 0.0))] (dtype, tolerance): (&str, f32),
+    #[values(("bf16", 0.002), ("fp8", 0.08), ("int8", 0.005))] (dtype, tolerance): (&str, f32),
 ) {
     let [_, worst] = errors(model, &format!("kv = '{dtype}'\n"));
     assert!(worst > 0.0 && worst < tolerance, "{worst}");
