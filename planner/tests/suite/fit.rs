@@ -14,7 +14,7 @@ use super::common::published;
 fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
     FitQuestion {
         model: None,
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context,
         sequences,
         devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
@@ -173,7 +173,7 @@ fn a_best_in_fewer_bits_names_the_best_without() {
 fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
     let question = FitQuestion {
         model: Some("my models/llama".into()),
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context: 1 << 20,
         sequences: 1,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
@@ -224,7 +224,7 @@ fn dtypes_of_states_and_engines_are_swept_too() {
     let engines: Vec<EngineSpec> = ["vllm@0.33.0", "sglang"].map(|name| name.parse().unwrap()).to_vec();
     let question = FitQuestion {
         model: None,
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context: 32_768,
         sequences: 10,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
