@@ -104,7 +104,7 @@ impl Answer {
         let usual = if is_gguf { "llama.cpp" } else { "vllm" };
         let Ok(engine) = best.engine.as_deref().unwrap_or(usual).parse::<EngineSpec>() else { return String::new() };
         let takes_files = engine.engine.name() == "llama.cpp";
-        if is_gguf != takes_files && (is_gguf || best.is_integrated()) {
+        if !takes_files && (is_gguf || best.is_integrated()) {
             return String::new();
         }
         let Some(flags) = best.told(engine, self.context) else { return String::new() };
