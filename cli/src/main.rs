@@ -13,6 +13,7 @@ use std::process::ExitCode;
 
 use cacheplan::files::remember_inputs;
 use cacheplan::managers::CountingAllocator;
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::run::template;
@@ -96,7 +97,7 @@ fn main() -> ExitCode {
     let parsed = Cli::command().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     let (command, matches) = match parsed {
         Ok((cli, matches)) => (cli.command, matches),
-        Err(wrong) => return usage(&wrong.format(&mut Cli::command())),
+        Err(wrong) => return usage(&hinted(wrong).format(&mut Cli::command())),
     };
     let result = match command {
         Command::Plan(args) => commands::plan::run(&args),
@@ -125,6 +126,27 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
     }
+}
+
+/// What stands behind `--` is an engine's command: no flag that nobody knows is meant as a value there, and a program that
+/// stands elsewhere is.
+fn hinted(mut wrong: clap::Error) -> clap::Error {
+    let Some(ContextValue::String(found)) = wrong.get(ContextKind::InvalidArg).cloned() else { return wrong };
+    let mut tips = match wrong.remove(ContextKind::Suggested) {
+        Some(ContextValue::StyledStrs(tips)) => tips,
+        _ => Vec::new(),
+    };
+    tips.retain(|tip| !tip.to_string().contains("as a value"));
+    if ["vllm", "serve", "sglang", "trtllm-serve", "llama-server", "-m"].contains(&found.as_str()) {
+        tips.push(
+            "a command that starts an engine stands behind `--`: cacheplan plan --device h100 -- vllm serve MODEL"
+                .into(),
+        );
+    }
+    if !tips.is_empty() {
+        wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+    wrong
 }
 
 /// Help and versions are our own words; what is wrong repeats the arguments.

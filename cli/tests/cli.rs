@@ -710,3 +710,29 @@ fn the_runner_is_asked_what_was_asked(#[case] args: &[&str], #[case] expected: &
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected);
     assert_eq!(output.status.success(), status == 0, "{}", stderr(&output));
 }
+
+/// What stands behind `--` is an engine's command, which no mistyped flag is a word of.
+#[rstest]
+#[case(&["fit", "m", "--user", "100"], "'--user'")]
+#[case(&["plan", "--device", "h100", "vllm", "serve", "m"], "a command that starts an engine stands behind `--`")]
+fn a_wrong_word_is_not_sent_behind_two_dashes(#[case] args: &[&str], #[case] expected: &str) {
+    let output = cacheplan(args);
+    let message = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{message}");
+    assert!(message.contains(expected) && !message.contains("as a value"), "{message}");
+}
+
+/// The names that people have for them mean what ours do.
+#[test]
+fn fit_knows_its_flags_by_other_names() {
+    let model = config("Qwen__Qwen3-0.6B.json");
+    let fit = |flags: &[&str]| cacheplan(&[&["fit", model.to_str().unwrap()][..], flags].concat());
+    let ours = fit(&["--context", "4k", "--sequences", "2", "--gpus", "l4"]);
+    let others = fit(&["--ctx", "4k", "--users", "2", "--device", "l4"]);
+    assert!(ours.status.success(), "{}", stderr(&ours));
+    assert_eq!(ours.stdout, others.stdout);
+    // A dtype that is stated is not varied, and stands in the command that is printed.
+    let stated = fit(&["--context", "4k", "--sequences", "2", "--gpus", "l4", "--kv-dtype", "bf16", "--format", "csv"]);
+    let stated = String::from_utf8(stated.stdout).unwrap();
+    assert!(stated.lines().count() > 1 && !stated.contains("f8_e4m3"), "{stated}");
+}

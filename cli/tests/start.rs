@@ -72,6 +72,26 @@ fn the_same_as_json() {
     assert!(tokens["low"].as_u64() < tokens["high"].as_u64() && tokens["low"].as_u64() > Some(0), "{tokens}");
 }
 
+/// What `fit` says of a command is that command told the best layout: pasted, it holds what was asked for.
+#[rstest]
+#[case::vllm(&["vllm", "serve", "MODEL", "--kv-cache-dtype", "fp8", "-tp", "4"])]
+#[case::sglang(&["python3", "-m", "sglang.launch_server", "--model-path", "MODEL", "--tp", "4"])]
+fn the_command_that_fit_prints_holds_what_was_asked_for(#[case] command: &[&str]) {
+    let model = config(QWEN);
+    let command: Vec<&str> = command.iter().map(|word| if *word == "MODEL" { model.as_str() } else { word }).collect();
+    let ask = ["fit", "--context", "16k", "--sequences", "20", "--margin", "20", "--gpus", "h100", "--"];
+    let (code, out, err) = said(&cacheplan(&[&ask[..], &command].concat()));
+    assert_eq!(code, Some(0), "{err}");
+    let line = out.split("cacheplan plan").last().unwrap().replace("\\\n", " ");
+    let words = shlex::split(&line).unwrap();
+    for kept in command.iter().filter(|word| !["-tp", "--tp", "4"].contains(word)) {
+        assert!(words.iter().any(|word| word == kept), "{kept}: {line}");
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (code, out, err) = said(&cacheplan(&[&["plan", "--expect-sequences", "20"], &words[..]].concat()));
+    assert_eq!(code, Some(0), "{line}\n{out}{err}");
+}
+
 #[rstest]
 #[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start: To serve at least one request")]
 #[case::misspelled(&["--device", "h100"], "--max-modle-len 4096", 2, "unrecognized arguments: --max-modle-len")]

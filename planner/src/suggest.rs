@@ -27,7 +27,7 @@ impl PlanRequest {
     }
 
     /// The longest `max_seq_len` of which `max_batch_size` sequences fit, or one where that is not stated: what engines call
-    /// `auto`. It is at most what the model was made for, and where nobody says that, 1,048,576.
+    /// `auto`, and the engine that it is asked for admits them. It is at most what the model was made for, and where nobody says that, 1,048,576.
     ///
     /// # Errors
     /// A budget without memory, and what [`plan`](Self::plan) says of the shortest sequences where none fit.
@@ -41,7 +41,11 @@ impl PlanRequest {
         }
         let asked = budget.max_batch_size.unwrap_or(1);
         let at = |length: u64| self.changed(|budget| budget.max_seq_len = Some(length));
-        let holds = |length: u64| at(length).planned().is_some_and(|plan| plan.capacity.sequences >= asked);
+        let holds = |length: u64| {
+            let request = at(length);
+            let admits = |engine| request.predict(engine).is_ok_and(|found| found.sequences >= asked);
+            request.planned().is_some_and(|plan| plan.capacity.sequences >= asked) && self.engine().is_none_or(admits)
+        };
         let longest = last(self.info().max_position_embeddings.unwrap_or(MOST), |length| length == 0 || holds(length));
         if longest > 0 {
             return Ok(longest);

@@ -37,7 +37,7 @@ pub(crate) fn fit(
     let weights = weights.map(str::parse::<ByteSize>).transpose();
     let question = FitQuestion {
         model: None,
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context,
         sequences,
         devices: devices.map_err(|failed| refused("gpus", failed.to_string()))?,

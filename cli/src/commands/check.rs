@@ -54,8 +54,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             if prediction.is_some() { ", what the engine allocates" } else { "" }
         ));
     };
-    let request = args.reading.request(model, &args.target)?;
-    let request = args.engine.into_iter().fold(request, PlanRequest::for_engine);
+    let request = args.reading.request(model, &args.target, args.engine)?;
     let Some(stage) = request.stage_of(&plan).map_err(refused)? else {
         let stale = plan.fingerprint.differences(&request.fingerprint().map_err(refused)?);
         let anew = request.plan().map(|anew| plan.diff(&anew).table()).unwrap_or_default();

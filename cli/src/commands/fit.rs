@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::Limit;
 use cacheplan::planner::fit::Answer;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
+use cacheplan::planner::{
+    ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, Parallel, PlanRequest, Prices,
+};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 
@@ -26,21 +28,21 @@ pub(crate) struct Args {
 
     /// Tokens of each sequence, prompt and output, such as 32k (32,768); auto: the longest of which any of the devices hold
     /// --sequences
-    #[arg(long, visible_alias = "max-seq-len", value_name = "TOKENS|auto", value_parser = tokens)]
+    #[arg(long, visible_alias = "max-seq-len", aliases = ["ctx", "max-model-len"], value_name = "TOKENS|auto", value_parser = tokens)]
     context: Option<Context>,
 
     /// Sequences at once
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    #[arg(long, aliases = ["users", "concurrency", "max-num-seqs"], value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     sequences: Option<u64>,
 
-    #[arg(long, value_name = "DEVICE", value_delimiter = ',', value_parser = device, help = devices())]
+    #[arg(long, aliases = ["gpu", "device", "devices"], value_name = "DEVICE", value_delimiter = ',', value_parser = device, help = devices())]
     gpus: Vec<(String, DeviceInfo)>,
 
     /// The most devices
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_gpus: u32,
 
-    /// Hundredths more sequences that must fit before a layout counts as holding them
+    /// Room for so many percent more sequences than are asked for, before a layout counts as holding them
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
     margin: u32,
 
@@ -55,6 +57,14 @@ pub(crate) struct Args {
     /// Weights over all devices, where no file tells
     #[arg(long, value_name = "SIZE")]
     weights: Option<ByteSize>,
+
+    /// The element type of keys and values, such as bf16; where nobody says, 8 bits are tried too
+    #[arg(long, aliases = ["kv", "kv-cache-dtype"], value_name = "DTYPE")]
+    kv_dtype: Option<String>,
+
+    /// The element type of recurrent states; where nobody says, 16 bits are tried too
+    #[arg(long, value_name = "DTYPE")]
+    ssm_dtype: Option<String>,
 
     /// Engines that are asked what they admit, such as vllm@0.33.0, beside the plan's own pools
     #[arg(long = "as", value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
@@ -94,6 +104,26 @@ enum Format {
     Html,
 }
 
+impl Args {
+    /// The dtypes that are stated, which are not varied.
+    fn dtypes(&self) -> Vec<Override> {
+        let flags = [("dtypes.kv", "--kv-dtype", &self.kv_dtype), ("dtypes.ssm", "--ssm-dtype", &self.ssm_dtype)];
+        let stated = |(key, flag, dtype): (&str, &'static str, &Option<String>)| {
+            dtype.as_ref().map(|dtype| Override::by_flag(key, dtype.clone(), flag))
+        };
+        flags.into_iter().filter_map(stated).collect()
+    }
+
+    /// What is stated of the model, as words of `cacheplan plan`.
+    fn stated(&self) -> Vec<String> {
+        let assumed = self.assume.iter().flat_map(|fact| ["--assume".to_owned(), fact.to_string()]);
+        let flags = [("--kv-dtype", &self.kv_dtype), ("--ssm-dtype", &self.ssm_dtype)].into_iter();
+        let dtypes =
+            flags.flat_map(|(flag, dtype)| dtype.iter().flat_map(move |dtype| [flag.to_owned(), dtype.clone()]));
+        assumed.chain(dtypes).collect()
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let read_options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
     let mut prices = match &args.prices {
@@ -110,7 +140,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let devices = if args.gpus.is_empty() { usual()? } else { args.gpus.clone() };
     let question = FitQuestion {
         model: None,
-        assumed: args.assume.iter().map(ToString::to_string).collect(),
+        stated: args.stated(),
         context: 1,
         sequences: args.sequences.unwrap_or(1),
         devices,
@@ -152,7 +182,8 @@ fn of_model(
         let needed = "--context and --sequences are needed: so many sequences of so many tokens, such as --context 32k --sequences 10";
         return Err(Failure::new(2, needed));
     };
-    let request = PlanRequest::of(open(path, read, |error| unread(path, error))?);
+    let dtypes = Config::resolve(None, &[], &args.dtypes()).map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
+    let request = PlanRequest::of(open(path, read, |error| unread(path, error))?).with_config(dtypes);
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     question.context = match context {
         Context::Tokens(tokens) => tokens,
@@ -188,9 +219,9 @@ fn of_command(
             ));
         }
     };
-    let weights = args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights"));
-    let beside =
-        Beside { strict: false, device: &OnDevice::default(), overrides: weights.as_slice(), read, draft: None };
+    let mut overrides = args.dtypes();
+    overrides.extend(args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights")));
+    let beside = Beside { strict: false, device: &OnDevice::default(), overrides: &overrides, read, draft: None };
     let sought = args.start.sought(file, &beside, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
@@ -206,9 +237,15 @@ fn of_command(
             engines: engines.clone(),
             ..question.clone()
         };
+        // How it is divided is what is sought.
+        let request = request.changed(|budget| budget.parallel = Parallel::default());
         answers.push(request.fit(&question).map_err(refused)?);
     }
-    let answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;
+    let mut answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;
+    if let Some(best) = answer.best() {
+        let told = sought.launch.told(&best.engine_layout(context), args.start.version());
+        answer.command = told.map_err(start::failed)?.map(|launch| launch.shown());
+    }
     Ok((FitQuestion { context, sequences, ..question }, answer))
 }
 

@@ -16,11 +16,19 @@ pub(crate) fn model() -> impl TypedValueParser<Value = PathBuf> {
 
 /// The same for what is typed elsewhere.
 pub(crate) fn find(path: &Path) -> PathBuf {
-    Hub::from_env().located(path)
+    Hub::from_env().located(&Hub::named(path))
 }
 
 /// What to do about weights that are not there; `None` for what is no name on the hub.
 pub(crate) fn advice(path: &Path) -> Option<String> {
+    // llama.cpp and Ollama choose among the files of a model by a tag.
+    if let Some((model, tag)) = path.to_str().and_then(|text| text.split_once(':'))
+        && Hub::model_of(Path::new(model)).is_some()
+    {
+        return Some(format!(
+            "`:{tag}` chooses among the files of a model; name the file itself, such as {model}/FILE.gguf"
+        ));
+    }
     let model = Hub::model_of(path)?;
     let hub = Hub::from_env();
     Some(format!(

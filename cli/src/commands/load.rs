@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::{
-    Budget, BudgetError, CachePlan, Config, Devices, ForwardProfile, MeasuredLedger, Override, PlanError, PlanRequest,
-    Stated,
+    Budget, BudgetError, CachePlan, Config, Devices, EngineSpec, ForwardProfile, MeasuredLedger, Override, PlanError,
+    PlanRequest, Stated,
 };
 use cacheplan::runtime::SessionOptions;
 use cacheplan::transforms::{Assumption, FrontendError, Model, ReadOptions};
@@ -119,7 +119,7 @@ impl ModelArgs {
 
     /// Reads everything that the plan follows from, and says what is taken for granted.
     pub(crate) fn request(&self, target: &Target) -> Result<PlanRequest, Failure> {
-        self.reading.request(&self.model, target)
+        self.reading.request(&self.model, target, None)
     }
 }
 
@@ -163,23 +163,34 @@ impl Reading {
 
     /// Reads everything that the plan follows from, and says what is taken for granted once nothing is wrong: before an error
     /// it would seem to have to do with that.
-    pub(crate) fn request(&self, model: &Path, target: &Target) -> Result<PlanRequest, Failure> {
-        self.request_of(|reading| reading.open(model), target)
+    pub(crate) fn request(
+        &self,
+        model: &Path,
+        target: &Target,
+        engine: Option<EngineSpec>,
+    ) -> Result<PlanRequest, Failure> {
+        self.request_of(|reading| reading.open(model), target, engine)
     }
 
     /// The same of a config that was piped in.
-    pub(crate) fn request_piped(&self, piped: &Source, target: &Target) -> Result<PlanRequest, Failure> {
+    pub(crate) fn request_piped(
+        &self,
+        piped: &Source,
+        target: &Target,
+        engine: Option<EngineSpec>,
+    ) -> Result<PlanRequest, Failure> {
         let read = |reading: &Self| {
             let model = Model::read_source(piped, &[], &reading.options()?);
             model.map_err(|error| reading.unread(Path::new("-"), error))
         };
-        self.request_of(read, target)
+        self.request_of(read, target, engine)
     }
 
     fn request_of(
         &self,
         open_model: impl FnOnce(&Self) -> Result<Model, Failure>,
         target: &Target,
+        engine: Option<EngineSpec>,
     ) -> Result<PlanRequest, Failure> {
         let config = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
@@ -194,6 +205,8 @@ impl Reading {
         }
         request = measurement.into_iter().fold(request, PlanRequest::with_profile);
         request = measured.into_iter().fold(request, PlanRequest::with_measured);
+        // What an engine has beside its caches bounds the length too.
+        request = engine.into_iter().fold(request, PlanRequest::for_engine);
         if self.budget.finds_length() {
             let longest = request.longest_sequence().map_err(refused)?;
             note(&format!("max_seq_len {longest} is the longest that fits"));

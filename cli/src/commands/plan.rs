@@ -139,11 +139,10 @@ fn make(args: &Make) -> Result<(), Failure> {
         reading.budget.refuse_engine_flags("name the engine with --as")?;
     }
     let request = match &piped {
-        Some(piped) => reading.request_piped(piped, &args.target)?,
-        None => reading.request(model, &args.target)?,
+        Some(piped) => reading.request_piped(piped, &args.target, args.engine)?,
+        None => reading.request(model, &args.target, args.engine)?,
     };
     let request = request.of_stage(args.stage);
-    let request = args.engine.into_iter().fold(request, PlanRequest::for_engine);
     if args.format == Format::Dot {
         refuse_beside(args, "the model's graph")?;
         let walked = request.model().walk(&request.budget().map_err(refused)?, args.engine).map_err(refused)?;

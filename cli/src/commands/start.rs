@@ -202,11 +202,17 @@ impl StartArgs {
         }
         let Some((.., question)) = found.first() else { return Err(Failure::new(2, "no device is named")) };
         Ok(Sought {
+            launch,
             name: question.model.clone(),
             engine: question.engine,
             sequences: self.expect_sequences.or(question.stated_sequences()),
             on: found.into_iter().map(|(name, device, length, request, _)| (name, device, length, request)).collect(),
         })
+    }
+
+    /// The engine's version, where it is stated.
+    pub(crate) fn version(&self) -> Option<&str> {
+        self.engine_version.as_deref()
     }
 
     fn options(&self, beside: &Beside<'_>) -> Options {
@@ -282,6 +288,7 @@ fn markdown(text: &str) -> String {
 
 /// What a command asks of devices.
 pub(crate) struct Sought {
+    pub(crate) launch: Launch,
     /// The model, as the command names it.
     pub(crate) name: String,
     pub(crate) engine: EngineSpec,
@@ -345,6 +352,6 @@ fn opened(question: &Question, beside: &Beside<'_>) -> Result<Models, Failure> {
     Ok(Models { model: open(&question.model, &beside.read)?.into(), draft: draft.map(Into::into) })
 }
 
-fn failed(error: ServeError) -> Failure {
+pub(crate) fn failed(error: ServeError) -> Failure {
     Failure::new(error.exit_code(), error)
 }

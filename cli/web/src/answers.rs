@@ -278,7 +278,7 @@ pub(crate) fn fit(
     let devices: Result<Vec<(String, DeviceInfo)>, Refused> = devices.iter().map(device).collect();
     let question = FitQuestion {
         model: None,
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context,
         sequences,
         devices: devices?,
@@ -289,8 +289,9 @@ pub(crate) fn fit(
         engines: Vec::new(),
     };
     let answer = request.fit(&question)?;
+    let vllm = |fit: &cacheplan_planner::fit::Fit| "vllm".parse().ok().and_then(|engine| fit.told(engine, context));
     let flags: Vec<Value> =
-        answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": fit.vllm_flags(context) })).collect();
+        answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": vllm(fit) })).collect();
     let pictures = json_of(&answer.pictures(width))?;
     let (svg, html) = (answer.svg(), answer.html());
     Ok(json!({ "answer": json_of(&answer)?, "flags": flags, "pictures": pictures, "svg": svg, "html": html }))

@@ -141,7 +141,7 @@ pub enum HubError {
         found: String,
     },
     /// Nothing came.
-    #[error("{}: {}; HF_HUB_OFFLINE=1 asks nobody", Shown(.url), Shown(.why))]
+    #[error("{}: {}; without the hub, name a config.json that is on this disk", Shown(.url), Shown(.why))]
     Unreachable {
         /// What was asked for.
         url: String,

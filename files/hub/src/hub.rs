@@ -10,7 +10,7 @@ use cacheplan_files::{Source, SourceError};
 use crate::HubError;
 use crate::cache;
 use crate::description::Description;
-use crate::name::Name;
+use crate::name::{self, Name};
 
 /// The hub's cache on this disk, and the hub itself where it may be asked.
 pub struct Hub {
@@ -38,6 +38,11 @@ impl Hub {
     /// The cache's folder; it need not be there.
     pub fn cache(&self) -> Option<&Path> {
         self.cache.as_deref()
+    }
+
+    /// The name of a model, where its page's address on the hub was pasted; else the path as it is.
+    pub fn named(path: &Path) -> PathBuf {
+        path.to_str().and_then(name::in_address).map_or_else(|| path.to_owned(), PathBuf::from)
     }
 
     /// Finds what the cache has under a name; returns the path itself where it is no name, or where something lies there.

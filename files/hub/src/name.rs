@@ -24,6 +24,20 @@ impl<'a> Name<'a> {
     }
 }
 
+/// The name in the address of a page of the hub, as a browser shows it: of a model, a branch or a file.
+pub(crate) fn in_address(text: &str) -> Option<String> {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"))?;
+    let rest = rest.strip_prefix("huggingface.co/").or_else(|| rest.strip_prefix("hf.co/"))?;
+    let rest = rest.split(['?', '#']).next().unwrap_or(rest).trim_end_matches('/');
+    let parts: Vec<&str> = rest.splitn(5, '/').collect();
+    match *parts.as_slice() {
+        [org, name] => Some(format!("{org}/{name}")),
+        [org, name, "tree", revision] => Some(format!("{org}/{name}@{revision}")),
+        [org, name, "blob" | "resolve", revision, file] => Some(format!("{org}/{name}/{file}@{revision}")),
+        _ => None,
+    }
+}
+
 /// Whether it is a path of plain parts.
 pub(crate) fn is_path(text: &str) -> bool {
     text.split('/').all(is_plain)
@@ -38,4 +52,22 @@ pub(crate) fn is_plain(part: &str) -> bool {
 /// Whether it is a commit, which stays what it is.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("https://huggingface.co/org/name", Some("org/name"))]
+    #[case("https://huggingface.co/org/name/?library=vllm", Some("org/name"))]
+    #[case("https://hf.co/org/name/tree/v2", Some("org/name@v2"))]
+    #[case("https://huggingface.co/org/name/blob/main/q/m.gguf", Some("org/name/q/m.gguf@main"))]
+    #[case("https://huggingface.co/org", None)]
+    #[case("https://example.com/org/name", None)]
+    #[case("org/name", None)]
+    fn the_address_of_a_page_names_its_model(#[case] address: &str, #[case] name: Option<&str>) {
+        assert_eq!(in_address(address).as_deref(), name);
+    }
 }

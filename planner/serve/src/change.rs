@@ -1,7 +1,39 @@
 //! Changes to a command that would make it start, or hold more.
 
-use crate::flags::table::{Arity, Flag};
+use std::borrow::Cow;
+
+use cacheplan_planner::engines::Layout;
+
+use crate::error::ServeError;
+use crate::flags::table::{Arity, Flag, flags};
+use crate::launch::Launch;
+use crate::program::Program;
 use crate::remedy::Remedy;
+use crate::secret;
+
+impl Launch {
+    /// The same command told a layout, in place of what it says of that itself; none where its engine cannot be told it.
+    ///
+    /// # Errors
+    /// Words that start no engine, and a version that is not known.
+    pub fn told(&self, layout: &Layout, version: Option<&str>) -> Result<Option<Self>, ServeError> {
+        let Program { engine, start } = Program::of(self, version)?;
+        let Some(told) = engine.flags_of(layout) else { return Ok(None) };
+        let known = flags(engine.engine, engine.version);
+        let removed = engine.flags_of_sizes().iter().map(|name| Remedy::Remove(name));
+        let set = told.into_iter().map(|(name, value)| Remedy::Set(name, value.unwrap_or_default()));
+        let words = removed.chain(set).fold(self.words.clone(), |words, remedy| {
+            let changed = remedy.applied(&words, start, &known).into_iter().next();
+            changed.unwrap_or(words)
+        });
+        Ok(Some(Self { words, ..self.clone() }))
+    }
+
+    /// The words without the secrets in them.
+    pub fn shown(&self) -> Vec<String> {
+        secret::hidden(&self.words).into_iter().map(Cow::into_owned).collect()
+    }
+}
 
 impl Remedy {
     /// The words with this change, in the ways in which it may be meant. Flags are those of the engine, which begin at `start`.

@@ -7,7 +7,8 @@ use cacheplan_handlers::{DType, Growth, Kind};
 use serde_json::json;
 
 use super::known::sglang as rules;
-use crate::budget::{Budget, Dtypes, EngineOptions};
+use super::version::Version;
+use crate::budget::{Budget, EngineOptions};
 use crate::export::dialect::{Dialect, dtype, flag, own, plan};
 use crate::export::file::{argument, comment, nested, quoted};
 use crate::export::input::{Class, Input, Sourced, listed};
@@ -234,17 +235,12 @@ pub(crate) static TENSORRT_LLM_FILE: TargetFile = TargetFile {
     })
 };
 
-/// A layout as flags of `vllm serve`, for so many sequences over all replicas.
-pub(crate) fn vllm_serve(parallel: Parallel, dtypes: Dtypes, context: u64, sequences: u64) -> String {
-    let Parallel { tp, pp, dp, ep, .. } = parallel;
-    let sizes = [("tensor", tp), ("pipeline", pp), ("data", dp)].into_iter().filter(|(_, size)| *size > 1);
-    let mut flags: Vec<String> = sizes.map(|(kind, size)| format!("--{kind}-parallel-size {size}")).collect();
-    flags.extend((ep > 1).then(|| "--enable-expert-parallel".into()));
-    flags.extend(dtypes.kv.map(|_| "--kv-cache-dtype fp8".into()));
-    flags.extend(dtypes.ssm.map(|_| "--mamba-ssm-cache-dtype bfloat16".into()));
-    flags.push(format!("--max-model-len {context}"));
-    flags.push(format!("--max-num-seqs {}", sequences.div_ceil(dp.into()).max(1)));
-    flags.join(" ")
+/// The dtypes of keys and values that vLLM's kernels read: Triton converts from e4m3 on compute capability 8.9 and above, and vLLM
+/// takes it below too after 0.11.0 (vllm-project/vllm#26431, on an RTX 3090).
+pub(super) fn vllm_kv_dtypes(version: Version, capability: u32) -> Vec<DType> {
+    const ADA: u32 = 89;
+    let lacks = |dtype: &DType| *dtype == DType::F8E4m3 && capability < ADA && version <= Version(0, 11, 0);
+    VLLM.kv_dtypes(version).into_iter().filter(|dtype| !lacks(dtype)).collect()
 }
 
 /// vLLM's block: the plan's, as a multiple of what every kernel for latents reads.

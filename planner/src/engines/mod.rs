@@ -9,6 +9,7 @@ mod context;
 mod expanded;
 pub(crate) mod flags;
 pub(crate) mod known;
+mod layout;
 mod predict;
 mod prediction;
 mod registry;
@@ -18,6 +19,7 @@ mod tier_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
+pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};

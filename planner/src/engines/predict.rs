@@ -79,7 +79,7 @@ impl Inputs<'_> {
         if let Some(unread) = compressed.or_else(|| resources().find(beside)) {
             return Err(EngineRefusal::Unread { engine: name, cache: unread.name.clone() }.into());
         }
-        let told = engine.kv_dtypes();
+        let told = engine.kv_dtypes(options.compute_capability);
         // An engine can be told to run a model in either float of 16 bits, which its keys and values follow.
         let own = [self.model.dtype, DType::Bf16, DType::F16];
         let is_kept = |dtype: DType| own.contains(&dtype) || told.contains(&dtype);

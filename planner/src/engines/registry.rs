@@ -14,6 +14,7 @@ use thiserror::Error;
 use super::caches::HOPPER;
 use super::flags;
 use super::known::{llama_cpp, sglang, tensorrt_llm, vllm};
+use super::layout::{self, Told};
 use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
 use super::version::Version;
@@ -35,8 +36,10 @@ struct Row {
     words: &'static LogDialect,
     /// How a plan is told to it, where that is known.
     file: Option<&'static TargetFile>,
-    /// The dtypes that it can be told to keep keys and values in, beside the model's own.
-    kv_dtypes: fn(Version) -> Vec<DType>,
+    /// The dtypes that it can be told to keep keys and values in, beside the model's own, on a GPU of that capability.
+    kv_dtypes: fn(Version, u32) -> Vec<DType>,
+    /// How it is told a layout.
+    told: &'static Told,
 }
 
 /// The engines, in the order in which they are shown.
@@ -45,25 +48,29 @@ static ENGINES: [Engine; 4] = [
         rules: &vllm::RULES,
         words: &vllm::WORDS,
         file: Some(&flags::VLLM_FILE),
-        kv_dtypes: |version| flags::VLLM.kv_dtypes(version),
+        kv_dtypes: flags::vllm_kv_dtypes,
+        told: &layout::VLLM,
     }),
     Engine(&Row {
         rules: &sglang::RULES,
         words: &sglang::WORDS,
         file: Some(&flags::SGLANG_FILE),
-        kv_dtypes: |version| flags::SGLANG.kv_dtypes(version),
+        kv_dtypes: |version, _| flags::SGLANG.kv_dtypes(version),
+        told: &layout::SGLANG,
     }),
     Engine(&Row {
         rules: &tensorrt_llm::RULES,
         words: &tensorrt_llm::WORDS,
         file: Some(&flags::TENSORRT_LLM_FILE),
-        kv_dtypes: |version| flags::TENSORRT_LLM.kv_dtypes(version),
+        kv_dtypes: |version, _| flags::TENSORRT_LLM.kv_dtypes(version),
+        told: &layout::TENSORRT_LLM,
     }),
     Engine(&Row {
         rules: &llama_cpp::RULES,
         words: &llama_cpp::WORDS,
         file: None,
-        kv_dtypes: |_| llama_cpp::KV_DTYPES.into(),
+        kv_dtypes: |_, _| llama_cpp::KV_DTYPES.into(),
+        told: &layout::LLAMA_CPP,
     }),
 ];
 
@@ -127,6 +134,10 @@ impl Engine {
         self.0.words
     }
 
+    pub(super) const fn told(self) -> &'static Told {
+        self.0.told
+    }
+
     pub(crate) const fn file(self) -> Option<&'static TargetFile> {
         self.0.file
     }
@@ -180,8 +191,8 @@ impl EngineSpec {
     }
 
     /// The dtypes that it can be told to keep keys and values in, beside the model's own.
-    pub(super) fn kv_dtypes(self) -> Vec<DType> {
-        (self.engine.0.kv_dtypes)(self.version)
+    pub(super) fn kv_dtypes(self, capability: Option<u32>) -> Vec<DType> {
+        (self.engine.0.kv_dtypes)(self.version, capability.unwrap_or(HOPPER))
     }
 
     /// What it keeps of ops of such a model in a way of its own.

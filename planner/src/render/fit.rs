@@ -3,8 +3,7 @@
 use cacheplan_handlers::DType;
 
 use super::columns::{WIDTH, align, wrap};
-use crate::budget::Dtypes;
-use crate::engines::flags::vllm_serve;
+use crate::engines::{EngineSpec, Layout};
 use crate::export::file::quoted;
 use crate::fit::{Answer, AtBest, Fit};
 use crate::size::sequences;
@@ -62,10 +61,9 @@ impl Answer {
 
     /// The best layout, and the commands that plan and serve it.
     fn details(&self, best: &Fit) -> String {
-        let price = best.per_hour.zip(best.per_million_tokens).zip(self.currency.as_ref());
-        let price = price.map(|((hour, held), currency)| {
-            let hour = format!("{hour:.2} {currency}");
-            format!("  {} an hour, {held:.4} for a million tokens of the context asked for\n", hour.trim_end())
+        let price = best.per_hour.zip(best.per_million_tokens).map(|(hour, held)| {
+            let held = self.money(held, 4, "an hour for each million tokens that are asked for");
+            wrap(&format!("{}; {held}", self.money(hour, 2, "an hour")), 2)
         });
         let why = if best.per_hour.is_some() { "the cheapest that holds" } else { "the least memory that holds" };
         let best_of = format!("{} x {}, {why}{}", best.devices, best.device, self.margin(best));
@@ -73,35 +71,49 @@ impl Answer {
         text.push_str(&wrap(&self.ending(best), 2));
         text.push_str(&price.unwrap_or_default());
         // A price may be lower for what is stored in fewer bits, which costs precision.
-        let whole = self.fits.iter().find(|fit| fit.holds && fit.is_plain()).filter(|_| !best.is_plain());
+        let is_whole = |fit: &&Fit| fit.holds && fit.changed_dtypes() == 0 && fit.engine == best.engine;
+        let whole = self.fits.iter().find(is_whole).filter(|_| best.changed_dtypes() > 0);
         text.extend(whole.map(|whole| {
-            format!("  in the model's own dtypes: {} x {}, {}\n", whole.devices, whole.device, whole.layout())
+            let price = whole.per_hour.map(|hour| format!(", {}", self.money(hour, 2, "an hour"))).unwrap_or_default();
+            let held = format!("holds {}{price}", whole.sequences);
+            let said =
+                format!("in the model's own dtypes: {} x {}, {}, {held}", whole.devices, whole.device, whole.layout());
+            wrap(&said, 2)
         }));
         text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
+        if let Some(told) = &self.command {
+            let words = told.iter().map(|word| quoted(word).into_owned()).collect();
+            return text + &lines(format!("cacheplan plan --device {} --", best.counted()), words);
+        }
         let named = [&self.model].into_iter().chain(&self.stated);
         text.push_str(&command("cacheplan plan", named, &best.plan_flags(self.context)));
         text.push_str(&self.served(best));
         text
     }
 
+    /// An amount, in the currency where one is stated.
+    fn money(&self, amount: f64, digits: usize, of: &str) -> String {
+        let currency =
+            self.currency.iter().filter(|currency| !currency.is_empty()).map(|currency| format!(" {currency}"));
+        format!("{amount:.digits$}{} {of}", currency.collect::<String>())
+    }
+
     /// The command that serves it; of a description without weights, which nobody can serve, its flags.
     fn served(&self, best: &Fit) -> String {
-        if self.model.to_lowercase().ends_with(".gguf") {
-            // It divides a model by layers alone, and takes all cells at its start.
-            let cells = self.context.saturating_mul(self.sequences);
-            let flags = format!("-c {cells} -np {}", self.sequences);
-            let serves = best.devices == 1 && best.is_plain();
-            return if serves { command("llama-server -m", [&self.model], &flags) } else { String::new() };
-        }
-        if best.is_integrated() {
+        let is_gguf = self.model.to_lowercase().ends_with(".gguf");
+        let usual = if is_gguf { "llama.cpp" } else { "vllm" };
+        let Ok(engine) = best.engine.as_deref().unwrap_or(usual).parse::<EngineSpec>() else { return String::new() };
+        let takes_files = engine.engine.name() == "llama.cpp";
+        if !takes_files && (is_gguf || best.is_integrated()) {
             return String::new();
         }
-        let (flags, model) = (best.vllm_flags(self.context), self.model.as_str());
+        let Some(flags) = best.told(engine, self.context) else { return String::new() };
+        let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
-        if folder.ends_with(".json") || folder == "-" {
-            return wrap(&format!("vllm serve takes {flags}"), 2);
+        if folder.ends_with(".json") || folder == "-" || (takes_files && !is_gguf) {
+            return wrap(&format!("{} takes {flags}", program.split(" -m").next().unwrap_or(program)), 2);
         }
-        command("vllm serve", [&folder.to_owned()], &flags)
+        command(program, [&folder.to_owned()], &flags)
     }
 
     /// How much more than was asked for it holds.
@@ -113,23 +125,24 @@ impl Answer {
     /// What ends its capacity, and what holds more on the same devices.
     fn ending(&self, best: &Fit) -> String {
         let same = |fit: &&Fit| (&fit.device, fit.devices, &fit.engine) == (&best.device, best.devices, &best.engine);
-        let more = self.fits.iter().filter(same).filter(|fit| fit.sequences > best.sequences);
-        let more = more.max_by_key(|fit| (fit.sequences, std::cmp::Reverse(fit.changed_dtypes())));
-        let more = more.map(|fit| format!("; {} holds {}", fit.layout(), fit.sequences)).unwrap_or_default();
-        let takes = if best.capped_by == best.capped_by_words { "" } else { ", which takes the most memory" };
-        format!("capped by {}{takes}{more}", best.capped_by_words)
+        let mut more: Vec<&Fit> = self.fits.iter().filter(same).filter(|fit| fit.sequences > best.sequences).collect();
+        more.sort_by_key(|fit| (fit.changed_dtypes(), std::cmp::Reverse(fit.sequences)));
+        more.dedup_by_key(|fit| (fit.kv_dtype, fit.state_dtype));
+        let more: String = more.iter().map(|fit| format!("; {} holds {}", fit.layout(), fit.sequences)).collect();
+        match best.capped_by == best.capped_by_words {
+            true => format!("capped by {}{more}", best.capped_by_words),
+            false => format!("capped by memory, of the caches most for {}{more}", best.capped_by_words),
+        }
     }
 
     /// The bound of speed in words.
     fn at_best(&self, best: &AtBest) -> String {
         let AtBest { alone_per_second: alone, tokens_per_second: all, sequences, bound_by, prompt_seconds, .. } = best;
-        let price = best.per_million_tokens.zip(self.currency.as_ref());
-        let price = price.map(|(price, currency)| {
-            let price = format!("{price:.3} {currency}");
-            format!(", {} a million", price.trim_end())
-        });
+        let price = best
+            .per_million_tokens
+            .map(|price| format!(" ({})", self.money(price, 3, "for a million tokens that are written")));
         format!(
-            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{} ({bound_by} ends it), {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
+            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{}: {bound_by} ends it; at least {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
             alone.ceil(),
             all.ceil(),
             price.unwrap_or_default(),
@@ -203,9 +216,13 @@ fn without_prices(fits: &[&Fit]) -> String {
 /// A command that can be pasted: names are quoted and stay whole, since a line that is continued inside of quotes is no other.
 fn command<'a>(program: &str, names: impl IntoIterator<Item = &'a String>, flags: &str) -> String {
     let names = names.into_iter().map(|name| quoted(name).into_owned());
-    let words = names.chain(flags.split_whitespace().map(str::to_owned));
+    lines(program.to_owned(), names.chain(flags.split_whitespace().map(str::to_owned)).collect())
+}
+
+/// Words of a command in lines that are continued.
+fn lines(program: String, words: Vec<String>) -> String {
     // A flag and its value stay in one line.
-    let parts = words.fold(vec![program.to_owned()], |mut parts, word| {
+    let parts = words.into_iter().fold(vec![program], |mut parts, word| {
         match parts.last_mut() {
             Some(flag) if flag.starts_with("--") && !flag.contains(' ') && !word.starts_with("--") => {
                 flag.push_str(&format!(" {word}"));
@@ -231,15 +248,29 @@ fn command<'a>(program: &str, names: impl IntoIterator<Item = &'a String>, flags
 impl Fit {
     /// The question about this row alone as flags of `cacheplan plan`.
     fn plan_flags(&self, context: u64) -> String {
-        let count = if self.devices > 1 { format!("{}x", self.devices) } else { String::new() };
         let share = if self.is_integrated() { " --memory-fraction 0.75 --memory-of total" } else { "" };
-        format!("--device-memory {count}{}{share} --max-seq-len {context} {}", self.device, self.flags())
+        let engine = self.engine.iter().map(|engine| format!(" --as {engine}")).collect::<String>();
+        format!("--device-memory {}{share} --max-seq-len {context}{engine} {}", self.counted(), self.flags())
     }
 
-    /// The layout as flags of `vllm serve`.
-    pub fn vllm_flags(&self, context: u64) -> String {
-        let dtypes = Dtypes { kv: self.kv_dtype, ssm: self.state_dtype, ..Dtypes::default() };
-        vllm_serve(self.parallel, dtypes, context, self.sequences)
+    /// Its devices as they are asked for: `2xh200`.
+    fn counted(&self) -> String {
+        let count = if self.devices > 1 { format!("{}x", self.devices) } else { String::new() };
+        // Words of a name are joined, so that it can be pasted.
+        count + &self.device.replace(' ', "-")
+    }
+
+    /// The flags by which an engine is told it; `None` where it cannot be.
+    pub fn told(&self, engine: EngineSpec, context: u64) -> Option<String> {
+        let flags = engine.flags_of(&self.engine_layout(context))?;
+        let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
+        Some(words.flatten().collect::<Vec<_>>().join(" "))
+    }
+
+    /// As an engine is told it, for as many sequences as it holds.
+    pub fn engine_layout(&self, context: u64) -> Layout {
+        let Self { parallel, kv_dtype, state_dtype, sequences, .. } = *self;
+        Layout { parallel, kv_dtype, state_dtype, context, sequences }
     }
 }
 

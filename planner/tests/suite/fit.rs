@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cacheplan_handlers::DType;
+use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
@@ -14,7 +15,7 @@ use super::common::published;
 fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
     FitQuestion {
         model: None,
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context,
         sequences,
         devices: devices.iter().map(|name| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap())).collect(),
@@ -46,7 +47,7 @@ fn the_command_that_is_printed_states_what_was_stated() {
     let model = Model::read_config("config.json", text, &options).unwrap();
     let question = FitQuestion {
         model: Some("a b.json".into()),
-        assumed: assumed.map(str::to_owned).into(),
+        stated: assumed.iter().flat_map(|fact| ["--assume".to_owned(), (*fact).to_owned()]).collect(),
         context: 4096,
         sequences: 1,
         devices: vec![("h100".into(), "h100".parse().unwrap())],
@@ -82,7 +83,8 @@ fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     let best = answer.best().unwrap();
     assert_eq!((best.devices, best.parallel), (7, Parallel { pp: 7, ..Parallel::default() }));
     assert!(answer.table().lines().all(|line| line.chars().count() <= 80), "{}", answer.table());
-    assert!(attention.vllm_flags(32_768).contains("--data-parallel-size 8 --enable-expert-parallel"));
+    let told = attention.told("vllm".parse().unwrap(), 32_768).unwrap();
+    assert!(told.contains("--data-parallel-size 8 --enable-expert-parallel"), "{told}");
 }
 
 #[test]
@@ -153,11 +155,38 @@ fn the_table_has_a_row_for_each_device_and_names_those_that_hold_nothing() {
 #[case("config.json", "  vllm serve . --max-model-len")]
 #[case("org/model", "  vllm serve org/model --max-model-len")]
 #[case("llama.json", "  vllm serve takes --max-model-len")]
-#[case("my llama.gguf", "  llama-server -m 'my llama.gguf' -c 4096 -np 1\n")]
+#[case("my llama.gguf", "  llama-server -m 'my llama.gguf' --ctx-size 4096 --parallel 1\n")]
 fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &str) {
     let question = FitQuestion { model: Some(model.to_owned()), ..question(&["h200"], 4_096, 1) };
     let table = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap().table();
     assert!(table.contains(expected), "{table}");
+}
+
+/// Where engines are asked, what one of them admits is the answer, in its own words.
+#[rstest]
+#[case("vllm", "  vllm serve org/model --max-model-len 4096 --max-num-seqs ")]
+#[case("sglang", "  python -m sglang.launch_server --model-path org/model --context-length 4096")]
+#[case("tensorrt-llm", "  trtllm-serve org/model --max_seq_len 4096 --max_batch_size ")]
+#[case("llama.cpp", "  llama-server takes --ctx-size ")]
+fn the_engine_that_is_asked_is_told_what_it_admits(#[case] engine: EngineSpec, #[case] expected: &str) {
+    let asked = FitQuestion { model: Some("org/model".into()), engines: vec![engine], ..question(&["h200"], 4_096, 8) };
+    let answer = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&asked).unwrap();
+    let best = answer.best().unwrap();
+    assert!(best.engine.as_ref().is_some_and(|name| name.starts_with(engine.engine.name())), "{best:?}");
+    let table = answer.table();
+    assert!(table.contains(expected), "{table}");
+    let told = best.told(engine, 4_096).unwrap();
+    assert!(told.split_whitespace().any(|word| word == best.sequences.to_string()), "{told}");
+}
+
+/// A layout that an engine cannot be told is not made up.
+#[rstest]
+#[case("llama.cpp", Parallel { tp: 2, ..Parallel::default() })]
+#[case("sglang", Parallel { tp: 2, dp: 2, ep: 4, ..Parallel::default() })]
+#[case("tensorrt-llm", Parallel { dp: 2, ..Parallel::default() })]
+fn what_an_engine_cannot_be_told_is_left_out(#[case] engine: EngineSpec, #[case] parallel: Parallel) {
+    let layout = Layout { parallel, kv_dtype: None, state_dtype: None, context: 4_096, sequences: 8 };
+    assert_eq!(engine.flags_of(&layout), None);
 }
 
 /// Fewer bits may be cheaper, and what they take the place of is said.
@@ -173,7 +202,7 @@ fn a_best_in_fewer_bits_names_the_best_without() {
 fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
     let question = FitQuestion {
         model: Some("my models/llama".into()),
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context: 1 << 20,
         sequences: 1,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
@@ -224,7 +253,7 @@ fn dtypes_of_states_and_engines_are_swept_too() {
     let engines: Vec<EngineSpec> = ["vllm@0.33.0", "sglang"].map(|name| name.parse().unwrap()).to_vec();
     let question = FitQuestion {
         model: None,
-        assumed: Vec::new(),
+        stated: Vec::new(),
         context: 32_768,
         sequences: 10,
         devices: vec![("h200".to_owned(), "h200".parse().unwrap())],

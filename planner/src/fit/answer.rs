@@ -1,0 +1,213 @@
+//! What was asked, and what each layout that was tried holds.
+
+use cacheplan_handlers::DType;
+use serde::Serialize;
+
+use crate::device::{DeviceInfo, DeviceKind};
+use crate::parallel::Parallel;
+use crate::size::ByteSize;
+
+/// What was asked, and every layout that was tried.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answer {
+    /// What the model is called, for people.
+    #[serde(skip)]
+    pub model: String,
+    /// What was stated of the model beside its files, as flags of `cacheplan plan`.
+    #[serde(skip)]
+    pub stated: Vec<String>,
+    /// The words of the command that was asked about, told the best layout; they stand in place of commands that are made up.
+    #[serde(skip)]
+    pub command: Option<Vec<String>>,
+    /// What the weights would take in 4 bits, where that is known.
+    #[serde(skip)]
+    pub in_four_bits: Option<ByteSize>,
+    /// Tokens of each sequence.
+    pub context: u64,
+    /// Sequences at once.
+    pub sequences: u64,
+    /// Hundredths more that a layout must have room for.
+    pub margin: u32,
+    /// What is asked and yet may not be meant, and what the model's files leave open, one sentence each.
+    pub notes: Vec<String>,
+    /// What prices are in, empty where nobody says; absent without prices.
+    pub currency: Option<String>,
+    /// All layouts, those first that hold: the cheapest, then those in the model's own dtypes, then the least memory, then
+    /// the most room; then those that fall the least short.
+    pub fits: Vec<Fit>,
+    /// For the best layout of each device, what it holds at other lengths.
+    pub curves: Vec<Curve>,
+}
+
+impl Answer {
+    /// Answers of the same question for other devices as one; `None` of none.
+    pub fn joined(answers: impl IntoIterator<Item = Self>) -> Option<Self> {
+        answers.into_iter().reduce(|mut all, other| {
+            all.fits.extend(other.fits);
+            in_order(&mut all.fits);
+            all.curves.extend(other.curves);
+            all.notes.extend(other.notes);
+            all.notes.sort();
+            all.notes.dedup();
+            all
+        })
+    }
+
+    /// The best that holds what was asked for: of what an engine admits where one was asked, since that is what starts.
+    pub fn best(&self) -> Option<&Fit> {
+        let asked = self.fits.iter().any(|fit| fit.engine.is_some());
+        self.fits.iter().find(|fit| fit.holds && fit.engine.is_some() == asked)
+    }
+
+    /// What people look at first: the best layout of each device and engine, beside it the best in the model's own dtypes, and
+    /// none that holds nothing.
+    pub(crate) fn best_of_devices(&self) -> Vec<&Fit> {
+        let mut best: Vec<&Fit> = Vec::new();
+        for fit in self.fits.iter().filter(|fit| fit.sequences > 0) {
+            let mut alike = best.iter().filter(|other| (&other.device, &other.engine) == (&fit.device, &fit.engine));
+            if alike.clone().next().is_none() || (fit.changed_dtypes() == 0 && alike.all(|it| it.changed_dtypes() > 0))
+            {
+                best.push(fit);
+            }
+        }
+        best
+    }
+
+    /// The devices of which no number that was tried holds anything: the most that were tried, and what ends it there.
+    pub(crate) fn too_small(&self) -> Vec<&Fit> {
+        let mut largest: Vec<&Fit> = Vec::new();
+        for fit in &self.fits {
+            match largest.iter_mut().find(|other| other.device == fit.device) {
+                Some(other) if other.devices >= fit.devices && other.sequences >= fit.sequences => {}
+                Some(other) => *other = fit,
+                None => largest.push(fit),
+            }
+        }
+        let held = |device: &str| self.fits.iter().any(|fit| fit.device == device && fit.sequences > 0);
+        largest.retain(|fit| !held(&fit.device));
+        largest
+    }
+
+    /// For each device, dtype and engine the best layout, in the order of `fits`.
+    pub(crate) fn best_of_each(&self) -> Vec<&Fit> {
+        let kind = |fit: &Fit| (fit.device.clone(), fit.kv_dtype, fit.state_dtype, fit.engine.clone());
+        let mut best: Vec<&Fit> = Vec::new();
+        for fit in &self.fits {
+            if best.iter().all(|other| kind(other) != kind(fit)) {
+                best.push(fit);
+            }
+        }
+        best
+    }
+}
+
+/// Those first that hold, and of them those that cost least.
+pub(super) fn in_order(fits: &mut [Fit]) {
+    let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
+    fits.sort_by(|a, b| {
+        let room = b.sequences.cmp(&a.sequences);
+        // The model's own dtypes first, since they lose nothing; only a price says what that may cost.
+        let changed = a.changed_dtypes().cmp(&b.changed_dtypes());
+        let cost = price(a).total_cmp(&price(b)).then(changed).then(a.memory_bytes.cmp(&b.memory_bytes));
+        let cost = cost.then(a.engine.is_some().cmp(&b.engine.is_some()));
+        let of_alike = if a.holds { cost.then(room) } else { room.then(cost) };
+        b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
+    });
+}
+
+/// What one layout on one kind of device admits.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fit {
+    /// The device's name.
+    pub device: String,
+    /// How many of them.
+    pub devices: u64,
+    /// Memory of all of them.
+    pub memory_bytes: u64,
+    /// How the model is divided over them.
+    pub parallel: Parallel,
+    /// The engine that admits so many, `vllm@0.33.0`; absent for the plan's own pools.
+    pub engine: Option<String>,
+    /// The element type of keys and values; that of the model where absent.
+    pub kv_dtype: Option<DType>,
+    /// The element type of recurrent states; that of the model where absent.
+    pub state_dtype: Option<DType>,
+    /// Whether it holds what was asked for.
+    pub holds: bool,
+    /// Sequences that all devices run at once, 0 where the weights alone take too much.
+    pub sequences: u64,
+    /// What more sequences would break: a pool of the plan, a limit, or the engine.
+    pub capped_by: String,
+    /// The same in words, of a pool what it holds of how many layers.
+    pub capped_by_words: String,
+    /// Bytes on each device besides caches, assumed: weights, context, activations.
+    pub outside_bytes: u64,
+    /// Bytes for caches on each device.
+    pub cache_bytes: u64,
+    /// The price of an hour; absent where none is stated.
+    pub per_hour: Option<f64>,
+    /// The price of an hour for each million tokens that are held of those asked for.
+    pub per_million_tokens: Option<f64>,
+    /// What the devices do at best with the sequences asked for, or with as many as it holds; absent where it holds none,
+    /// or where the devices' rates are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub at_best: Option<AtBest>,
+}
+
+impl Fit {
+    /// Whether its memory is what processor and GPU share.
+    pub(crate) fn is_integrated(&self) -> bool {
+        self.device.parse::<DeviceInfo>().is_ok_and(|device| device.kind == DeviceKind::Integrated)
+    }
+
+    /// Whether all dtypes are the model's, and the pools the plan's own.
+    pub fn is_plain(&self) -> bool {
+        self.changed_dtypes() == 0 && self.engine.is_none()
+    }
+
+    pub(crate) fn changed_dtypes(&self) -> usize {
+        [self.kv_dtype, self.state_dtype].into_iter().flatten().count()
+    }
+
+    /// Engine, sizes and dtypes, for people.
+    pub(crate) fn layout(&self) -> String {
+        let engine = self.engine.as_ref().map(|engine| format!("{engine}: ")).unwrap_or_default();
+        let flags = self.flags().replace("--", "").replace("-dtype", "");
+        engine + if flags.is_empty() { "alone" } else { &flags }
+    }
+
+    /// The layout as flags of `cacheplan plan`.
+    pub fn flags(&self) -> String {
+        let sizes = self.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
+        let mut flags: Vec<String> = sizes.map(|(key, size)| format!("--{key} {size}")).collect();
+        flags.extend(self.kv_dtype.map(|dtype| format!("--kv-dtype {dtype}")));
+        flags.extend(self.state_dtype.map(|dtype| format!("--ssm-dtype {dtype}")));
+        flags.join(" ")
+    }
+}
+
+/// The [bound of speed](crate::bound) of a layout: what nothing that runs there exceeds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AtBest {
+    /// Tokens each second of one sequence alone.
+    pub alone_per_second: f64,
+    /// Tokens each second of `sequences`, over all replicas.
+    pub tokens_per_second: f64,
+    /// How many run for that.
+    pub sequences: u64,
+    /// What ends that: `memory` or `products`.
+    pub bound_by: &'static str,
+    /// Seconds to read a prompt of the whole context.
+    pub prompt_seconds: f64,
+    /// The price of a million tokens that are written at that rate; absent where none is stated.
+    pub per_million_tokens: Option<f64>,
+}
+
+/// How capacity falls with the length of the sequences.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Curve {
+    /// The devices and their layout.
+    pub name: String,
+    /// Tokens of each sequence, and how many of them all devices run at once.
+    pub points: Vec<(u64, u64)>,
+}

@@ -1,0 +1,201 @@
+//! One layout, planned: what it admits in which dtypes, by its own pools or an engine's.
+
+use cacheplan_handlers::DType;
+
+use super::{AtBest, Fit, FitQuestion};
+use crate::bound::{SpeedBound, Work};
+use crate::budget::{Base, Fraction, Memory};
+use crate::device::{DeviceInfo, DeviceKind};
+use crate::engines::EngineSpec;
+use crate::error::PlanError;
+use crate::parallel::Parallel;
+use crate::plan::{CachePlan, Cap};
+use crate::request::PlanRequest;
+
+/// Plans all stages, and asks an engine what it would admit of each; `None` where the model cannot be divided so, or the
+/// engine's rules for it are not known.
+pub(super) fn tried(
+    request: &PlanRequest,
+    device: &DeviceInfo,
+    engine: Option<EngineSpec>,
+    parallel: Parallel,
+    question: &FitQuestion,
+    work: Option<&Work>,
+) -> Option<Tried> {
+    let request = request.clone().with_devices(device.clone()).changed(|budget| {
+        let stated = budget.memory.clone().unwrap_or_default();
+        budget.memory = Some(Memory {
+            bytes: None,
+            fraction: stated.fraction.or(Fraction::new(share(device))),
+            of: stated.of.or(Some(Base::Total)),
+            weights: question.weights.or(stated.weights),
+            ..stated
+        });
+        budget.max_seq_len = Some(question.context);
+        budget.max_batch_size = None;
+        budget.parallel = parallel;
+    });
+    let plans = match request.made() {
+        Ok(ranks) => ranks.stages,
+        Err(PlanError::DoesNotFit(short)) => {
+            let outside = short.overdrawn.as_ref().map(crate::error::Overdrawn::taken);
+            return Some(Tried {
+                parallel,
+                sequences: 0,
+                capped_by: Ending::named(short.capped_by),
+                outside_bytes: outside.unwrap_or(0),
+                cache_bytes: short.available,
+                at_best: None,
+            });
+        }
+        Err(_) => return None,
+    };
+    let admitted = match engine {
+        Some(engine) => Some(admitted(&request, parallel, engine)?),
+        None => None,
+    };
+    let poorest = plans.iter().find(|plan| plan.capacity.capped_by.is_memory()).or(plans.first())?;
+    let bytes = |plan: &CachePlan, for_caches: bool| {
+        let lines = plan.ledger.iter().filter(|line| line.name.is_for_caches() == for_caches);
+        lines.map(|line| line.bytes).sum::<u64>()
+    };
+    let (sequences, capped_by) = admitted.unwrap_or_else(|| {
+        let capped_by = match poorest.capacity.capped_by {
+            Cap::Memory => Ending::of(poorest, &plans),
+            cap => Ending::named(cap.to_string()),
+        };
+        (poorest.capacity.sequences, capped_by)
+    });
+    let run = sequences.min(question.sequences.div_ceil(parallel.dp.into()));
+    let at_best = work.zip(device.rates()).filter(|_| run > 0);
+    let at_best = at_best.and_then(|(work, rates)| work.bound(&plans, parallel, rates, question.context, run));
+    Some(Tried {
+        parallel,
+        at_best,
+        sequences: sequences.saturating_mul(parallel.dp.into()),
+        capped_by,
+        outside_bytes: plans.iter().map(|plan| bytes(plan, false)).max().unwrap_or(0),
+        cache_bytes: plans.iter().map(|plan| bytes(plan, true)).min().unwrap_or(0),
+    })
+}
+
+/// What a layout admits, before it has a name and a price.
+pub(super) struct Tried {
+    parallel: Parallel,
+    pub(super) sequences: u64,
+    capped_by: Ending,
+    outside_bytes: u64,
+    cache_bytes: u64,
+    at_best: Option<SpeedBound>,
+}
+
+impl Tried {
+    pub(super) fn priced(self, name: &str, device: &DeviceInfo, variant: Variant, question: &FitQuestion) -> Fit {
+        let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes, at_best } = self;
+        let devices = parallel.world_size();
+        let per_hour = question.prices.of(device).map(|price| price * devices as f64);
+        let tokens = question.context.saturating_mul(question.sequences) as f64;
+        Fit {
+            device: name.to_owned(),
+            devices,
+            memory_bytes: device.total_bytes.saturating_mul(devices),
+            parallel,
+            engine: variant.engine.map(|engine| format!("{}@{}", engine.engine.name(), engine.version_name())),
+            kv_dtype: variant.kv_dtype,
+            state_dtype: variant.state_dtype,
+            holds: sequences >= question.needed(),
+            sequences,
+            capped_by: capped_by.name,
+            capped_by_words: capped_by.words,
+            outside_bytes,
+            cache_bytes,
+            per_hour,
+            per_million_tokens: per_hour.map(|price| price / (tokens / 1e6)),
+            at_best: at_best.map(|bound| AtBest {
+                alone_per_second: bound.alone_per_second(),
+                tokens_per_second: bound.tokens_per_second,
+                sequences: bound.all.sequences * u64::from(parallel.dp),
+                bound_by: bound.all.bound_by,
+                prompt_seconds: bound.prompt.seconds,
+                per_million_tokens: per_hour.map(|price| bound.per_million_tokens(price)),
+            }),
+        }
+    }
+}
+
+/// The caches of a model in other dtypes, or in an engine's.
+#[derive(Clone, Copy)]
+pub(super) struct Variant {
+    pub(super) engine: Option<EngineSpec>,
+    kv_dtype: Option<DType>,
+    state_dtype: Option<DType>,
+}
+
+impl Variant {
+    /// As they are, with keys and values in 8 bits, with states of 32 bits in 16, and with both, as far as these are smaller and
+    /// the engine can be told them on that device.
+    pub(super) fn all(request: &PlanRequest, engine: Option<EngineSpec>, device: &DeviceInfo) -> Vec<Self> {
+        let plain = Self { engine, kv_dtype: None, state_dtype: None };
+        let stated = request.budget().map(|budget| budget.dtypes).unwrap_or_default();
+        // What is stated is not varied.
+        let eight = match engine {
+            _ if stated.kv.is_some() => None,
+            Some(engine) => engine.eight_bits(device.compute_capability()),
+            None => Some(DType::F8E4m3),
+        };
+        let sixteen = Some(DType::Bf16).filter(|_| stated.ssm.is_none());
+        let of_kv = [Some(plain), eight.map(|_| Self { kv_dtype: eight, ..plain })].into_iter().flatten();
+        let all = of_kv.flat_map(|kv| [Some(kv), sixteen.map(|_| Self { state_dtype: sixteen, ..kv })]).flatten();
+        let is_smaller = |variant: &Self| {
+            let without = [
+                variant.kv_dtype.map(|_| Self { kv_dtype: None, ..*variant }),
+                variant.state_dtype.map(|_| Self { state_dtype: None, ..*variant }),
+            ];
+            let own = variant.of(request);
+            without.into_iter().flatten().all(|without| own.stores_less_than(&without.of(request)))
+        };
+        all.filter(is_smaller).collect()
+    }
+
+    pub(super) fn of(&self, request: &PlanRequest) -> PlanRequest {
+        request.stored_in(self.kv_dtype, self.state_dtype).as_run_by(self.engine)
+    }
+}
+
+/// What ends a layout's capacity: as plans name it, and for people.
+struct Ending {
+    name: String,
+    words: String,
+}
+
+impl Ending {
+    fn named(name: String) -> Self {
+        Self { words: name.clone(), name }
+    }
+
+    /// The pool that takes the most of one of the stages.
+    fn of(plan: &CachePlan, stages: &[CachePlan]) -> Self {
+        let largest = plan.pools.iter().max_by_key(|pool| pool.bytes);
+        largest.map_or_else(
+            || Self::named("memory".into()),
+            |pool| Self { name: pool.id.clone(), words: plan.pool_in_words(pool, stages) },
+        )
+    }
+}
+
+/// The share of a device's memory that is divided. Metal gives a GPU what it recommends: 0.84 of 128 GiB and 0.74 of 16 GiB in
+/// what users report (antirez/ds4#893, AlexsJones/llmfit#754).
+fn share(device: &DeviceInfo) -> f64 {
+    if device.kind == DeviceKind::Integrated { 0.75 } else { 0.9 }
+}
+
+/// What an engine admits on every stage, and what ends it there.
+fn admitted(request: &PlanRequest, parallel: Parallel, engine: EngineSpec) -> Option<(u64, Ending)> {
+    let settled = request.settled().ok()?;
+    let stages = (0..parallel.pp).map(|stage| match settled.inputs_of(stage, None).predict_among(engine) {
+        Ok(prediction) => Some((prediction.sequences, Ending::named("the engine".to_owned()))),
+        Err(PlanError::DoesNotFit(short)) => Some((0, Ending::named(short.capped_by))),
+        Err(_) => None,
+    });
+    stages.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(sequences, _)| *sequences)
+}
