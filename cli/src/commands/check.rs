@@ -7,7 +7,7 @@ use cacheplan::files::{Limit, Shown};
 use cacheplan::planner::check::Violation;
 use cacheplan::planner::engines::EnginePrediction;
 use cacheplan::planner::plan_file::PlanFileError;
-use cacheplan::planner::{CachePlan, EngineSpec, PlanRequest};
+use cacheplan::planner::{CachePlan, EngineSpec};
 
 use crate::commands::hub;
 use crate::commands::load::{Reading, Target, refused};

@@ -195,7 +195,7 @@ fn maps_of_devices_have_labels_that_never_overlap() {
     for prices in ["currency = ''\n[per_hour]\n", "currency = 'USD'\n[per_hour]\nh100 = 123.5\nl4 = 0.25\n"] {
         let question = FitQuestion {
             model: None,
-            assumed: Vec::new(),
+            stated: Vec::new(),
             context: 32_768,
             sequences: 20,
             devices: devices.map(|name| (name.to_owned(), name.parse().unwrap())).into(),
