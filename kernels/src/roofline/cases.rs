@@ -86,7 +86,7 @@ fn products() -> impl Iterator<Item = Measured> {
     let plain = [F32, BF16, F16, F8E4M3].into_iter().flat_map(move |weight| {
         rows.map(|rows| Product { rows, inputs: INPUTS, outputs: OUTPUTS, input: F32, weight }.case())
     });
-    let formats = [BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Mxfp4];
+    let formats = [BlockFormat::Q8_0, BlockFormat::Q4_0, BlockFormat::Q4K, BlockFormat::Q6K, BlockFormat::Mxfp4];
     let stored = formats.into_iter().flat_map(move |format| {
         rows.map(|rows| StoredProduct { rows, inputs: INPUTS, outputs: OUTPUTS, format }.case())
     });

@@ -4,7 +4,8 @@
 //! multiply-add each, and its lanes are added at the end. How many rows there are, and which thread has which outputs,
 //! decides where partial sums wait, never what is added to them.
 
-use crate::cpu::simd::{prefetch_at, prefetch_far};
+use super::weight::Weight;
+use crate::cpu::simd::{dispatch, prefetch_at, prefetch_far};
 use crate::cpu::storage::{Element, Rows};
 use crate::cpu::tasks::for_each;
 use pulp::bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
@@ -24,27 +25,12 @@ const TILE: [usize; 2] = [8, 3];
 const PIECE: usize = 256;
 const AHEAD: usize = 8192;
 
-/// A weight, whose outputs are rows of numbers.
-pub(in crate::cpu) trait Weight: Copy + Send + Sync {
-    /// What its numbers are stored as, where each can be read by itself.
-    type Stored: Element;
-
-    /// Writes the numbers of `output` from `input` on, whole blocks of them.
-    fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]);
-
-    /// The same numbers where they lie, if each can be read by itself.
-    fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[Self::Stored]>;
-
-    /// Where they lie, which may be beyond the end.
-    fn address(self, output: usize, input: usize) -> *const u8;
-}
-
 /// A cache line. Buffers are made of them, so that no vector straddles two.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
 
 // SAFETY: floats without padding, any bits of which will do.
 unsafe impl Zeroable for Line {}
@@ -78,7 +64,7 @@ pub(in crate::cpu) struct Inputs {
 
 impl Inputs {
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Self {
-        Self::of_tiles(x, pulp::Arch::new().dispatch(MostRows))
+        Self::of_tiles(x, dispatch(MostRows))
     }
 
     /// For tiles of at most so many rows.
@@ -160,7 +146,7 @@ impl Task<'_> {
     pub(in crate::cpu) fn multiply(self, weight: impl Weight, mut each: impl FnMut(usize, &[f32])) {
         let mut scratch = SCRATCH.take();
         let (rows, outputs) = (self.rows.clone(), self.outputs.len());
-        pulp::Arch::new().dispatch(Products { task: self, weight, scratch: &mut scratch });
+        dispatch(Products { task: self, weight, scratch: &mut scratch });
         let products = room(&mut scratch[2], rows.len() * outputs).chunks_exact(outputs);
         rows.zip(products).for_each(|(row, products)| each(row, products));
         SCRATCH.set(scratch);
@@ -181,8 +167,15 @@ impl<W: Weight> WithSimd for Products<'_, W> {
         let Self { task, weight, scratch: [sums, wide, products] } = self;
         let Task { inputs, rows, outputs } = task.clone();
         let products = room(products, rows.len() * outputs.len());
+        // With wide vectors one output is read as fast as memory gives it; with narrow ones several take turns, and blocks
+        // become numbers in registers as long as they have few rows to meet.
+        let narrow = S::REGISTER_COUNT < 32;
         match (rows.len(), weight.stored(0, 0, 0).is_some()) {
-            (1, true) => return few_rows::<_, _, 1, 1>(simd, task, weight, products),
+            (1, true) if !narrow => return few_rows::<_, _, 1, 1>(simd, task, weight, products),
+            (1, false) if narrow => return few_rows::<_, _, 1, 4>(simd, task, weight, products),
+            (2, false) if narrow => return few_rows::<_, _, 2, 4>(simd, task, weight, products),
+            (3, false) if narrow => return few_rows::<_, _, 3, 2>(simd, task, weight, products),
+            (4, false) if narrow => return few_rows::<_, _, 4, 2>(simd, task, weight, products),
             (1, false) => return few_rows::<_, _, 1, 2>(simd, task, weight, products),
             (2, false) => return few_rows::<_, _, 2, 2>(simd, task, weight, products),
             _ => {}
@@ -310,8 +303,8 @@ fn multiply<S: Simd, T: Element, const R: usize>(simd: S, tile: Tile<'_>, w: [&[
     );
 }
 
-/// One or two rows: outputs each read to its end, which memory likes best. One after the other, or where they are widened
-/// `N` side by side, so that one is widened while the sums of another wait.
+/// A few rows: outputs each read to its end, which memory likes best. One after the other, or where they are widened `N` side
+/// by side, so that one is widened while the sums of another wait.
 #[inline(never)]
 fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
     simd: S,
@@ -325,41 +318,37 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
             let Task { inputs, rows, outputs } = task;
             let mut wide = [[Line::zeroed(); PIECE / LINE]; N];
             for first in outputs.clone().step_by(N) {
+                let of: [usize; N] = std::array::from_fn(|n| (first + n).min(outputs.end - 1));
                 let mut sums = [[simd.splat_f32s(0.0); N]; R];
                 for start in (0..inputs.width).step_by(PIECE) {
                     let len = PIECE.min(inputs.width - start);
                     let padded = len.next_multiple_of(LINE);
                     let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..padded * R]).0;
                     let bytes = bytes(weight, len);
-                    for (n, wide) in wide.iter_mut().enumerate() {
-                        let output = (first + n).min(outputs.end - 1);
+                    for output in of {
                         let ahead = weight.address(output, start).wrapping_add(AHEAD);
                         for line in (0..bytes).step_by(size_of::<Line>()) {
                             prefetch_at(ahead.wrapping_add(line));
                         }
-                        if N == 1 && len == padded {
-                            let stored = weight.stored(output, start, len).unwrap_or_default();
-                            for (&x, w) in x.iter().zip(stored.chunks_exact(S::F32_LANES)) {
-                                sums[0][0] = simd.mul_add_e_f32s(x, W::Stored::vector(simd, w), sums[0][0]);
-                            }
-                        } else {
-                            let wide: &mut [f32] = cast_slice_mut(wide);
-                            weight.widen(simd, output, start, &mut wide[..len]);
-                            wide[len..padded].fill(0.0);
-                        }
                     }
-                    if N > 1 || len < padded {
-                        let mut w = [x; N];
-                        for (w, wide) in w.iter_mut().zip(&wide) {
-                            *w = &S::as_simd_f32s(cast_slice(wide)).0[..x.len() / R];
-                        }
-                        let of_line = LINE / S::F32_LANES;
-                        for at in 0..x.len() / R {
-                            for (row, sums) in sums.iter_mut().enumerate() {
-                                let x = x[(at / of_line * R + row) * of_line + at % of_line];
-                                for (sum, w) in sums.iter_mut().zip(w) {
-                                    *sum = simd.mul_add_e_f32s(x, w[at], *sum);
-                                }
+                    if len == padded && weight.add_products(simd, of, start, x, &mut sums) {
+                        continue;
+                    }
+                    for (output, wide) in of.into_iter().zip(&mut wide) {
+                        let wide: &mut [f32] = cast_slice_mut(wide);
+                        weight.widen(simd, output, start, &mut wide[..len]);
+                        wide[len..padded].fill(0.0);
+                    }
+                    let mut w = [x; N];
+                    for (w, wide) in w.iter_mut().zip(&wide) {
+                        *w = &S::as_simd_f32s(cast_slice(wide)).0[..x.len() / R];
+                    }
+                    let of_line = LINE / S::F32_LANES;
+                    for at in 0..x.len() / R {
+                        for (row, sums) in sums.iter_mut().enumerate() {
+                            let x = x[(at / of_line * R + row) * of_line + at % of_line];
+                            for (sum, w) in sums.iter_mut().zip(w) {
+                                *sum = simd.mul_add_e_f32s(x, w[at], *sum);
                             }
                         }
                     }
@@ -389,7 +378,7 @@ fn widen<S: Simd>(simd: S, weight: impl Weight, outputs: [usize; TILE[1]], start
         || {
             let mut own = [Line::zeroed(); PIECE / LINE];
             for (output, wide) in outputs.into_iter().zip(wide.as_chunks_mut::<SEGMENT>().0) {
-                if weight.stored(output, start, len).is_some() {
+                if weight.widens_in_vectors::<S>() {
                     weight.widen(simd, output, start, &mut wide[..len]);
                     wide[len..len.next_multiple_of(LINE)].fill(0.0);
                     continue;
@@ -419,7 +408,7 @@ pub(super) fn widened(weight: impl Weight, output: usize, input: usize, wide: &m
             self.0.widen(simd, self.1, self.2, self.3);
         }
     }
-    pulp::Arch::new().dispatch(Widened(weight, output, input, wide));
+    dispatch(Widened(weight, output, input, wide));
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]

@@ -45,7 +45,7 @@ impl StridedRows<'_> {
 
 /// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
 pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
-    pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
+    super::dispatch(RowProducts { a, b, scale, out, out_stride });
 }
 
 /// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
@@ -57,12 +57,12 @@ pub(crate) fn add_weighted(
     out_stride: usize,
     out_rows: usize,
 ) {
-    pulp::Arch::new().dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows });
+    super::dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows });
 }
 
 /// One step of a state `[rows, b.len()]`: `state_i = state_i * decay + u_i * b`, and `out_i = state_i . c`.
 pub(crate) fn advance_state(state: &mut [f32], decay: f32, u: &[f32], b: &[f32], c: &[f32], out: &mut [f32]) {
-    pulp::Arch::new().dispatch(AdvanceState { state, decay, u, b, c, out });
+    super::dispatch(AdvanceState { state, decay, u, b, c, out });
 }
 
 struct RowProducts<'a> {
@@ -260,7 +260,7 @@ impl WithSimd for AdvanceState<'_> {
 
 /// Does `rounds` rounds of multiply-adds in registers alone, and returns how many operations that were.
 pub(crate) fn multiply_adds(rounds: usize) -> usize {
-    pulp::Arch::new().dispatch(MultiplyAdds { rounds })
+    super::dispatch(MultiplyAdds { rounds })
 }
 
 struct MultiplyAdds {
@@ -288,7 +288,7 @@ impl WithSimd for MultiplyAdds {
 
 /// The largest of `start` and all values.
 pub(crate) fn largest(start: f32, values: &[f32]) -> f32 {
-    pulp::Arch::new().dispatch(Largest { start, values })
+    super::dispatch(Largest { start, values })
 }
 
 struct Largest<'a> {
@@ -312,12 +312,12 @@ impl WithSimd for Largest<'_> {
 
 /// The sum of all values.
 pub(crate) fn sum(values: &[f32]) -> f32 {
-    pulp::Arch::new().dispatch(Sum::<false> { values })
+    super::dispatch(Sum::<false> { values })
 }
 
 /// The sum of values that lie in memory, as fast as it gives them.
 pub(crate) fn streamed_sum(values: &[f32]) -> f32 {
-    pulp::Arch::new().dispatch(Sum::<true> { values })
+    super::dispatch(Sum::<true> { values })
 }
 
 struct Sum<'a, const STREAMED: bool> {
