@@ -6,7 +6,7 @@
 
 Writes a Llama and a hybrid of the dimensions in `models/` with random weights as F16, BF16, Q8_0 and Q4_K under FOLDER, once, and
 prints a table in Markdown. The hybrid, of type bamba, is the `granitehybrid` that llama.cpp's converter makes of it; a last argument
-names one model alone, `MODEL.KIND` one file. Both use two threads, take in a prompt of 512 tokens and decode one sequence. Rates are medians of the rounds;
+names one model alone, `MODEL.KIND` one file, `MODEL.KIND.fast` with `--products fast`. Both use two threads, take in a prompt of 512 tokens and decode one sequence. Rates are medians of the rounds;
 `ratio` is the median of each round's ours over theirs, which other load on the machine meets alike.
 """
 
@@ -143,8 +143,8 @@ print("TIMINGS", json.dumps(r["timings"]))
     return timings["prompt_per_second"], timings["predicted_per_second"]
 
 
-def cacheplan(bench, path):
-    table = subprocess.run([bench, str(path)], check=True, capture_output=True, text=True).stdout
+def cacheplan(bench, path, *flags):
+    table = subprocess.run([bench, str(path), *flags], check=True, capture_output=True, text=True).stdout
     cells = [cell.strip() for cell in table.strip().splitlines()[-1].strip("|").split("|")]
     return float(cells[7]), float(cells[5])
 
@@ -155,19 +155,21 @@ def main():
     print("|---|---|---|---|---|---|---|")
     kinds = {name: gguf.GGMLQuantizationType[name] for name in ["F16", "BF16", "Q8_0", "Q4_K"]}
     models = sys.argv[3:] or ["llama_137m", "hybrid_128m"]
-    files = [(model, name) for model, _, kind in (model.partition(".") for model in models) for name in ([kind] if kind else kinds)]
+    names = [*kinds, "Q8_0.fast", "Q4_K.fast"]
+    files = [(model, name) for model, _, kind in (model.partition(".") for model in models) for name in ([kind] if kind else names)]
     for model, name in files:
-        kind = kinds[name]
+        name, _, fast = name.partition(".")
+        kind, flags = kinds[name], ["--fast"] * bool(fast)
         path = work / f"{model}.{name}.gguf"
         if not path.exists():
             write(path, kind, model)
-        rounds = [(cacheplan(bench, path), llama_cpp(path)) for _ in range(ROUNDS)]
+        rounds = [(cacheplan(bench, path, *flags), llama_cpp(path)) for _ in range(ROUNDS)]
         cells = []
         for what in (0, 1):
             ours, theirs = [r[0][what] for r in rounds], [r[1][what] for r in rounds]
             ratio = statistics.median(a / b for a, b in zip(ours, theirs))
             cells += [f"{statistics.median(ours):.1f}", f"{statistics.median(theirs):.1f}", f"{ratio:.2f}"]
-        print(f"| {model} {name} | {' | '.join(cells)} |", flush=True)
+        print(f"| {model} {name}{', fast' * bool(fast)} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,9 @@ pub(super) fn single_half<S: Simd>(bytes: Half) -> f32 {
     if S::F32_LANES == 8 {
         use std::arch::x86_64::{_mm_cvtsi32_si128, _mm256_cvtss_f32};
         // SAFETY: eight lanes are those of AVX2 with F16C.
-        return unsafe { _mm256_cvtss_f32(super::simd::widened_halves(_mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes))))) };
+        return unsafe {
+            _mm256_cvtss_f32(super::simd::widened_halves(_mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)))))
+        };
     }
     half(bytes)
 }

@@ -136,7 +136,10 @@ element!(
             let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
             let magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x3f80));
             let none = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));
-            let half = _mm_or_si128(_mm_and_si128(wide, _mm_set1_epi16(0xbf80_u16 as i16)), _mm_and_si128(none, _mm_set1_epi16(0x7e00)));
+            let half = _mm_or_si128(
+                _mm_and_si128(wide, _mm_set1_epi16(0xbf80_u16 as i16)),
+                _mm_and_si128(none, _mm_set1_epi16(0x7e00)),
+            );
             std::mem::transmute_copy(&_mm256_mul_ps(super::simd::widened_halves(half), _mm256_set1_ps(256.0)))
         }
     }

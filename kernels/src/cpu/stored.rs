@@ -1,13 +1,13 @@
 //! Products with matrices that stay as they are stored; their blocks are widened piece by piece.
 
 use super::blocks::{Block, Half, half, with_blocks};
+#[cfg(target_arch = "x86_64")]
+use super::linear::Rounded;
 use super::linear::{Blocks, Numbers, side_by_side};
 use super::simd::vectorized;
 use super::storage::{Input, Output};
 use super::tasks::for_each;
 use crate::error::Result;
-#[cfg(target_arch = "x86_64")]
-use super::linear::Rounded;
 #[cfg(target_arch = "x86_64")]
 use crate::stored::Products;
 use crate::stored::{BlockFormat, StoredMatrix};

@@ -236,7 +236,8 @@ groups!(
 /// The factors of eight groups of 32.
 #[inline(always)]
 fn of_six_bits(scales: [u8; 12], [scale, least]: [f32; 2], factors: &mut Factors) {
-    let words: [u32; 3] = [0, 4, 8].map(|at| u32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]]));
+    let words: [u32; 3] =
+        [0, 4, 8].map(|at| u32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]]));
     // As `six_bits` does, four at a time.
     let (six, low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x0303_0303);
     let of_scale = [words[0] & six, words[2] & low | (words[0] >> 6 & high) << 4];
@@ -286,15 +287,11 @@ groups!(
     }
 );
 
-groups!(
-    Mxfp4 {},
-    |self, _half, factors| factors.scales[0] = half_of_power(self.exponent),
-    |_group| {
-        // Twice of what they stand for.
-        let twice = _mm_set_epi8(-12, -8, -6, -4, -3, -2, -1, 0, 12, 8, 6, 4, 3, 2, 1, 0);
-        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(twice), nibbles(&self.quants))
-    }
-);
+groups!(Mxfp4 {}, |self, _half, factors| factors.scales[0] = half_of_power(self.exponent), |_group| {
+    // Twice of what they stand for.
+    let twice = _mm_set_epi8(-12, -8, -6, -4, -3, -2, -1, 0, 12, 8, 6, 4, 3, 2, 1, 0);
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(twice), nibbles(&self.quants))
+});
 
 /// Fills `wide` with what `blocks` begin with, whole blocks.
 ///
@@ -310,6 +307,39 @@ pub(in crate::cpu) unsafe fn widen<B: Groups>(blocks: &[B], half: impl Fn(Half) 
             unsafe {
                 let numbers = block.numbers(&factors, group);
                 (0..4).for_each(|n| _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers[n]));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::blocks::with_blocks;
+    use crate::stored::BlockFormat::*;
+    use pulp::bytemuck::{cast_slice, cast_slice_mut};
+
+    /// Any bytes are blocks; numbers that are none are so in both.
+    #[test]
+    fn groups_are_the_numbers_of_their_blocks() {
+        let Some(simd) = pulp::x86::V3::try_new().filter(|_| is_x86_feature_detected!("f16c")) else { return };
+        let mut state = 1u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        for format in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K, Mxfp4] {
+            let bytes: Vec<u8> = (0..64 * format.bytes()).map(|_| byte()).collect();
+            let [mut found, mut expected] = [0, 1].map(|_| vec![0f32; 64 * format.elements()]);
+            with_blocks!(format, B => {
+                let blocks: &[B] = cast_slice(&bytes);
+                // SAFETY: there are AVX2 and F16C.
+                simd.vectorize(#[inline(always)] || unsafe { widen(blocks, single_half::<pulp::x86::V3>, &mut found) });
+                let numbers = cast_slice_mut::<f32, <B as Block>::Numbers>(&mut expected);
+                blocks.iter().zip(numbers).for_each(|(block, numbers)| block.widen(super::half, numbers));
+            });
+            for (at, (a, b)) in found.iter().zip(&expected).enumerate() {
+                assert!(a == b || a.is_nan() && b.is_nan(), "{format:?}[{at}]: {a} instead of {b}");
             }
         }
     }

@@ -53,7 +53,8 @@ impl Rounded {
         sums.resize(groups, 0.0);
         halves.resize(2 * groups, 0.0);
         let of_rows = (0..x.len()).flat_map(|row| x.row(row).as_chunks::<GROUP>().0);
-        let targets = whole.as_chunks_mut::<GROUP>().0.iter_mut().zip(factors).zip(sums.iter_mut().zip(halves.as_chunks_mut().0));
+        let targets =
+            whole.as_chunks_mut::<GROUP>().0.iter_mut().zip(factors).zip(sums.iter_mut().zip(halves.as_chunks_mut().0));
         vectorized(
             #[inline(always)]
             || {
@@ -89,7 +90,11 @@ impl Rounded {
                         let products = &mut products[at..];
                         let write = |r: usize, sums: [f32; TILE[1]]| {
                             let of_row = &mut products[r * outputs.len()..];
-                            of_row.iter_mut().zip(sums).take(outputs.end - first).for_each(|(product, sum)| *product = sum);
+                            of_row
+                                .iter_mut()
+                                .zip(sums)
+                                .take(outputs.end - first)
+                                .for_each(|(product, sum)| *product = sum);
                         };
                         // SAFETY: this processor has AVX2 and F16C, as `new` has seen.
                         unsafe {
@@ -133,7 +138,8 @@ impl Rounded {
                     blocks[n][block].factors(single_half::<V3>, &mut factors[n]);
                     if B::HAS_LEAST {
                         for r in 0..R {
-                            let of_block = &of_inputs[r][block * (B::ELEMENTS / B::COMMON)..][..B::ELEMENTS / B::COMMON];
+                            let of_block =
+                                &of_inputs[r][block * (B::ELEMENTS / B::COMMON)..][..B::ELEMENTS / B::COMMON];
                             sums[r][n] = factors[n].without_least(of_block, sums[r][n]);
                         }
                     }

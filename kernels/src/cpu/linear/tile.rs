@@ -167,15 +167,12 @@ impl<W: Weight> WithSimd for Products<'_, W> {
         let Self { task, weight, scratch: [sums, wide, products] } = self;
         let Task { inputs, rows, outputs } = task.clone();
         let products = room(products, rows.len() * outputs.len());
-        // With wide vectors one output is read as fast as memory gives it; with narrow ones several take turns, and blocks
-        // become numbers in registers as long as they have few rows to meet.
-        let narrow = S::REGISTER_COUNT < 32;
+        // Narrow vectors want several outputs at once, so that none waits for its sums: those of a tile, or blocks in registers.
+        let (narrow, widens) = (S::REGISTER_COUNT < 32, weight.widens_in_vectors::<S>());
         match (rows.len(), weight.stored(0, 0, 0).is_some()) {
             (1, true) if !narrow => return few_rows::<_, _, 1, 1>(simd, task, weight, products),
-            (1, false) if narrow => return few_rows::<_, _, 1, 4>(simd, task, weight, products),
-            (2, false) if narrow => return few_rows::<_, _, 2, 4>(simd, task, weight, products),
-            (3, false) if narrow => return few_rows::<_, _, 3, 2>(simd, task, weight, products),
-            (4, false) if narrow => return few_rows::<_, _, 4, 2>(simd, task, weight, products),
+            (1, false) if widens => return in_registers::<_, _, 1, 4>(simd, task, weight, products),
+            (2, false) if widens => return in_registers::<_, _, 2, 2>(simd, task, weight, products),
             (1, false) => return few_rows::<_, _, 1, 2>(simd, task, weight, products),
             (2, false) => return few_rows::<_, _, 2, 2>(simd, task, weight, products),
             _ => {}
@@ -303,8 +300,8 @@ fn multiply<S: Simd, T: Element, const R: usize>(simd: S, tile: Tile<'_>, w: [&[
     );
 }
 
-/// A few rows: outputs each read to its end, which memory likes best. One after the other, or where they are widened `N` side
-/// by side, so that one is widened while the sums of another wait.
+/// One or two rows: outputs each read to its end, which memory likes best. One after the other, or where they are widened
+/// `N` side by side, so that one is widened while the sums of another wait.
 #[inline(never)]
 fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
     simd: S,
@@ -318,37 +315,41 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
             let Task { inputs, rows, outputs } = task;
             let mut wide = [[Line::zeroed(); PIECE / LINE]; N];
             for first in outputs.clone().step_by(N) {
-                let of: [usize; N] = std::array::from_fn(|n| (first + n).min(outputs.end - 1));
                 let mut sums = [[simd.splat_f32s(0.0); N]; R];
                 for start in (0..inputs.width).step_by(PIECE) {
                     let len = PIECE.min(inputs.width - start);
                     let padded = len.next_multiple_of(LINE);
                     let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..padded * R]).0;
                     let bytes = bytes(weight, len);
-                    for output in of {
+                    for (n, wide) in wide.iter_mut().enumerate() {
+                        let output = (first + n).min(outputs.end - 1);
                         let ahead = weight.address(output, start).wrapping_add(AHEAD);
                         for line in (0..bytes).step_by(size_of::<Line>()) {
                             prefetch_at(ahead.wrapping_add(line));
                         }
+                        if N == 1 && len == padded {
+                            let stored = weight.stored(output, start, len).unwrap_or_default();
+                            for (&x, w) in x.iter().zip(stored.chunks_exact(S::F32_LANES)) {
+                                sums[0][0] = simd.mul_add_e_f32s(x, W::Stored::vector(simd, w), sums[0][0]);
+                            }
+                        } else {
+                            let wide: &mut [f32] = cast_slice_mut(wide);
+                            weight.widen(simd, output, start, &mut wide[..len]);
+                            wide[len..padded].fill(0.0);
+                        }
                     }
-                    if len == padded && weight.add_products(simd, of, start, x, &mut sums) {
-                        continue;
-                    }
-                    for (output, wide) in of.into_iter().zip(&mut wide) {
-                        let wide: &mut [f32] = cast_slice_mut(wide);
-                        weight.widen(simd, output, start, &mut wide[..len]);
-                        wide[len..padded].fill(0.0);
-                    }
-                    let mut w = [x; N];
-                    for (w, wide) in w.iter_mut().zip(&wide) {
-                        *w = &S::as_simd_f32s(cast_slice(wide)).0[..x.len() / R];
-                    }
-                    let of_line = LINE / S::F32_LANES;
-                    for at in 0..x.len() / R {
-                        for (row, sums) in sums.iter_mut().enumerate() {
-                            let x = x[(at / of_line * R + row) * of_line + at % of_line];
-                            for (sum, w) in sums.iter_mut().zip(w) {
-                                *sum = simd.mul_add_e_f32s(x, w[at], *sum);
+                    if N > 1 || len < padded {
+                        let mut w = [x; N];
+                        for (w, wide) in w.iter_mut().zip(&wide) {
+                            *w = &S::as_simd_f32s(cast_slice(wide)).0[..x.len() / R];
+                        }
+                        let of_line = LINE / S::F32_LANES;
+                        for at in 0..x.len() / R {
+                            for (row, sums) in sums.iter_mut().enumerate() {
+                                let x = x[(at / of_line * R + row) * of_line + at % of_line];
+                                for (sum, w) in sums.iter_mut().zip(w) {
+                                    *sum = simd.mul_add_e_f32s(x, w[at], *sum);
+                                }
                             }
                         }
                     }
@@ -362,6 +363,47 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
             }
         },
     );
+}
+
+/// A few rows with `N` outputs side by side, so that one is widened in registers while the sums of another wait.
+#[inline(never)]
+fn in_registers<S: Simd, W: Weight, const R: usize, const N: usize>(
+    simd: S,
+    task: Task<'_>,
+    weight: W,
+    products: &mut [f32],
+) {
+    simd.vectorize(
+        #[inline(always)]
+        || {
+            let Task { inputs, rows, outputs } = task;
+            for first in outputs.clone().step_by(N) {
+                let of: [usize; N] = std::array::from_fn(|n| (first + n).min(outputs.end - 1));
+                let mut sums = [[simd.splat_f32s(0.0); N]; R];
+                for start in (0..inputs.width).step_by(SEGMENT) {
+                    let len = SEGMENT.min(inputs.width - start);
+                    let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..len * R]).0;
+                    weight.add_products(simd, of, start, x, &mut sums);
+                }
+                write(simd, sums, &mut products[first - outputs.start..], outputs.len());
+            }
+        },
+    );
+}
+
+/// Writes the products of rows a stride apart, as far as they go.
+#[inline(always)]
+fn write<S: Simd, const R: usize, const N: usize>(
+    simd: S,
+    sums: [[S::f32s; N]; R],
+    products: &mut [f32],
+    stride: usize,
+) {
+    for (products, sums) in products.chunks_mut(stride).zip(sums) {
+        for (product, sum) in products.iter_mut().zip(sums) {
+            *product = simd.reduce_sum_f32s(sum);
+        }
+    }
 }
 
 /// Bytes of so many numbers of an output.

@@ -17,8 +17,8 @@ pub(in crate::cpu) trait Weight: Copy + Send + Sync {
     /// Whether that is written in vectors, so that no compiler need see what overlaps.
     fn widens_in_vectors<S: Simd>(self) -> bool;
 
-    /// Adds the products of `R` rows, which take turns with every line of `x`, with `N` outputs from `input` on, made wide in
-    /// registers; `false` where they are not.
+    /// Adds the products of `R` rows, which take turns with every line of `x`, with whole blocks of `N` outputs from `input` on,
+    /// made wide in registers; for weights that widen in vectors.
     fn add_products<S: Simd, const R: usize, const N: usize>(
         self,
         simd: S,
@@ -26,7 +26,7 @@ pub(in crate::cpu) trait Weight: Copy + Send + Sync {
         input: usize,
         x: &[S::f32s],
         sums: &mut [[S::f32s; N]; R],
-    ) -> bool;
+    );
 
     /// The same numbers where they lie, if each can be read by itself.
     fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[Self::Stored]>;
@@ -71,15 +71,19 @@ impl<T: Element> Weight for Numbers<'_, T> {
         input: usize,
         x: &[S::f32s],
         sums: &mut [[S::f32s; N]; R],
-    ) -> bool {
-        if R > 1 || N > 1 {
-            return false;
+    ) {
+        let vectors = x.len() / R;
+        let stored = outputs.map(|output| &self.data[output * self.in_width + input..][..vectors * S::F32_LANES]);
+        let of_line = LINE / S::F32_LANES;
+        for at in 0..vectors {
+            for (n, stored) in stored.iter().enumerate() {
+                let w = T::vector(simd, &stored[at * S::F32_LANES..]);
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let x = x[(at / of_line * R + row) * of_line + at % of_line];
+                    sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+                }
+            }
         }
-        let stored = &self.data[outputs[0] * self.in_width + input..][..x.len() * S::F32_LANES];
-        for (&x, w) in x.iter().zip(stored.chunks_exact(S::F32_LANES)) {
-            sums[0][0] = simd.mul_add_e_f32s(x, T::vector(simd, w), sums[0][0]);
-        }
-        true
     }
 
     #[inline(always)]
@@ -141,41 +145,45 @@ impl<B: Groups> Weight for Blocks<'_, B> {
         input: usize,
         x: &[S::f32s],
         sums: &mut [[S::f32s; N]; R],
-    ) -> bool {
+    ) {
         #[cfg(target_arch = "x86_64")]
-        if self.widens_in_vectors::<S>() {
+        {
             use crate::cpu::blocks::avx2::{Factors, GROUP};
 
             let of_line = LINE / S::F32_LANES;
             let count = x.len() / R * S::F32_LANES / B::ELEMENTS;
-            assert_eq!(x.len(), R * count * B::ELEMENTS / S::F32_LANES);
-            let blocks = outputs.map(|output| &self.from(output, input)[..count]);
+            assert!(S::F32_LANES == 8 && x.len() == R * count * B::ELEMENTS / S::F32_LANES);
+            let mut of = [self.blocks.as_ptr(); N];
+            for (of, output) in of.iter_mut().zip(outputs) {
+                *of = self.from(output, input)[..count].as_ptr();
+            }
             let mut factors = [Factors::NONE; N];
             for block in 0..count {
-                for (factors, blocks) in factors.iter_mut().zip(blocks) {
-                    blocks[block].factors(single_half::<S>, factors);
-                }
-                for group in 0..B::ELEMENTS / GROUP {
-                    for (n, (factors, blocks)) in factors.iter().zip(blocks).enumerate() {
-                        // SAFETY: eight lanes are those of AVX2.
-                        let numbers = unsafe { blocks[block].numbers(factors, group) };
-                        for (at, w) in numbers.into_iter().enumerate() {
-                            // SAFETY: the same eight numbers.
-                            let w: S::f32s = unsafe { std::mem::transmute_copy(&w) };
-                            let at = (block * B::ELEMENTS + group * GROUP) / S::F32_LANES + at;
-                            for (row, sums) in sums.iter_mut().enumerate() {
-                                // SAFETY: below the length, which is asserted above.
-                                let x = unsafe { *x.get_unchecked((at / of_line * R + row) * of_line + at % of_line) };
-                                sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+                // SAFETY: as many blocks are there, eight lanes are those of AVX2, and all vectors of `x` are below its length,
+                // as is asserted above.
+                unsafe {
+                    for (factors, of) in factors.iter_mut().zip(of) {
+                        (*of.add(block)).factors(single_half::<S>, factors);
+                    }
+                    let x = x.as_ptr().add(block * B::ELEMENTS / S::F32_LANES * R);
+                    for group in 0..B::ELEMENTS / GROUP {
+                        for n in 0..N {
+                            let numbers = (*of[n].add(block)).numbers(&factors[n], group);
+                            for (at, w) in numbers.into_iter().enumerate() {
+                                let w: S::f32s = std::mem::transmute_copy(&w);
+                                let at = group * (GROUP / S::F32_LANES) + at;
+                                for (row, sums) in sums.iter_mut().enumerate() {
+                                    let x = *x.add((at / of_line * R + row) * of_line + at % of_line);
+                                    sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+                                }
                             }
                         }
                     }
                 }
             }
-            return true;
         }
+        #[cfg(not(target_arch = "x86_64"))]
         let _ = (simd, outputs, input, x, sums);
-        false
     }
 
     #[inline(always)]

@@ -4,6 +4,20 @@
 //! rows beside it.
 
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
+
+/// Whether there are few registers, and they are narrow: fewer sums fit, and rows are gone over more often.
+#[inline(always)]
+fn narrow<S: Simd>() -> bool {
+    S::REGISTER_COUNT < 32
+}
+
+/// Rows that all products are made of, before others come into the nearest cache.
+#[inline(always)]
+fn near<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = if narrow::<S>() { 16 } else { rows.max(1) };
+    (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
+}
 
 /// Rows of equal width, a stride apart.
 #[derive(Clone, Copy)]
@@ -78,32 +92,34 @@ impl WithSimd for RowProducts<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let mut i = 0;
-        while i + 4 <= self.a.len {
-            self.against_all::<S, 4, 2>(simd, i);
-            i += 4;
-        }
-        while i + 2 <= self.a.len {
-            self.against_all::<S, 2, 4>(simd, i);
-            i += 2;
-        }
-        while i < self.a.len {
-            self.against_all::<S, 1, 8>(simd, i);
-            i += 1;
+        for rows in near::<S>(self.b.len) {
+            let mut i = 0;
+            while i + 4 <= self.a.len {
+                self.against::<S, 4, 2>(simd, i, rows.clone());
+                i += 4;
+            }
+            while i + 2 <= self.a.len {
+                self.against::<S, 2, 4>(simd, i, rows.clone());
+                i += 2;
+            }
+            while i < self.a.len {
+                self.against::<S, 1, 8>(simd, i, rows.clone());
+                i += 1;
+            }
         }
     }
 }
 
 impl RowProducts<'_> {
-    /// `I` rows of `a` from `i` on with all of `b`, `J` at a time.
+    /// `I` rows of `a` from `i` on with some of `b`, `J` at a time.
     #[inline(always)]
-    fn against_all<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize) {
-        let mut j = 0;
-        while j + J <= self.b.len {
+    fn against<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, rows: Range<usize>) {
+        let mut j = rows.start;
+        while j + J <= rows.end {
             self.tile::<S, I, J>(simd, i, j);
             j += J;
         }
-        while j < self.b.len {
+        while j < rows.end {
             self.tile::<S, I, 1>(simd, i, j);
             j += 1;
         }
@@ -111,8 +127,10 @@ impl RowProducts<'_> {
 
     #[inline(always)]
     fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
-        for n in 0..J {
-            self.b.prefetch_after(j + n);
+        if i == 0 || !narrow::<S>() {
+            for n in 0..J {
+                self.b.prefetch_after(j + n);
+            }
         }
         let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
         let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
@@ -150,18 +168,26 @@ impl WithSimd for AddWeighted<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let mut i = 0;
-        while i + 4 <= self.out_rows {
-            self.across::<S, 4, 4>(simd, i);
-            i += 4;
-        }
-        while i + 2 <= self.out_rows {
-            self.across::<S, 2, 8>(simd, i);
-            i += 2;
-        }
-        while i < self.out_rows {
-            self.across::<S, 1, 8>(simd, i);
-            i += 1;
+        for rows in near::<S>(self.rows.len) {
+            let mut i = 0;
+            while i + 4 <= self.out_rows {
+                match narrow::<S>() {
+                    true => self.across::<S, 4, 2>(simd, i, rows.clone()),
+                    false => self.across::<S, 4, 4>(simd, i, rows.clone()),
+                }
+                i += 4;
+            }
+            while i + 2 <= self.out_rows {
+                match narrow::<S>() {
+                    true => self.across::<S, 2, 4>(simd, i, rows.clone()),
+                    false => self.across::<S, 2, 8>(simd, i, rows.clone()),
+                }
+                i += 2;
+            }
+            while i < self.out_rows {
+                self.across::<S, 1, 8>(simd, i, rows.clone());
+                i += 1;
+            }
         }
     }
 }
@@ -169,22 +195,22 @@ impl WithSimd for AddWeighted<'_> {
 impl AddWeighted<'_> {
     /// `I` rows of `out` from `i` on, `V` vectors of their columns at a time.
     #[inline(always)]
-    fn across<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize) {
+    fn across<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, rows: Range<usize>) {
         let lanes = S::F32_LANES;
         let width = self.rows.width;
         let mut column = 0;
         while column + V * lanes <= width {
-            self.tile::<S, I, V>(simd, i, column);
+            self.tile::<S, I, V>(simd, i, column, rows.clone());
             column += V * lanes;
         }
         while column + lanes <= width {
-            self.tile::<S, I, 1>(simd, i, column);
+            self.tile::<S, I, 1>(simd, i, column, rows.clone());
             column += lanes;
         }
         for row in i..i + I {
             for column in column..width {
                 let mut sum = self.out[row * self.out_stride + column];
-                for j in 0..self.rows.len {
+                for j in rows.clone() {
                     sum += self.weights[row * self.weight_stride + j] * self.rows.row(j)[column];
                 }
                 self.out[row * self.out_stride + column] = sum;
@@ -193,7 +219,7 @@ impl AddWeighted<'_> {
     }
 
     #[inline(always)]
-    fn tile<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, column: usize) {
+    fn tile<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, column: usize, rows: Range<usize>) {
         let span = V * S::F32_LANES;
         let weights: [&[f32]; I] =
             std::array::from_fn(|n| &self.weights[(i + n) * self.weight_stride..][..self.rows.len]);
@@ -202,8 +228,11 @@ impl AddWeighted<'_> {
             let out = S::as_simd_f32s(&self.out[(i + n) * self.out_stride + column..][..span]).0;
             sums.copy_from_slice(&out[..V]);
         }
-        for j in 0..self.rows.len {
-            self.rows.prefetch_after(j);
+        let asks = i == 0 && column == 0 || !narrow::<S>();
+        for j in rows {
+            if asks {
+                self.rows.prefetch_after(j);
+            }
             let row = S::as_simd_f32s(&self.rows.row(j)[column..][..span]).0;
             for (sums, weights) in sums.iter_mut().zip(&weights) {
                 let weight = simd.splat_f32s(weights[j]);
