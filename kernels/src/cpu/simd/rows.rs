@@ -221,21 +221,24 @@ impl AddWeighted<'_> {
     #[inline(always)]
     fn tile<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, column: usize, rows: Range<usize>) {
         let span = V * S::F32_LANES;
-        let weights: [&[f32]; I] =
-            std::array::from_fn(|n| &self.weights[(i + n) * self.weight_stride..][..self.rows.len]);
+        let weights: [&[f32]; I] = std::array::from_fn(|n| &self.weights[(i + n) * self.weight_stride..][rows.clone()]);
         let mut sums = [[simd.splat_f32s(0.0); V]; I];
         for (n, sums) in sums.iter_mut().enumerate() {
             let out = S::as_simd_f32s(&self.out[(i + n) * self.out_stride + column..][..span]).0;
             sums.copy_from_slice(&out[..V]);
         }
         let asks = i == 0 && column == 0 || !narrow::<S>();
-        for j in rows {
+        // Lengths that the compiler knows to be equal need no checks inside the loop.
+        let count = rows.len();
+        let weights = weights.map(|weights| &weights[..count]);
+        for at in 0..count {
+            let j = rows.start + at;
             if asks {
                 self.rows.prefetch_after(j);
             }
             let row = S::as_simd_f32s(&self.rows.row(j)[column..][..span]).0;
             for (sums, weights) in sums.iter_mut().zip(&weights) {
-                let weight = simd.splat_f32s(weights[j]);
+                let weight = simd.splat_f32s(weights[at]);
                 for (sum, &value) in sums.iter_mut().zip(&row[..V]) {
                     *sum = simd.mul_add_e_f32s(weight, value, *sum);
                 }
