@@ -147,6 +147,16 @@ unsafe fn fifth(of: [u8; 4]) -> __m256i {
     }
 }
 
+/// The low or the high four bits of eight bytes, in 32 bits each.
+#[inline(always)]
+unsafe fn half_bytes(from: &[u8], high: bool) -> __m256i {
+    // SAFETY: AVX2 is there where this is called, and the slice has eight bytes.
+    unsafe {
+        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from[..8].as_ptr().cast()));
+        if high { _mm256_srli_epi32::<4>(bytes) } else { _mm256_and_si256(bytes, _mm256_set1_epi32(15)) }
+    }
+}
+
 macro_rules! groups {
     ($name:ty { $($constant:ident = $value:expr),* }, |$self:ident, $half:ident, $factors:ident| $fill:expr, |$group:ident| $quants:expr $(, $more:item)?) => {
         impl Groups for $name {
@@ -175,9 +185,20 @@ groups!(F32 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_set
 groups!(F16 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_setzero_si256());
 groups!(Bf16 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_setzero_si256());
 
-groups!(Q4_0 {}, |self, half, factors| factors.scales[0] = half(self.scale), |_group| {
-    _mm256_sub_epi8(nibbles(&self.quants), _mm256_set1_epi8(8))
-});
+groups!(
+    Q4_0 {},
+    |self, half, factors| factors.scales[0] = half(self.scale),
+    |_group| _mm256_sub_epi8(nibbles(&self.quants), _mm256_set1_epi8(8)),
+    #[inline(always)]
+    unsafe fn whole(&self, _: usize) -> [__m256i; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let quants =
+                [(0, false), (8, false), (0, true), (8, true)].map(|(at, high)| half_bytes(&self.quants[at..], high));
+            quants.map(|eight| _mm256_sub_epi32(eight, _mm256_set1_epi32(8)))
+        }
+    }
+);
 
 groups!(
     Q4_1 { HAS_LEAST = true },
@@ -255,7 +276,13 @@ fn of_six_bits(scales: [u8; 12], [scale, least]: [f32; 2], factors: &mut Factors
 groups!(
     Q4K { HAS_LEAST = true },
     |self, half, factors| of_six_bits(self.scales, [half(self.scale), half(self.least)], factors),
-    |group| bits(bytes(&self.quants[group / 2 * 32..]), group % 2 * 4, 15)
+    |group| bits(bytes(&self.quants[group / 2 * 32..]), group % 2 * 4, 15),
+    // From memory, which is faster than to take vectors apart; a pair of groups has its bytes in common.
+    #[inline(always)]
+    unsafe fn whole(&self, group: usize) -> [__m256i; 4] {
+        // SAFETY: the caller's promise.
+        unsafe { [0, 8, 16, 24].map(|at| half_bytes(&self.quants[group / 2 * 32 + at..], group % 2 == 1)) }
+    }
 );
 
 groups!(

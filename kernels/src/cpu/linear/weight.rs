@@ -166,15 +166,19 @@ impl<B: Groups> Weight for Blocks<'_, B> {
                         (*of.add(block)).factors(single_half::<S>, factors);
                     }
                     let x = x.as_ptr().add(block * B::ELEMENTS / S::F32_LANES * R);
-                    for group in 0..B::ELEMENTS / GROUP {
+                    // By pairs, which have bytes in common.
+                    let pair = if B::ELEMENTS > GROUP { 2 } else { 1 };
+                    for first in (0..B::ELEMENTS / GROUP).step_by(pair) {
                         for n in 0..N {
-                            let numbers = (*of[n].add(block)).numbers(&factors[n], group);
-                            for (at, w) in numbers.into_iter().enumerate() {
-                                let w: S::f32s = std::mem::transmute_copy(&w);
-                                let at = group * (GROUP / S::F32_LANES) + at;
-                                for (row, sums) in sums.iter_mut().enumerate() {
-                                    let x = *x.add((at / of_line * R + row) * of_line + at % of_line);
-                                    sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+                            for group in first..first + pair {
+                                let numbers = (*of[n].add(block)).numbers(&factors[n], group);
+                                for (at, w) in numbers.into_iter().enumerate() {
+                                    let w: S::f32s = std::mem::transmute_copy(&w);
+                                    let at = group * (GROUP / S::F32_LANES) + at;
+                                    for (row, sums) in sums.iter_mut().enumerate() {
+                                        let x = *x.add((at / of_line * R + row) * of_line + at % of_line);
+                                        sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+                                    }
                                 }
                             }
                         }
