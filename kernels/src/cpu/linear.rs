@@ -61,7 +61,7 @@ fn product<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
 
 /// Up to so many rows an output is summed in one order, whatever the rows beside it. With more, tiles of the weight are
 /// widened for a matrix product of another library, which is faster then.
-const MOST_ROWS: usize = 256;
+pub(super) const MOST_ROWS: usize = 256;
 /// Rows and outputs of a tile of that product, and inputs that it takes at a time. What it widens, a part in the number of
 /// its rows of the work, stays in a near cache.
 const TILE: [usize; 3] = [256, 128, 512];
@@ -140,19 +140,17 @@ impl OfTarget<'_> {
         }
     }
 
-    /// As [`multiply`](Self::multiply), with rows that are rounded, as long as they are few.
+    /// As [`multiply`](Self::multiply), with rows that are rounded.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn multiply_rounded<B: Groups>(self, weight: Blocks<'_, B>, x: &Rounded) {
-        let Self { inputs: Some(_), ref rows, ref outputs, target, out_width, before, .. } = self else {
-            return self.multiply(weight);
-        };
+        let Self { rows, outputs, target, out_width, before, .. } = self;
         thread_local! {
             static PRODUCTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
         let mut products = PRODUCTS.take();
         products.resize(rows.len() * outputs.len(), 0.0);
         x.multiply(weight, rows.clone(), outputs.clone(), &mut products);
-        for (row, products) in rows.clone().zip(products.chunks_exact(outputs.len())) {
+        for (row, products) in rows.zip(products.chunks_exact(outputs.len())) {
             let at = row * out_width + before + outputs.start;
             // SAFETY: this task alone has these columns of these rows.
             unsafe { target.piece(at..at + products.len()) }.copy_from_slice(products);

@@ -1,9 +1,9 @@
 //! Products with matrices that stay as they are stored; their blocks are widened piece by piece.
 
 use super::blocks::{Block, Half, half, with_blocks};
-#[cfg(target_arch = "x86_64")]
-use super::linear::Rounded;
 use super::linear::{Blocks, Numbers, side_by_side};
+#[cfg(target_arch = "x86_64")]
+use super::linear::{MOST_ROWS, Rounded};
 use super::simd::vectorized;
 use super::storage::{Input, Output};
 use super::tasks::for_each;
@@ -22,10 +22,10 @@ pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
     let (rows, out_width) = (x.dim(0)?, parts.iter().map(StoredMatrix::rows).sum::<usize>());
     let input = Input::new(x)?;
     let target = Output::new(rows * out_width);
-    let x = input.rows();
+    let input = input.rows();
     #[cfg(target_arch = "x86_64")]
-    let rounded = parts.iter().any(is_fast).then(|| Rounded::new(&x)).flatten();
-    side_by_side(&x, &target, parts, StoredMatrix::rows, |part, task| {
+    let rounded = (rows <= MOST_ROWS && parts.iter().any(is_fast)).then(|| Rounded::new(&input)).flatten();
+    side_by_side(&input, &target, parts, StoredMatrix::rows, |part, task| {
         match part.format() {
             BlockFormat::F32 => {
                 if let Some(weight) = single::<f32>(part) {
