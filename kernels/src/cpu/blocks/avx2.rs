@@ -361,7 +361,7 @@ mod tests {
             with_blocks!(format, B => {
                 let blocks: &[B] = cast_slice(&bytes);
                 // SAFETY: there are AVX2 and F16C.
-                simd.vectorize(#[inline(always)] || unsafe { widen(blocks, single_half::<pulp::x86::V3>, &mut found) });
+                Simd::vectorize(simd, #[inline(always)] || unsafe { widen(blocks, single_half::<pulp::x86::V3>, &mut found) });
                 let numbers = cast_slice_mut::<f32, <B as Block>::Numbers>(&mut expected);
                 blocks.iter().zip(numbers).for_each(|(block, numbers)| block.widen(super::half, numbers));
             });

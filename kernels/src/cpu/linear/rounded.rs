@@ -8,6 +8,7 @@ use crate::cpu::blocks::avx2::{Factors, GROUP};
 use crate::cpu::blocks::{Groups, single_half};
 use crate::cpu::simd::vectorized;
 use crate::cpu::storage::Rows;
+use pulp::Simd;
 use pulp::x86::V3;
 use std::arch::x86_64::*;
 use std::cell::RefCell;
@@ -80,7 +81,9 @@ impl Rounded {
         outputs: Range<usize>,
         products: &mut [f32],
     ) {
-        self.simd.vectorize(
+        // By the trait's way, which inlines what it is given.
+        Simd::vectorize(
+            self.simd,
             #[inline(always)]
             || {
                 for first in outputs.clone().step_by(TILE[1]) {
