@@ -1,5 +1,7 @@
 //! Blocks for vectors of eight lanes. Compilers make numbers of the loops in `blocks` one by one there; here a group of 32
 //! becomes whole numbers of eight bits first, all at once.
+//!
+//! Instructions stand in no closure: one that is not inlined knows no AVX2, and each of them is a call then.
 
 use super::*;
 use std::arch::x86_64::*;
@@ -45,9 +47,13 @@ impl Factors {
                     let least = _mm256_zextps128_ps256(_mm_set_ss(self.least[0]));
                     _mm256_fnmadd_ps(least, _mm256_set1_ps(*only), sums)
                 }
-                (eights, _) => eights.iter().zip(self.least.as_chunks::<8>().0).fold(sums, |sums, (eight, least)| {
-                    _mm256_fnmadd_ps(_mm256_loadu_ps(least.as_ptr()), _mm256_loadu_ps(eight.as_ptr()), sums)
-                }),
+                (eights, _) => {
+                    let mut sums = sums;
+                    for (eight, least) in eights.iter().zip(self.least.as_chunks::<8>().0) {
+                        sums = _mm256_fnmadd_ps(_mm256_loadu_ps(least.as_ptr()), _mm256_loadu_ps(eight.as_ptr()), sums);
+                    }
+                    sums
+                }
             }
         }
     }
@@ -81,7 +87,12 @@ pub(in crate::cpu) trait Groups: Block {
         unsafe {
             let quants = self.quants(group);
             let [low, high] = [_mm256_castsi256_si128(quants), _mm256_extracti128_si256::<1>(quants)];
-            [low, _mm_srli_si128::<8>(low), high, _mm_srli_si128::<8>(high)].map(|eight| _mm256_cvtepi8_epi32(eight))
+            [
+                _mm256_cvtepi8_epi32(low),
+                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(low)),
+                _mm256_cvtepi8_epi32(high),
+                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(high)),
+            ]
         }
     }
 
@@ -94,11 +105,15 @@ pub(in crate::cpu) trait Groups: Block {
         // SAFETY: the caller's promise.
         unsafe {
             let whole = self.whole(group);
-            std::array::from_fn(|n| {
+            let mut numbers = [_mm256_setzero_ps(); 4];
+            for n in 0..4 {
                 let common = (GROUP * group + 8 * n) / Self::COMMON;
-                let scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(whole[n]), _mm256_set1_ps(factors.scales[common]));
-                if Self::HAS_LEAST { _mm256_sub_ps(scaled, _mm256_set1_ps(factors.least[common])) } else { scaled }
-            })
+                numbers[n] = _mm256_mul_ps(_mm256_cvtepi32_ps(whole[n]), _mm256_set1_ps(factors.scales[common]));
+                if Self::HAS_LEAST {
+                    numbers[n] = _mm256_sub_ps(numbers[n], _mm256_set1_ps(factors.least[common]));
+                }
+            }
+            numbers
         }
     }
 }
@@ -193,9 +208,13 @@ groups!(
     unsafe fn whole(&self, _: usize) -> [__m256i; 4] {
         // SAFETY: the caller's promise.
         unsafe {
-            let quants =
-                [(0, false), (8, false), (0, true), (8, true)].map(|(at, high)| half_bytes(&self.quants[at..], high));
-            quants.map(|eight| _mm256_sub_epi32(eight, _mm256_set1_epi32(8)))
+            let ([first, second], eight) = ([&self.quants[..8], &self.quants[8..]], _mm256_set1_epi32(8));
+            [
+                _mm256_sub_epi32(half_bytes(first, false), eight),
+                _mm256_sub_epi32(half_bytes(second, false), eight),
+                _mm256_sub_epi32(half_bytes(first, true), eight),
+                _mm256_sub_epi32(half_bytes(second, true), eight),
+            ]
         }
     }
 );
@@ -223,9 +242,14 @@ groups!(
     #[inline(always)]
     unsafe fn whole(&self, _: usize) -> [__m256i; 4] {
         // SAFETY: the caller's promise; eight bytes are there from each of these places on.
-        std::array::from_fn(|n| unsafe {
-            _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[8 * n..][..8].as_ptr().cast()))
-        })
+        unsafe {
+            [
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[..8].as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[8..16].as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[16..24].as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[24..].as_ptr().cast())),
+            ]
+        }
     }
 );
 
@@ -281,7 +305,15 @@ groups!(
     #[inline(always)]
     unsafe fn whole(&self, group: usize) -> [__m256i; 4] {
         // SAFETY: the caller's promise.
-        unsafe { [0, 8, 16, 24].map(|at| half_bytes(&self.quants[group / 2 * 32 + at..], group % 2 == 1)) }
+        unsafe {
+            let (quants, high) = (&self.quants[group / 2 * 32..][..32], group % 2 == 1);
+            [
+                half_bytes(quants, high),
+                half_bytes(&quants[8..], high),
+                half_bytes(&quants[16..], high),
+                half_bytes(&quants[24..], high),
+            ]
+        }
     }
 );
 
@@ -333,7 +365,9 @@ pub(in crate::cpu) unsafe fn widen<B: Groups>(blocks: &[B], half: impl Fn(Half) 
             // SAFETY: the caller's promise; a group has four vectors.
             unsafe {
                 let numbers = block.numbers(&factors, group);
-                (0..4).for_each(|n| _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers[n]));
+                for n in 0..4 {
+                    _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers[n]);
+                }
             }
         }
     }
