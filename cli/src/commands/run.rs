@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Multiply the blocks of a GGUF file with f32 inputs, or with inputs rounded to 8 bits in groups of 32 (docs/run.md)
+    /// Multiply the blocks of a GGUF file with f32 inputs, or with inputs rounded to 8 bits in groups of 32
     #[arg(long, value_name = "KIND", default_value = "exact", value_parser = products())]
     products: Products,
 
