@@ -75,5 +75,5 @@ pub use ops::rg_lru::RgLruScan;
 pub use ops::rope::{Positions, Rope, RopeScaling, Rotations};
 pub use ops::routing::Routing;
 pub use ops::{Rows, linear};
-pub use stored::StoredMatrix;
+pub use stored::{Products, StoredMatrix};
 pub use view::{KvLayerView, StateLayerView};

@@ -99,6 +99,16 @@ impl BlockFormat {
     }
 }
 
+/// How rows are multiplied with blocks of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Products {
+    /// In f32, with the numbers that the blocks stand for.
+    #[default]
+    Exact,
+    /// As whole numbers, where the CPU has AVX2: up to 256 rows are rounded to eight bits in groups of 32, with a factor each.
+    Fast,
+}
+
 /// A matrix `[rows, columns]` as it is stored, in the memory of the CPU. Clones share their bytes.
 #[derive(Clone, Debug)]
 pub struct StoredMatrix {
@@ -106,6 +116,7 @@ pub struct StoredMatrix {
     format: BlockFormat,
     rows: usize,
     columns: usize,
+    products: Products,
 }
 
 impl StoredMatrix {
@@ -128,10 +139,20 @@ impl StoredMatrix {
     /// Other bytes than the matrix takes.
     pub fn new(bytes: Bytes, format: BlockFormat, rows: usize, columns: usize) -> Result<Self> {
         if columns > 0 && format.matrix_bytes(rows, columns) == Some(bytes.len()) {
-            return Ok(Self { bytes, format, rows, columns });
+            return Ok(Self { bytes, format, rows, columns, products: Products::Exact });
         }
         let reason = format!("[{rows}, {columns}] in {format:?} does not take {} bytes", bytes.len());
         Err(KernelError::Argument { op: OP, reason })
+    }
+
+    /// The same matrix with products of this kind.
+    pub fn with_products(self, products: Products) -> Self {
+        Self { products, ..self }
+    }
+
+    /// How rows are multiplied with it.
+    pub fn products(&self) -> Products {
+        self.products
     }
 
     /// How many rows there are.

@@ -2,14 +2,14 @@
 //!
 //! `cargo bench -p cacheplan-runtime --bench end_to_end -- [MODEL..]`: a GGUF file, or a folder with a `config.json` and
 //! weights where they matter; without a `model.safetensors` they are invented, in f32 and in bf16, which take turns. The
-//! default are two made-up models of 128 and 137 million parameters.
+//! default are two made-up models of 128 and 137 million parameters. `--fast` rounds the inputs of products with blocks.
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use cacheplan_kernels::Backend;
 use cacheplan_kernels::roofline::ReadBuffer;
+use cacheplan_kernels::{Backend, Products};
 use cacheplan_managers::book::{StepMetadata, Work};
 use cacheplan_planner::{Budget, CachePlan};
 use cacheplan_runtime::{Decoder, RuntimeError, Session, SessionOptions, Weights};
@@ -63,7 +63,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 impl Bench {
     /// Opens a model, with invented weights where a dtype is given.
     fn open(path: &Path, invented: Option<DType>) -> Result<Self, Box<dyn std::error::Error>> {
-        let options = SessionOptions { budget: Budget::from_toml(BUDGET, "bench")?, ..SessionOptions::default() };
+        let products = if std::env::args().any(|arg| arg == "--fast") { Products::Fast } else { Products::Exact };
+        let budget = Budget::from_toml(BUDGET, "bench")?;
+        let options = SessionOptions { budget, products, ..SessionOptions::default() };
         let model = Model::read(path, &ReadOptions::default())?;
         let mut weights = model.info.weights.ok_or("weights of unknown size")?.bytes as f64;
         let mut name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::DType;
-use cacheplan_kernels::{Backend, MlaCacheMode};
+use cacheplan_kernels::{Backend, MlaCacheMode, Products};
 use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
 use cacheplan_managers::device::{CacheSet, PrefixFiles};
 use cacheplan_managers::prefix::{Metrics, PrefixReuse, Strategy};
@@ -70,6 +70,8 @@ pub struct SessionOptions {
     /// A folder of files in which prefixes outlive the process, as many as the budget's `disk.bytes` admit; for
     /// [`Session::open`], which knows the model's files.
     pub disk: Option<PathBuf>,
+    /// How rows are multiplied with the blocks of a GGUF file: [`Products::Fast`] rounds them. All other weights are exact.
+    pub products: Products,
     /// What exported graphs are run by.
     pub graph_engine: GraphEngine,
     /// Where [`Session::open`] shows how far the weights are read.
@@ -80,7 +82,7 @@ impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
-        let (static_graphs, disk, graph_engine, loading) = Default::default();
+        let (static_graphs, disk, graph_engine, loading, products) = Default::default();
         let (backend, reuse_prefixes, graphs, ignore_eos, draft_tree) = (Backend::Cpu, true, true, false, false);
         Self {
             budget,
@@ -96,6 +98,7 @@ impl Default for SessionOptions {
             ignore_eos,
             static_graphs,
             disk,
+            products,
             graph_engine,
             loading,
         }
@@ -154,10 +157,10 @@ impl Session {
         let disk = disk.transpose()?;
         let loading = options.loading.clone();
         let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
-        let (mode, kv) = (options.budget.mla_cache_mode, options.budget.dtypes.kv);
+        let (mode, kv, products) = (options.budget.mla_cache_mode, options.budget.dtypes.kv, options.products);
         let own = |model: &Model, on: &Backend| {
             models::refuse_unknown(model)?;
-            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, on), on)?;
+            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, on), on)?.with_products(products);
             let latents = LatentLayout {
                 mode: mode.map(|mode| MlaCacheMode::try_from(mode.number())).transpose()?,
                 dtype: stored_dtype(kv.unwrap_or(model.info.dtype)),

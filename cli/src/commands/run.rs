@@ -12,9 +12,10 @@ pub(crate) mod template;
 use std::path::{Path, PathBuf};
 
 use cacheplan::graphs::GraphEngine;
-use cacheplan::kernels::Backend;
+use cacheplan::kernels::{Backend, Products};
 use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions};
 use clap::ArgMatches;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::commands::Format;
 use crate::commands::hub;
@@ -27,6 +28,14 @@ use crate::trace::TraceArgs;
 use self::ask::{AskArgs, Asked};
 use self::input_form::refuse_unconsumed;
 use self::results::ResultArgs;
+
+/// How rows are multiplied.
+fn products() -> impl TypedValueParser<Value = Products> {
+    PossibleValuesParser::new(["exact", "fast"]).map(|kind| match kind.as_str() {
+        "fast" => Products::Fast,
+        _ => Products::Exact,
+    })
+}
 
 #[derive(clap::Args)]
 // A prompt is what is asked here; how long prompts are in the budget has another name.
@@ -49,6 +58,10 @@ pub(crate) struct Args {
     /// Go on behind a token that ends texts (`eos_token_id` of the model's configs)
     #[arg(long)]
     ignore_eos: bool,
+
+    /// Multiply the blocks of a GGUF file with f32 inputs, or with inputs rounded to 8 bits in groups of 32
+    #[arg(long, value_name = "KIND", default_value = "exact", value_parser = products())]
+    products: Products,
 
     /// Compute every prompt whole, whatever earlier ones have left in the caches
     #[arg(long)]
@@ -118,6 +131,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         ignore_eos: args.ignore_eos,
         draft: args.draft.clone(),
         draft_tree: args.draft_tree,
+        products: args.products,
         reuse_prefixes: !args.no_prefix_reuse,
         disk: args.disk.clone(),
         static_graphs: args.static_graphs.clone(),

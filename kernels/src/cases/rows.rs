@@ -2,7 +2,7 @@
 
 use super::{Case, Sequences, Work, name, tolerance};
 use crate::stored::BlockFormat;
-use crate::{GateOrder, RmsNorm, Rows, StoredMatrix, linear};
+use crate::{GateOrder, Products, RmsNorm, Rows, StoredMatrix, linear};
 use candle_core::DType;
 
 /// `RmsNorm`: plain over whole rows, or gated over groups.
@@ -119,16 +119,17 @@ pub struct StoredProduct {
     pub inputs: usize,
     pub outputs: usize,
     pub format: BlockFormat,
+    pub products: Products,
 }
 
 impl StoredProduct {
     pub fn case(self) -> Case {
-        let Self { rows, inputs, outputs, format } = self;
+        let Self { rows, inputs, outputs, format, products } = self;
         let weight = outputs * (inputs / format.elements() * format.bytes());
         Case {
             op: "stored product",
             sizes: vec![("rows", rows), ("inputs", inputs), ("outputs", outputs)],
-            variant: format!("{format:?}"),
+            variant: format!("{format:?}, {products:?}").to_lowercase(),
             tolerance: tolerance(&[DType::F32]),
             work: Work {
                 bytes: (weight + rows * (inputs + outputs) * size_of::<f32>()) as u64,
@@ -136,7 +137,7 @@ impl StoredProduct {
             },
             prepare: Box::new(move |data| {
                 let x = data.tensor(&[rows, inputs], DType::F32)?;
-                let weight = [data.stored(format, outputs, inputs)?];
+                let weight = [data.stored(format, outputs, inputs)?.with_products(products)];
                 Ok(Box::new(move |_| Ok(vec![StoredMatrix::linear(&x, &weight)?])))
             }),
         }

@@ -3,6 +3,19 @@
 //! All are made of bytes, so that a block may lie anywhere. Loops are without branches, so that they vectorise; they read
 //! bytes of their own, since a compiler that cannot tell whether numbers overlap with a block makes them one by one.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) use avx2::Groups;
+/// A block whose groups nobody asks for.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) trait Groups: Block {
+    /// Whether it is made of groups.
+    const GROUPED: bool = false;
+}
+#[cfg(not(target_arch = "x86_64"))]
+impl<B: Block> Groups for B {}
+
 use super::storage::Element;
 use half::{bf16, f16};
 use pulp::Simd;
@@ -41,6 +54,14 @@ pub(super) fn single_half<S: Simd>(bytes: Half) -> f32 {
         return unsafe {
             let bits = _mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)));
             _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_castsi128_si256(bits)))
+        };
+    }
+    #[cfg(target_arch = "x86_64")]
+    if S::F32_LANES == 8 {
+        use std::arch::x86_64::{_mm_cvtsi32_si128, _mm256_cvtss_f32};
+        // SAFETY: eight lanes are those of AVX2 with F16C.
+        return unsafe {
+            _mm256_cvtss_f32(super::simd::widened_halves(_mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)))))
         };
     }
     half(bytes)
@@ -187,19 +208,25 @@ block!(
     finite_half(self.scale) & finite_half(self.least)
 );
 
+/// The scales of 16 groups: four bits of each stand in the first eight bytes, two in the last four.
+#[inline(always)]
+fn three_bit_scales(scales: [u8; 12]) -> [i8; 16] {
+    std::array::from_fn(|at| {
+        let low = scales[at % 8] >> (at / 8 * 4) & 15;
+        let two = scales[8 + at % 4] >> (at / 4 * 2) & 3;
+        (low | two << 4) as i8 - 32
+    })
+}
+
 block!(
     Q3K { high: [u8; 32], quants: [u8; 64], scales: [u8; 12], scale: Half },
     256,
     |self, half, out| {
-        let scale = half(self.scale);
+        let (scale, scales) = (half(self.scale), three_bit_scales(self.scales));
         for (group, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             let (quants, shift) = (&self.quants[group / 4 * 32..][..32], group % 4 * 2);
             for (half, out) in out.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                // Four bits of the group's scale stand in the first eight bytes, two in the last four.
-                let at = 2 * group + half;
-                let low = self.scales[at % 8] >> (at / 8 * 4) & 15;
-                let two = self.scales[8 + at % 4] >> (at / 4 * 2) & 3;
-                let scale = scale * f32::from((low | two << 4) as i8 - 32);
+                let scale = scale * f32::from(scales[2 * group + half]);
                 for ((out, quant), high) in out.iter_mut().zip(&quants[16 * half..]).zip(&self.high[16 * half..]) {
                     let low = quant >> shift & 3;
                     *out = scale * f32::from((low | (high >> group & 1) << 2) as i8 - 4);
@@ -279,15 +306,20 @@ block!(
     finite_half(self.scale)
 );
 
+/// Half of the power of two that a byte tells, for numbers that are twice what they stand for.
+#[inline(always)]
+fn half_of_power(exponent: u8) -> f32 {
+    match exponent {
+        0..2 => f32::from_bits(0x0020_0000 << exponent),
+        _ => f32::from_bits((u32::from(exponent) - 1) << 23),
+    }
+}
+
 block!(
     Mxfp4 { exponent: u8, quants: [u8; 16] },
     32,
     |self, _half, out| {
-        // Half of the power of two, for numbers that are twice what they stand for.
-        let scale = match self.exponent {
-            exponent @ 0..2 => f32::from_bits(0x0020_0000 << exponent),
-            exponent => f32::from_bits((u32::from(exponent) - 1) << 23),
-        };
+        let scale = half_of_power(self.exponent);
         let quants = self.quants;
         let mut twice = [0i8; 32];
         for at in 0..16 {

@@ -1,7 +1,12 @@
 //! Products with a weight on the CPU, which is read as it is stored and widened on the way.
 
+#[cfg(target_arch = "x86_64")]
+mod rounded;
 mod tile;
+mod weight;
 
+#[cfg(target_arch = "x86_64")]
+use super::blocks::Groups;
 use super::matmul::{Matrix, multiply};
 use super::storage::{Element, Input, Output, Rows, with_pool};
 use super::tasks::for_each;
@@ -10,13 +15,15 @@ use crate::ops::linear::shape;
 use candle_core::{DType, Tensor};
 use float8::F8E4M3;
 use half::{bf16, f16};
-use pulp::Simd;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
 use tile::{TASK, widened};
 
-pub(super) use tile::{Inputs, Task, Weight};
+#[cfg(target_arch = "x86_64")]
+pub(super) use rounded::Rounded;
+pub(super) use tile::{Inputs, Task};
+pub(super) use weight::{Blocks, Numbers, Weight};
 
 const OP: &str = "linear";
 
@@ -52,43 +59,9 @@ fn product<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     unsafe { target.into_tensor(shape, x) }
 }
 
-/// Numbers of one type.
-#[derive(Clone, Copy)]
-pub(super) struct Numbers<'a, T> {
-    pub(super) data: &'a [T],
-    pub(super) in_width: usize,
-}
-
-impl<T: Element> Weight for Numbers<'_, T> {
-    type Stored = T;
-
-    #[inline(always)]
-    fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]) {
-        let stored = &self.data[output * self.in_width + input..][..wide.len()];
-        let (vectors, rest) = S::as_mut_simd_f32s(wide);
-        for (vector, stored) in vectors.iter_mut().zip(stored.chunks_exact(S::F32_LANES)) {
-            *vector = T::vector(simd, stored);
-        }
-        let whole = stored.len() - rest.len();
-        for (rest, stored) in rest.iter_mut().zip(&stored[whole..]) {
-            *rest = stored.load();
-        }
-    }
-
-    #[inline(always)]
-    fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[T]> {
-        Some(&self.data[output * self.in_width + input..][..len])
-    }
-
-    #[inline(always)]
-    fn address(self, output: usize, input: usize) -> *const u8 {
-        self.data.as_ptr().wrapping_add(output * self.in_width + input).cast()
-    }
-}
-
 /// Up to so many rows an output is summed in one order, whatever the rows beside it. With more, tiles of the weight are
 /// widened for a matrix product of another library, which is faster then.
-const MOST_ROWS: usize = 256;
+pub(super) const MOST_ROWS: usize = 256;
 /// Rows and outputs of a tile of that product, and inputs that it takes at a time. What it widens, a part in the number of
 /// its rows of the work, stays in a near cache.
 const TILE: [usize; 3] = [256, 128, 512];
@@ -165,6 +138,24 @@ impl OfTarget<'_> {
             Some(inputs) => Task { inputs, rows, outputs }.multiply(weight, write),
             None => multiply_many(x, rows, weight, outputs, write),
         }
+    }
+
+    /// As [`multiply`](Self::multiply), with rows that are rounded.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn multiply_rounded<B: Groups>(self, weight: Blocks<'_, B>, x: &Rounded) {
+        let Self { rows, outputs, target, out_width, before, .. } = self;
+        thread_local! {
+            static PRODUCTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+        }
+        let mut products = PRODUCTS.take();
+        products.resize(rows.len() * outputs.len(), 0.0);
+        x.multiply(weight, rows.clone(), outputs.clone(), &mut products);
+        for (row, products) in rows.zip(products.chunks_exact(outputs.len())) {
+            let at = row * out_width + before + outputs.start;
+            // SAFETY: this task alone has these columns of these rows.
+            unsafe { target.piece(at..at + products.len()) }.copy_from_slice(products);
+        }
+        PRODUCTS.set(products);
     }
 }
 

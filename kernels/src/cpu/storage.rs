@@ -103,17 +103,47 @@ element!(
     #[inline(always)]
     fn vector<S: Simd>(simd: S, stored: &[f16]) -> S::f32s {
         use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
-        if S::F32_LANES != 16 {
-            return loaded(simd, stored);
+        let from: *const f16 = stored[..S::F32_LANES].as_ptr();
+        // SAFETY: sixteen lanes are those of AVX-512, which has these, eight those of AVX2 with F16C, and as many numbers are
+        // there. The conversion keeps subnormal numbers in every mode.
+        unsafe {
+            match S::F32_LANES {
+                16 => std::mem::transmute_copy(&_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))),
+                8 => std::mem::transmute_copy(&super::simd::eight_halves(from.cast())),
+                _ => loaded(simd, stored),
+            }
         }
-        let stored: *const f16 = stored[..16].as_ptr();
-        // SAFETY: sixteen lanes are those of AVX-512, which has these, and sixteen numbers are there. The conversion keeps
-        // subnormal numbers in every mode.
-        unsafe { std::mem::transmute_copy(&_mm512_cvtph_ps(_mm256_loadu_si256(stored.cast()))) }
     }
 );
 element!(bf16, BF16, bf16::MAX.to_f32_const(), bf16_value, bf16::from_f32);
-element!(F8E4M3, F8E4M3, 448.0, f8_value, F8E4M3::from_f32);
+element!(
+    F8E4M3,
+    F8E4M3,
+    448.0,
+    f8_value,
+    F8E4M3::from_f32,
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn vector<S: Simd>(simd: S, stored: &[F8E4M3]) -> S::f32s {
+        use std::arch::x86_64::*;
+        if S::F32_LANES != 8 {
+            return loaded(simd, stored);
+        }
+        let from: *const F8E4M3 = stored[..8].as_ptr();
+        // SAFETY: eight lanes are those of AVX2 with F16C, and eight numbers are there.
+        unsafe {
+            // With four bits of exponent in five a half is 2^8 times too small, and its largest number stands for none.
+            let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
+            let magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x3f80));
+            let none = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));
+            let half = _mm_or_si128(
+                _mm_and_si128(wide, _mm_set1_epi16(0xbf80_u16 as i16)),
+                _mm_and_si128(none, _mm_set1_epi16(0x7e00)),
+            );
+            std::mem::transmute_copy(&_mm256_mul_ps(super::simd::widened_halves(half), _mm256_set1_ps(256.0)))
+        }
+    }
+);
 // int8: candle has no signed 8-bit type, so the bits lie in unsigned ones.
 element!(
     u8,

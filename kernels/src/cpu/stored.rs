@@ -1,15 +1,18 @@
 //! Products with matrices that stay as they are stored; their blocks are widened piece by piece.
 
-use super::blocks::{Block, Half, half, single_half, with_blocks};
-use super::linear::{Numbers, Weight, side_by_side};
+use super::blocks::{Block, Half, half, with_blocks};
+use super::linear::{Blocks, Numbers, side_by_side};
+#[cfg(target_arch = "x86_64")]
+use super::linear::{MOST_ROWS, Rounded};
 use super::simd::vectorized;
 use super::storage::{Input, Output};
 use super::tasks::for_each;
 use crate::error::Result;
+#[cfg(target_arch = "x86_64")]
+use crate::stored::Products;
 use crate::stored::{BlockFormat, StoredMatrix};
 use candle_core::{Device, Tensor};
 use half::{bf16, f16};
-use pulp::Simd;
 use pulp::bytemuck::{Pod, cast_slice, cast_slice_mut, try_cast_slice};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +22,10 @@ pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
     let (rows, out_width) = (x.dim(0)?, parts.iter().map(StoredMatrix::rows).sum::<usize>());
     let input = Input::new(x)?;
     let target = Output::new(rows * out_width);
-    side_by_side(&input.rows(), &target, parts, StoredMatrix::rows, |part, task| {
+    let input = input.rows();
+    #[cfg(target_arch = "x86_64")]
+    let rounded = (rows <= MOST_ROWS && parts.iter().any(is_fast)).then(|| Rounded::new(&input)).flatten();
+    side_by_side(&input, &target, parts, StoredMatrix::rows, |part, task| {
         match part.format() {
             BlockFormat::F32 => {
                 if let Some(weight) = single::<f32>(part) {
@@ -38,10 +44,22 @@ pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
             }
             _ => {}
         }
+        #[cfg(target_arch = "x86_64")]
+        if let Some(rounded) = rounded.as_ref().filter(|_| is_fast(part)) {
+            return with_blocks!(part.format(), B => {
+                task.multiply_rounded(Blocks { blocks: blocks::<B>(part), width: part.columns() }, rounded)
+            });
+        }
         with_blocks!(part.format(), B => task.multiply(Blocks { blocks: blocks::<B>(part), width: part.columns() }));
     });
     // SAFETY: the parts make up all columns of all rows.
     unsafe { target.into_tensor((rows, out_width), x) }
+}
+
+/// Whether rows are rounded for products with it.
+#[cfg(target_arch = "x86_64")]
+fn is_fast(part: &StoredMatrix) -> bool {
+    part.products() == Products::Fast && part.format().elements() > 1
 }
 
 fn blocks<B: Block>(matrix: &StoredMatrix) -> &[B] {
@@ -52,32 +70,6 @@ fn blocks<B: Block>(matrix: &StoredMatrix) -> &[B] {
 fn single<T: Pod>(matrix: &StoredMatrix) -> Option<Numbers<'_, T>> {
     let data = try_cast_slice(matrix.as_bytes()).ok().filter(|_| cfg!(target_endian = "little"))?;
     Some(Numbers { data, in_width: matrix.columns() })
-}
-
-/// Rows of blocks.
-#[derive(Clone, Copy)]
-struct Blocks<'a, B> {
-    blocks: &'a [B],
-    width: usize,
-}
-
-impl<B: Block> Weight for Blocks<'_, B> {
-    type Stored = f32;
-
-    #[inline(always)]
-    fn widen<S: Simd>(self, _: S, output: usize, input: usize, wide: &mut [f32]) {
-        widen(&self.blocks[(output * self.width + input) / B::ELEMENTS..], single_half::<S>, wide);
-    }
-
-    #[inline(always)]
-    fn stored(&self, _: usize, _: usize, _: usize) -> Option<&[f32]> {
-        None
-    }
-
-    #[inline(always)]
-    fn address(self, output: usize, input: usize) -> *const u8 {
-        self.blocks.as_ptr().wrapping_add((output * self.width + input) / B::ELEMENTS).cast()
-    }
 }
 
 /// Fills `wide`, which is as long as whole blocks, with what `blocks` begin with.

@@ -71,7 +71,7 @@ impl GroupFormat {
         let targets = out.par_chunks_mut(width.max(1));
         targets.zip(stored.par_chunks(row_bytes.max(1))).for_each(|(out, row)| {
             // Compiled for the best instruction set of this machine.
-            pulp::Arch::new().dispatch(
+            crate::cpu::simd::vectorized(
                 #[inline(always)]
                 || self.decode(row, out),
             );

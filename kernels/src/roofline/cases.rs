@@ -5,7 +5,7 @@ use crate::cases::{
     Attention, CacheWrite, Case, Convolution, DeltaKind, Features, Format, LinearAttention, Mamba2, Move, Pool,
     Product, Scales, Sequences, StoredProduct, Writes,
 };
-use crate::stored::BlockFormat;
+use crate::stored::{BlockFormat, Products};
 use cacheplan_handlers::KvLayout;
 use candle_core::DType::{BF16, F8E4M3, F16, F32};
 
@@ -86,9 +86,11 @@ fn products() -> impl Iterator<Item = Measured> {
     let plain = [F32, BF16, F16, F8E4M3].into_iter().flat_map(move |weight| {
         rows.map(|rows| Product { rows, inputs: INPUTS, outputs: OUTPUTS, input: F32, weight }.case())
     });
-    let formats = [BlockFormat::Q8_0, BlockFormat::Q4K, BlockFormat::Mxfp4];
-    let stored = formats.into_iter().flat_map(move |format| {
-        rows.map(|rows| StoredProduct { rows, inputs: INPUTS, outputs: OUTPUTS, format }.case())
+    let formats = [BlockFormat::Q8_0, BlockFormat::Q4_0, BlockFormat::Q4K, BlockFormat::Q6K, BlockFormat::Mxfp4];
+    let kinds = [Products::Exact, Products::Fast];
+    let stored = kinds.into_iter().flat_map(move |products| formats.map(|format| (format, products)));
+    let stored = stored.flat_map(move |(format, products)| {
+        rows.map(|rows| StoredProduct { rows, inputs: INPUTS, outputs: OUTPUTS, format, products }.case())
     });
     plain.chain(stored).map(product)
 }

@@ -7,7 +7,7 @@ use crate::cases::{
     furthest,
 };
 use crate::stored::BlockFormat;
-use crate::{Backend, GateOrder, MlaCacheMode, MlaQuantMode, MlaShape};
+use crate::{Backend, GateOrder, MlaCacheMode, MlaQuantMode, MlaShape, Products};
 use cacheplan_handlers::KvLayout;
 use candle_core::DType::{BF16, F32};
 use candle_core::Device;
@@ -49,7 +49,7 @@ fn few() -> Sequences {
 #[case(Norm { rows: 3, width: 24, gate: Some((3, GateOrder::GateThenNorm)), input: F32, weight: F32 }.case())]
 #[case(Elementwise::SiluProduct.case(3, 12, F32))]
 #[case(Product { rows: 3, inputs: 24, outputs: 8, input: F32, weight: BF16 }.case())]
-#[case(StoredProduct { rows: 3, inputs: 256, outputs: 8, format: BlockFormat::Q4K }.case())]
+#[case(StoredProduct { rows: 3, inputs: 256, outputs: 8, format: BlockFormat::Q4K, products: Products::Exact }.case())]
 #[case(Experts { rows: 3, per_token: 2, experts: 4, inputs: 16, outputs: 6, bias: true, summed: true, dtype: F32 }.case())]
 #[case(Pool { rows: 3, elements: 12, dtype: F32 }.case(Move::Copy))]
 #[case(latents(MlaQuantMode::PerTensorAsymmetric, MlaCacheMode::KvCache))]

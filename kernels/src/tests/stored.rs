@@ -3,7 +3,7 @@
 use super::linear::assert_alone_as_beside_others;
 use super::{Random, assert_close, values};
 use crate::stored::BlockFormat;
-use crate::{StoredMatrix, reference};
+use crate::{Products, StoredMatrix, reference};
 use candle_core::safetensors::Load;
 use candle_core::{Device, Tensor};
 use rstest::rstest;
@@ -123,6 +123,31 @@ fn a_row_has_the_same_bits_whatever_stands_beside_it() {
         let product = |x: &Tensor| values(&StoredMatrix::linear(x, std::slice::from_ref(&stored)).unwrap());
         assert_alone_as_beside_others(&x, product, &format!("{format:?}"));
     }
+}
+
+/// Rounded inputs lose what eight bits do not hold, and rows stay apart.
+#[test]
+fn fast_products_are_near_and_have_the_same_bits_whatever_stands_beside_them() {
+    let x = Random::new(76).tensor(&[256, 768]);
+    for format in ALL {
+        let (stored, wide) = matrix(format, 71, 768);
+        let fast = stored.with_products(Products::Fast);
+        let fast_product = |x: &Tensor| values(&StoredMatrix::linear(x, std::slice::from_ref(&fast)).unwrap());
+        assert_close(&fast_product(&x), &product(&x, &wide), 2e-2);
+        assert_alone_as_beside_others(&x, fast_product, &format!("{format:?}"));
+    }
+}
+
+/// As the exact ones do: a NaN in a row makes all of its outputs NaN, and zeros give zeros.
+#[test]
+fn fast_products_of_nan_are_nan_and_of_zeros_are_zero() {
+    let (stored, _) = matrix(BlockFormat::Q4K, 5, 256);
+    let mut numbers = vec![0f32; 2 * 256];
+    numbers[256 + 77] = f32::NAN;
+    let x = Tensor::from_vec(numbers, (2, 256), &Device::Cpu).unwrap();
+    let found = values(&StoredMatrix::linear(&x, &[stored.with_products(Products::Fast)]).unwrap());
+    assert_eq!(found[..5], [0.0; 5]);
+    assert!(found[5..].iter().all(|product| product.is_nan()));
 }
 
 #[test]

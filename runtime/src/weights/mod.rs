@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cacheplan_files::{Shown, Source, SourceError};
-use cacheplan_kernels::{Backend, MlaCacheMode};
+use cacheplan_kernels::{Backend, MlaCacheMode, Products};
 use cacheplan_transforms::{FrontendError, Model};
 use candle_core::{DType, Device, Shape, Tensor};
 use thiserror::Error;
@@ -50,6 +50,7 @@ pub struct Weights {
     /// Whether a prediction layer is read too.
     predicts: bool,
     latents: LatentLayout,
+    products: Products,
 }
 
 /// How far the weights are read, for whoever shows it.
@@ -253,6 +254,7 @@ impl Weights {
             dtype,
             loading: Arc::new(loading),
             predicts: false,
+            products: Products::default(),
             latents: LatentLayout::default(),
         }
     }
@@ -321,6 +323,12 @@ impl Weights {
         Self { latents, ..self }
     }
 
+    /// The same weights, whose blocks are multiplied this way.
+    #[must_use]
+    pub fn with_products(self, products: Products) -> Self {
+        Self { products, ..self }
+    }
+
     /// Where the model runs.
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
@@ -371,7 +379,7 @@ impl Weights {
             Kept::Gguf(gguf) if self.device.is_cpu() => {
                 let matrix = gguf.matrix(name, rows, columns)?;
                 self.count(matrix.as_bytes().len());
-                Ok(Matrix::Stored(vec![matrix]))
+                Ok(Matrix::Stored(vec![matrix.with_products(self.products)]))
             }
             _ => Ok(Matrix::Dense(self.matrix(name, (rows, columns))?)),
         }

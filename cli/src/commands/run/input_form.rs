@@ -27,7 +27,7 @@ use InputForm::{Chat, Ids, Requests, Text, Turns};
 const ANY: &[InputForm] = &[Ids, Text, Chat, Turns, Requests];
 
 /// Every flag, by its id, with the ways that consume it, and whether a beam search does.
-const CONSUMED: [(&str, &[InputForm], bool); 34] = [
+const CONSUMED: [(&str, &[InputForm], bool); 35] = [
     ("model", ANY, true),
     ("assume", ANY, true),
     ("description", ANY, true),
@@ -53,6 +53,7 @@ const CONSUMED: [(&str, &[InputForm], bool); 34] = [
     ("draft", ANY, false),
     ("draft_tree", ANY, false),
     ("ignore_eos", ANY, true),
+    ("products", ANY, true),
     ("no_prefix_reuse", ANY, true),
     ("disk", ANY, false),
     ("static_graphs", ANY, true),

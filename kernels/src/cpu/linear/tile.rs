@@ -4,7 +4,8 @@
 //! multiply-add each, and its lanes are added at the end. How many rows there are, and which thread has which outputs,
 //! decides where partial sums wait, never what is added to them.
 
-use crate::cpu::simd::{prefetch_at, prefetch_far};
+use super::weight::Weight;
+use crate::cpu::simd::{dispatch, prefetch_at, prefetch_far};
 use crate::cpu::storage::{Element, Rows};
 use crate::cpu::tasks::for_each;
 use pulp::bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
@@ -24,27 +25,12 @@ const TILE: [usize; 2] = [8, 3];
 const PIECE: usize = 256;
 const AHEAD: usize = 8192;
 
-/// A weight, whose outputs are rows of numbers.
-pub(in crate::cpu) trait Weight: Copy + Send + Sync {
-    /// What its numbers are stored as, where each can be read by itself.
-    type Stored: Element;
-
-    /// Writes the numbers of `output` from `input` on, whole blocks of them.
-    fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]);
-
-    /// The same numbers where they lie, if each can be read by itself.
-    fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[Self::Stored]>;
-
-    /// Where they lie, which may be beyond the end.
-    fn address(self, output: usize, input: usize) -> *const u8;
-}
-
 /// A cache line. Buffers are made of them, so that no vector straddles two.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
 
 // SAFETY: floats without padding, any bits of which will do.
 unsafe impl Zeroable for Line {}
@@ -78,7 +64,7 @@ pub(in crate::cpu) struct Inputs {
 
 impl Inputs {
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Self {
-        Self::of_tiles(x, pulp::Arch::new().dispatch(MostRows))
+        Self::of_tiles(x, dispatch(MostRows))
     }
 
     /// For tiles of at most so many rows.
@@ -160,7 +146,7 @@ impl Task<'_> {
     pub(in crate::cpu) fn multiply(self, weight: impl Weight, mut each: impl FnMut(usize, &[f32])) {
         let mut scratch = SCRATCH.take();
         let (rows, outputs) = (self.rows.clone(), self.outputs.len());
-        pulp::Arch::new().dispatch(Products { task: self, weight, scratch: &mut scratch });
+        dispatch(Products { task: self, weight, scratch: &mut scratch });
         let products = room(&mut scratch[2], rows.len() * outputs).chunks_exact(outputs);
         rows.zip(products).for_each(|(row, products)| each(row, products));
         SCRATCH.set(scratch);
@@ -181,8 +167,12 @@ impl<W: Weight> WithSimd for Products<'_, W> {
         let Self { task, weight, scratch: [sums, wide, products] } = self;
         let Task { inputs, rows, outputs } = task.clone();
         let products = room(products, rows.len() * outputs.len());
+        // Narrow vectors want several outputs at once, so that none waits for its sums: those of a tile, or blocks in registers.
+        let (narrow, widens) = (S::REGISTER_COUNT < 32, weight.widens_in_vectors::<S>());
         match (rows.len(), weight.stored(0, 0, 0).is_some()) {
-            (1, true) => return few_rows::<_, _, 1, 1>(simd, task, weight, products),
+            (1, true) if !narrow => return few_rows::<_, _, 1, 1>(simd, task, weight, products),
+            (1, false) if widens => return in_registers::<_, _, 1, 4>(simd, task, weight, products),
+            (2, false) if widens => return in_registers::<_, _, 2, 2>(simd, task, weight, products),
             (1, false) => return few_rows::<_, _, 1, 2>(simd, task, weight, products),
             (2, false) => return few_rows::<_, _, 2, 2>(simd, task, weight, products),
             _ => {}
@@ -375,6 +365,47 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
     );
 }
 
+/// A few rows with `N` outputs side by side, so that one is widened in registers while the sums of another wait.
+#[inline(never)]
+fn in_registers<S: Simd, W: Weight, const R: usize, const N: usize>(
+    simd: S,
+    task: Task<'_>,
+    weight: W,
+    products: &mut [f32],
+) {
+    simd.vectorize(
+        #[inline(always)]
+        || {
+            let Task { inputs, rows, outputs } = task;
+            for first in outputs.clone().step_by(N) {
+                let of: [usize; N] = std::array::from_fn(|n| (first + n).min(outputs.end - 1));
+                let mut sums = [[simd.splat_f32s(0.0); N]; R];
+                for start in (0..inputs.width).step_by(SEGMENT) {
+                    let len = SEGMENT.min(inputs.width - start);
+                    let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..len * R]).0;
+                    weight.add_products(simd, of, start, x, &mut sums);
+                }
+                write(simd, sums, &mut products[first - outputs.start..], outputs.len());
+            }
+        },
+    );
+}
+
+/// Writes the products of rows a stride apart, as far as they go.
+#[inline(always)]
+fn write<S: Simd, const R: usize, const N: usize>(
+    simd: S,
+    sums: [[S::f32s; N]; R],
+    products: &mut [f32],
+    stride: usize,
+) {
+    for (products, sums) in products.chunks_mut(stride).zip(sums) {
+        for (product, sum) in products.iter_mut().zip(sums) {
+            *product = simd.reduce_sum_f32s(sum);
+        }
+    }
+}
+
 /// Bytes of so many numbers of an output.
 #[inline(always)]
 fn bytes(weight: impl Weight, numbers: usize) -> usize {
@@ -389,7 +420,7 @@ fn widen<S: Simd>(simd: S, weight: impl Weight, outputs: [usize; TILE[1]], start
         || {
             let mut own = [Line::zeroed(); PIECE / LINE];
             for (output, wide) in outputs.into_iter().zip(wide.as_chunks_mut::<SEGMENT>().0) {
-                if weight.stored(output, start, len).is_some() {
+                if weight.widens_in_vectors::<S>() {
                     weight.widen(simd, output, start, &mut wide[..len]);
                     wide[len..len.next_multiple_of(LINE)].fill(0.0);
                     continue;
@@ -419,7 +450,7 @@ pub(super) fn widened(weight: impl Weight, output: usize, input: usize, wide: &m
             self.0.widen(simd, self.1, self.2, self.3);
         }
     }
-    pulp::Arch::new().dispatch(Widened(weight, output, input, wide));
+    dispatch(Widened(weight, output, input, wide));
 }
 
 #[cfg(all(test, target_arch = "x86_64"))]

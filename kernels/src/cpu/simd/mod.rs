@@ -11,11 +11,56 @@ pub(crate) use rows::{
 };
 pub(crate) use taps::weigh_taps;
 
+use pulp::{Simd, WithSimd};
+
 /// Runs `body` compiled for the best instruction set of this machine. `body` and what it calls must be
 /// `#[inline(always)]` for that to have an effect.
 #[inline(always)]
 pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(body)
+    dispatch(body)
+}
+
+/// Runs `op` for the best instruction set of this machine. Vectors of eight lanes are those of AVX2 with F16C, which `pulp` does
+/// not ask for and each such processor has.
+#[inline(always)]
+pub(crate) fn dispatch<Op: WithSimd>(op: Op) -> Op::Output {
+    #[cfg(target_arch = "x86_64")]
+    if !is_x86_feature_detected!("f16c") {
+        return pulp::Scalar.vectorize(op);
+    }
+    pulp::Arch::new().dispatch(op)
+}
+
+/// Eight halves as numbers. The conversion keeps subnormal numbers in every mode.
+///
+/// # Safety
+/// There are AVX and F16C, and eight numbers at `halves`.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx")]
+pub(crate) unsafe fn eight_halves(halves: *const u8) -> std::arch::x86_64::__m256 {
+    let wide;
+    // SAFETY: the caller's promise. An intrinsic would be a call: none is inlined where F16C is not asked for.
+    unsafe {
+        std::arch::asm!("vcvtph2ps {}, xmmword ptr [{}]", out(ymm_reg) wide, in(reg) halves, options(pure, readonly, nostack, preserves_flags));
+    }
+    wide
+}
+
+/// The same from a register.
+///
+/// # Safety
+/// There are AVX and F16C.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx")]
+pub(crate) unsafe fn widened_halves(halves: std::arch::x86_64::__m128i) -> std::arch::x86_64::__m256 {
+    let wide;
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("vcvtph2ps {}, {}", out(ymm_reg) wide, in(xmm_reg) halves, options(pure, nomem, nostack, preserves_flags));
+    }
+    wide
 }
 
 const LANES: usize = 16;

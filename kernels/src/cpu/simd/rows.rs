@@ -4,6 +4,20 @@
 //! rows beside it.
 
 use pulp::{Simd, WithSimd};
+use std::ops::Range;
+
+/// Whether there are few registers, and they are narrow: fewer sums fit, and rows are gone over more often.
+#[inline(always)]
+fn narrow<S: Simd>() -> bool {
+    S::REGISTER_COUNT < 32
+}
+
+/// Rows that all products are made of, before others come into the nearest cache.
+#[inline(always)]
+fn near<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = if narrow::<S>() { 16 } else { rows.max(1) };
+    (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
+}
 
 /// Rows of equal width, a stride apart.
 #[derive(Clone, Copy)]
@@ -45,7 +59,7 @@ impl StridedRows<'_> {
 
 /// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
 pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
-    pulp::Arch::new().dispatch(RowProducts { a, b, scale, out, out_stride });
+    super::dispatch(RowProducts { a, b, scale, out, out_stride });
 }
 
 /// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
@@ -57,12 +71,12 @@ pub(crate) fn add_weighted(
     out_stride: usize,
     out_rows: usize,
 ) {
-    pulp::Arch::new().dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows });
+    super::dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows });
 }
 
 /// One step of a state `[rows, b.len()]`: `state_i = state_i * decay + u_i * b`, and `out_i = state_i . c`.
 pub(crate) fn advance_state(state: &mut [f32], decay: f32, u: &[f32], b: &[f32], c: &[f32], out: &mut [f32]) {
-    pulp::Arch::new().dispatch(AdvanceState { state, decay, u, b, c, out });
+    super::dispatch(AdvanceState { state, decay, u, b, c, out });
 }
 
 struct RowProducts<'a> {
@@ -78,32 +92,34 @@ impl WithSimd for RowProducts<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let mut i = 0;
-        while i + 4 <= self.a.len {
-            self.against_all::<S, 4, 2>(simd, i);
-            i += 4;
-        }
-        while i + 2 <= self.a.len {
-            self.against_all::<S, 2, 4>(simd, i);
-            i += 2;
-        }
-        while i < self.a.len {
-            self.against_all::<S, 1, 8>(simd, i);
-            i += 1;
+        for rows in near::<S>(self.b.len) {
+            let mut i = 0;
+            while i + 4 <= self.a.len {
+                self.against::<S, 4, 2>(simd, i, rows.clone());
+                i += 4;
+            }
+            while i + 2 <= self.a.len {
+                self.against::<S, 2, 4>(simd, i, rows.clone());
+                i += 2;
+            }
+            while i < self.a.len {
+                self.against::<S, 1, 8>(simd, i, rows.clone());
+                i += 1;
+            }
         }
     }
 }
 
 impl RowProducts<'_> {
-    /// `I` rows of `a` from `i` on with all of `b`, `J` at a time.
+    /// `I` rows of `a` from `i` on with some of `b`, `J` at a time.
     #[inline(always)]
-    fn against_all<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize) {
-        let mut j = 0;
-        while j + J <= self.b.len {
+    fn against<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, rows: Range<usize>) {
+        let mut j = rows.start;
+        while j + J <= rows.end {
             self.tile::<S, I, J>(simd, i, j);
             j += J;
         }
-        while j < self.b.len {
+        while j < rows.end {
             self.tile::<S, I, 1>(simd, i, j);
             j += 1;
         }
@@ -111,8 +127,10 @@ impl RowProducts<'_> {
 
     #[inline(always)]
     fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
-        for n in 0..J {
-            self.b.prefetch_after(j + n);
+        if i == 0 || !narrow::<S>() {
+            for n in 0..J {
+                self.b.prefetch_after(j + n);
+            }
         }
         let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
         let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
@@ -150,18 +168,26 @@ impl WithSimd for AddWeighted<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let mut i = 0;
-        while i + 4 <= self.out_rows {
-            self.across::<S, 4, 4>(simd, i);
-            i += 4;
-        }
-        while i + 2 <= self.out_rows {
-            self.across::<S, 2, 8>(simd, i);
-            i += 2;
-        }
-        while i < self.out_rows {
-            self.across::<S, 1, 8>(simd, i);
-            i += 1;
+        for rows in near::<S>(self.rows.len) {
+            let mut i = 0;
+            while i + 4 <= self.out_rows {
+                match narrow::<S>() {
+                    true => self.across::<S, 4, 2>(simd, i, rows.clone()),
+                    false => self.across::<S, 4, 4>(simd, i, rows.clone()),
+                }
+                i += 4;
+            }
+            while i + 2 <= self.out_rows {
+                match narrow::<S>() {
+                    true => self.across::<S, 2, 4>(simd, i, rows.clone()),
+                    false => self.across::<S, 2, 8>(simd, i, rows.clone()),
+                }
+                i += 2;
+            }
+            while i < self.out_rows {
+                self.across::<S, 1, 8>(simd, i, rows.clone());
+                i += 1;
+            }
         }
     }
 }
@@ -169,22 +195,22 @@ impl WithSimd for AddWeighted<'_> {
 impl AddWeighted<'_> {
     /// `I` rows of `out` from `i` on, `V` vectors of their columns at a time.
     #[inline(always)]
-    fn across<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize) {
+    fn across<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, rows: Range<usize>) {
         let lanes = S::F32_LANES;
         let width = self.rows.width;
         let mut column = 0;
         while column + V * lanes <= width {
-            self.tile::<S, I, V>(simd, i, column);
+            self.tile::<S, I, V>(simd, i, column, rows.clone());
             column += V * lanes;
         }
         while column + lanes <= width {
-            self.tile::<S, I, 1>(simd, i, column);
+            self.tile::<S, I, 1>(simd, i, column, rows.clone());
             column += lanes;
         }
         for row in i..i + I {
             for column in column..width {
                 let mut sum = self.out[row * self.out_stride + column];
-                for j in 0..self.rows.len {
+                for j in rows.clone() {
                     sum += self.weights[row * self.weight_stride + j] * self.rows.row(j)[column];
                 }
                 self.out[row * self.out_stride + column] = sum;
@@ -193,20 +219,26 @@ impl AddWeighted<'_> {
     }
 
     #[inline(always)]
-    fn tile<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, column: usize) {
+    fn tile<S: Simd, const I: usize, const V: usize>(&mut self, simd: S, i: usize, column: usize, rows: Range<usize>) {
         let span = V * S::F32_LANES;
-        let weights: [&[f32]; I] =
-            std::array::from_fn(|n| &self.weights[(i + n) * self.weight_stride..][..self.rows.len]);
+        let weights: [&[f32]; I] = std::array::from_fn(|n| &self.weights[(i + n) * self.weight_stride..][rows.clone()]);
         let mut sums = [[simd.splat_f32s(0.0); V]; I];
         for (n, sums) in sums.iter_mut().enumerate() {
             let out = S::as_simd_f32s(&self.out[(i + n) * self.out_stride + column..][..span]).0;
             sums.copy_from_slice(&out[..V]);
         }
-        for j in 0..self.rows.len {
-            self.rows.prefetch_after(j);
+        let asks = i == 0 && column == 0 || !narrow::<S>();
+        // Lengths that the compiler knows to be equal need no checks inside the loop.
+        let count = rows.len();
+        let weights = weights.map(|weights| &weights[..count]);
+        for at in 0..count {
+            let j = rows.start + at;
+            if asks {
+                self.rows.prefetch_after(j);
+            }
             let row = S::as_simd_f32s(&self.rows.row(j)[column..][..span]).0;
             for (sums, weights) in sums.iter_mut().zip(&weights) {
-                let weight = simd.splat_f32s(weights[j]);
+                let weight = simd.splat_f32s(weights[at]);
                 for (sum, &value) in sums.iter_mut().zip(&row[..V]) {
                     *sum = simd.mul_add_e_f32s(weight, value, *sum);
                 }
@@ -260,7 +292,7 @@ impl WithSimd for AdvanceState<'_> {
 
 /// Does `rounds` rounds of multiply-adds in registers alone, and returns how many operations that were.
 pub(crate) fn multiply_adds(rounds: usize) -> usize {
-    pulp::Arch::new().dispatch(MultiplyAdds { rounds })
+    super::dispatch(MultiplyAdds { rounds })
 }
 
 struct MultiplyAdds {
@@ -288,7 +320,7 @@ impl WithSimd for MultiplyAdds {
 
 /// The largest of `start` and all values.
 pub(crate) fn largest(start: f32, values: &[f32]) -> f32 {
-    pulp::Arch::new().dispatch(Largest { start, values })
+    super::dispatch(Largest { start, values })
 }
 
 struct Largest<'a> {
@@ -312,12 +344,12 @@ impl WithSimd for Largest<'_> {
 
 /// The sum of all values.
 pub(crate) fn sum(values: &[f32]) -> f32 {
-    pulp::Arch::new().dispatch(Sum::<false> { values })
+    super::dispatch(Sum::<false> { values })
 }
 
 /// The sum of values that lie in memory, as fast as it gives them.
 pub(crate) fn streamed_sum(values: &[f32]) -> f32 {
-    pulp::Arch::new().dispatch(Sum::<true> { values })
+    super::dispatch(Sum::<true> { values })
 }
 
 struct Sum<'a, const STREAMED: bool> {

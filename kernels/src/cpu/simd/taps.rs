@@ -16,7 +16,7 @@ pub(crate) fn weigh_taps<const TAPS: usize>(
     let len = out.len();
     let rows = |rows: [&'_ [f32]; TAPS]| rows.iter().all(|row| row.len() == len);
     assert!(rows(weights) && rows(inputs) && bias.len() == len && next.len() == len);
-    pulp::Arch::new().dispatch(WeighTaps { weights, inputs, bias, next, silu, out });
+    super::dispatch(WeighTaps { weights, inputs, bias, next, silu, out });
 }
 
 struct WeighTaps<'a, const TAPS: usize> {

@@ -1,0 +1,407 @@
+//! Blocks for vectors of eight lanes. Compilers make numbers of the loops in `blocks` one by one there; here a group of 32
+//! becomes whole numbers of eight bits first, all at once.
+//!
+//! Instructions stand in no closure: one that is not inlined knows no AVX2, and each of them is a call then.
+
+use super::*;
+use std::arch::x86_64::*;
+
+/// Numbers of a group.
+pub(in crate::cpu) const GROUP: usize = 32;
+
+/// What makes whole numbers those of a block: a factor of each 16 or 32, and what is taken off then.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Factors {
+    scales: [f32; 16],
+    least: [f32; 16],
+}
+
+impl Factors {
+    pub(in crate::cpu) const NONE: Self = Self { scales: [0.0; 16], least: [0.0; 16] };
+
+    /// The factor of each eighth of a group, of which four lanes have 16 numbers.
+    ///
+    /// # Safety
+    /// There is AVX2.
+    #[inline(always)]
+    pub(in crate::cpu) unsafe fn of_group(&self, group: usize, common: usize) -> __m256 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match common {
+                GROUP => _mm256_set1_ps(self.scales[group]),
+                _ => _mm256_set_m128(_mm_set1_ps(self.scales[2 * group + 1]), _mm_set1_ps(self.scales[2 * group])),
+            }
+        }
+    }
+
+    /// `sums` without what is taken off a block, for the sums of the inputs that have it in common.
+    ///
+    /// # Safety
+    /// There is AVX2.
+    #[inline(always)]
+    pub(in crate::cpu) unsafe fn without_least(&self, inputs: &[f32], sums: __m256) -> __m256 {
+        // SAFETY: the caller's promise; eight numbers are there on both sides.
+        unsafe {
+            match (inputs.as_chunks::<8>().0, inputs) {
+                ([], [only, ..]) => {
+                    let least = _mm256_zextps128_ps256(_mm_set_ss(self.least[0]));
+                    _mm256_fnmadd_ps(least, _mm256_set1_ps(*only), sums)
+                }
+                (eights, _) => {
+                    let mut sums = sums;
+                    for (eight, least) in eights.iter().zip(self.least.as_chunks::<8>().0) {
+                        sums = _mm256_fnmadd_ps(_mm256_loadu_ps(least.as_ptr()), _mm256_loadu_ps(eight.as_ptr()), sums);
+                    }
+                    sums
+                }
+            }
+        }
+    }
+}
+
+/// A block as groups of whole numbers.
+pub(in crate::cpu) trait Groups: Block {
+    /// Whether it is one.
+    const GROUPED: bool = true;
+    /// Numbers that have a factor in common.
+    const COMMON: usize = GROUP;
+    /// Whether something is taken off.
+    const HAS_LEAST: bool = false;
+
+    /// Fills in the factors that it has; `half` makes numbers of 16 bits wide.
+    fn factors(&self, half: impl Fn(Half) -> f32 + Copy, factors: &mut Factors);
+
+    /// The whole numbers of a group.
+    ///
+    /// # Safety
+    /// There is AVX2.
+    unsafe fn quants(&self, group: usize) -> __m256i;
+
+    /// The same in vectors of 32 bits.
+    ///
+    /// # Safety
+    /// There is AVX2.
+    #[inline(always)]
+    unsafe fn whole(&self, group: usize) -> [__m256i; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let quants = self.quants(group);
+            let [low, high] = [_mm256_castsi256_si128(quants), _mm256_extracti128_si256::<1>(quants)];
+            [
+                _mm256_cvtepi8_epi32(low),
+                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(low)),
+                _mm256_cvtepi8_epi32(high),
+                _mm256_cvtepi8_epi32(_mm_srli_si128::<8>(high)),
+            ]
+        }
+    }
+
+    /// The numbers of a group, as [`Block::widen`] makes them.
+    ///
+    /// # Safety
+    /// There is AVX2.
+    #[inline(always)]
+    unsafe fn numbers(&self, factors: &Factors, group: usize) -> [__m256; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let whole = self.whole(group);
+            let mut numbers = [_mm256_setzero_ps(); 4];
+            for n in 0..4 {
+                let common = (GROUP * group + 8 * n) / Self::COMMON;
+                numbers[n] = _mm256_mul_ps(_mm256_cvtepi32_ps(whole[n]), _mm256_set1_ps(factors.scales[common]));
+                if Self::HAS_LEAST {
+                    numbers[n] = _mm256_sub_ps(numbers[n], _mm256_set1_ps(factors.least[common]));
+                }
+            }
+            numbers
+        }
+    }
+}
+
+/// 32 bytes.
+#[inline(always)]
+unsafe fn bytes(from: &[u8]) -> __m256i {
+    // SAFETY: the slice has them.
+    unsafe { _mm256_loadu_si256(from[..32].as_ptr().cast()) }
+}
+
+/// `bytes >> shift & mask`, of each byte.
+#[inline(always)]
+unsafe fn bits(bytes: __m256i, shift: usize, mask: i8) -> __m256i {
+    // SAFETY: AVX2 is there where this is called.
+    unsafe { _mm256_and_si256(_mm256_srl_epi16(bytes, _mm_cvtsi32_si128(shift as i32)), _mm256_set1_epi8(mask)) }
+}
+
+/// `bytes` and some bits of `high`, `times` as large.
+#[inline(always)]
+unsafe fn joined<const SHIFT: i32>(low: __m256i, high: __m256i) -> __m256i {
+    // SAFETY: AVX2 is there where this is called.
+    unsafe { _mm256_or_si256(low, _mm256_slli_epi16::<SHIFT>(high)) }
+}
+
+/// The low four bits of 16 bytes, then the high ones.
+#[inline(always)]
+unsafe fn nibbles(of: &[u8; 16]) -> __m256i {
+    // SAFETY: AVX2 is there where this is called, and the array has as many bytes.
+    unsafe {
+        let bytes = _mm_loadu_si128(of.as_ptr().cast());
+        let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(bytes), _mm_srli_epi16::<4>(bytes));
+        _mm256_and_si256(both, _mm256_set1_epi8(15))
+    }
+}
+
+/// 16 in each byte whose bit is set.
+#[inline(always)]
+unsafe fn fifth(of: [u8; 4]) -> __m256i {
+    // SAFETY: AVX2 is there where this is called.
+    unsafe {
+        let place = _mm256_set_epi64x(0x0303030303030303, 0x0202020202020202, 0x0101010101010101, 0);
+        let spread = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(of)), place);
+        let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+        _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, bit), bit), _mm256_set1_epi8(16))
+    }
+}
+
+/// The low or the high four bits of eight bytes, in 32 bits each.
+#[inline(always)]
+unsafe fn half_bytes(from: &[u8], high: bool) -> __m256i {
+    // SAFETY: AVX2 is there where this is called, and the slice has eight bytes.
+    unsafe {
+        let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from[..8].as_ptr().cast()));
+        if high { _mm256_srli_epi32::<4>(bytes) } else { _mm256_and_si256(bytes, _mm256_set1_epi32(15)) }
+    }
+}
+
+macro_rules! groups {
+    ($name:ty { $($constant:ident = $value:expr),* }, |$self:ident, $half:ident, $factors:ident| $fill:expr, |$group:ident| $quants:expr $(, $more:item)?) => {
+        impl Groups for $name {
+            $(const $constant: groups!(@ $constant) = $value;)*
+
+            #[inline(always)]
+            fn factors(&$self, $half: impl Fn(Half) -> f32 + Copy, $factors: &mut Factors) {
+                $fill
+            }
+
+            #[inline(always)]
+            unsafe fn quants(&$self, $group: usize) -> __m256i {
+                // SAFETY: the caller's promise.
+                unsafe { $quants }
+            }
+
+            $($more)?
+        }
+    };
+    (@ GROUPED) => { bool };
+    (@ HAS_LEAST) => { bool };
+    (@ COMMON) => { usize };
+}
+
+groups!(F32 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_setzero_si256());
+groups!(F16 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_setzero_si256());
+groups!(Bf16 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_setzero_si256());
+
+groups!(
+    Q4_0 {},
+    |self, half, factors| factors.scales[0] = half(self.scale),
+    |_group| _mm256_sub_epi8(nibbles(&self.quants), _mm256_set1_epi8(8)),
+    #[inline(always)]
+    unsafe fn whole(&self, _: usize) -> [__m256i; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let ([first, second], eight) = ([&self.quants[..8], &self.quants[8..]], _mm256_set1_epi32(8));
+            [
+                _mm256_sub_epi32(half_bytes(first, false), eight),
+                _mm256_sub_epi32(half_bytes(second, false), eight),
+                _mm256_sub_epi32(half_bytes(first, true), eight),
+                _mm256_sub_epi32(half_bytes(second, true), eight),
+            ]
+        }
+    }
+);
+
+groups!(
+    Q4_1 { HAS_LEAST = true },
+    |self, half, factors| (factors.scales[0], factors.least[0]) = (half(self.scale), -half(self.least)),
+    |_group| nibbles(&self.quants)
+);
+
+groups!(Q5_0 {}, |self, half, factors| factors.scales[0] = half(self.scale), |_group| {
+    _mm256_sub_epi8(_mm256_or_si256(nibbles(&self.quants), fifth(self.fifth)), _mm256_set1_epi8(16))
+});
+
+groups!(
+    Q5_1 { HAS_LEAST = true },
+    |self, half, factors| (factors.scales[0], factors.least[0]) = (half(self.scale), -half(self.least)),
+    |_group| _mm256_or_si256(nibbles(&self.quants), fifth(self.fifth))
+);
+
+groups!(
+    Q8_0 {},
+    |self, half, factors| factors.scales[0] = half(self.scale),
+    |_group| _mm256_loadu_si256(self.quants.as_ptr().cast()),
+    #[inline(always)]
+    unsafe fn whole(&self, _: usize) -> [__m256i; 4] {
+        // SAFETY: the caller's promise; eight bytes are there from each of these places on.
+        unsafe {
+            [
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[..8].as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[8..16].as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[16..24].as_ptr().cast())),
+                _mm256_cvtepi8_epi32(_mm_loadl_epi64(self.quants[24..].as_ptr().cast())),
+            ]
+        }
+    }
+);
+
+groups!(
+    Q2K { HAS_LEAST = true, COMMON = 16 },
+    |self, half, factors| {
+        let (scale, least) = (half(self.scale), half(self.least));
+        for (at, both) in self.scales.into_iter().enumerate() {
+            factors.scales[at] = scale * f32::from(both & 15);
+            factors.least[at] = least * f32::from(both >> 4);
+        }
+    },
+    |group| bits(bytes(&self.quants[group / 4 * 32..]), group % 4 * 2, 3)
+);
+
+groups!(
+    Q3K { COMMON = 16 },
+    |self, half, factors| {
+        let scale = half(self.scale);
+        factors.scales = three_bit_scales(self.scales).map(|of| scale * f32::from(of));
+    },
+    |group| {
+        let low = bits(bytes(&self.quants[group / 4 * 32..]), group % 4 * 2, 3);
+        let high = bits(bytes(&self.high), group, 1);
+        _mm256_sub_epi8(joined::<2>(low, high), _mm256_set1_epi8(4))
+    }
+);
+
+/// The factors of eight groups of 32.
+#[inline(always)]
+fn of_six_bits(scales: [u8; 12], [scale, least]: [f32; 2], factors: &mut Factors) {
+    let words: [u32; 3] =
+        [0, 4, 8].map(|at| u32::from_le_bytes([scales[at], scales[at + 1], scales[at + 2], scales[at + 3]]));
+    // As `six_bits` does, four at a time.
+    let (six, low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x0303_0303);
+    let of_scale = [words[0] & six, words[2] & low | (words[0] >> 6 & high) << 4];
+    let of_least = [words[1] & six, words[2] >> 4 & low | (words[1] >> 6 & high) << 4];
+    for (factors, words, by) in [(&mut factors.scales, of_scale, scale), (&mut factors.least, of_least, least)] {
+        // SAFETY: AVX2 is there where this is called, and the array has more than eight numbers.
+        unsafe {
+            let eight = _mm_set_epi64x(0, (u64::from(words[1]) << 32 | u64::from(words[0])) as i64);
+            let eight = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight));
+            _mm256_storeu_ps(factors.as_mut_ptr(), _mm256_mul_ps(eight, _mm256_set1_ps(by)));
+        }
+    }
+}
+
+groups!(
+    Q4K { HAS_LEAST = true },
+    |self, half, factors| of_six_bits(self.scales, [half(self.scale), half(self.least)], factors),
+    |group| bits(bytes(&self.quants[group / 2 * 32..]), group % 2 * 4, 15),
+    // From memory, which is faster than to take vectors apart; a pair of groups has its bytes in common.
+    #[inline(always)]
+    unsafe fn whole(&self, group: usize) -> [__m256i; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (quants, high) = (&self.quants[group / 2 * 32..][..32], group % 2 == 1);
+            [
+                half_bytes(quants, high),
+                half_bytes(&quants[8..], high),
+                half_bytes(&quants[16..], high),
+                half_bytes(&quants[24..], high),
+            ]
+        }
+    }
+);
+
+groups!(
+    Q5K { HAS_LEAST = true },
+    |self, half, factors| of_six_bits(self.scales, [half(self.scale), half(self.least)], factors),
+    |group| {
+        let low = bits(bytes(&self.quants[group / 2 * 32..]), group % 2 * 4, 15);
+        joined::<4>(low, bits(bytes(&self.high), group, 1))
+    }
+);
+
+groups!(
+    Q6K { COMMON = 16 },
+    |self, half, factors| {
+        let scale = unsafe { _mm256_set1_ps(half(self.scale)) };
+        for (eight, factors) in self.scales.as_chunks::<8>().0.iter().zip(factors.scales.as_chunks_mut::<8>().0) {
+            // SAFETY: AVX2 is there where this is called, and both arrays have eight.
+            unsafe {
+                let eight = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(eight.as_ptr().cast())));
+                _mm256_storeu_ps(factors.as_mut_ptr(), _mm256_mul_ps(scale, eight));
+            }
+        }
+    },
+    |group| {
+        let (part, of_part) = (group / 4, group % 4);
+        let low = bits(bytes(&self.quants[64 * part + of_part % 2 * 32..]), of_part / 2 * 4, 15);
+        let high = bits(bytes(&self.high[32 * part..]), 2 * of_part, 3);
+        _mm256_sub_epi8(joined::<4>(low, high), _mm256_set1_epi8(32))
+    }
+);
+
+groups!(Mxfp4 {}, |self, _half, factors| factors.scales[0] = half_of_power(self.exponent), |_group| {
+    // Twice of what they stand for.
+    let twice = _mm_set_epi8(-12, -8, -6, -4, -3, -2, -1, 0, 12, 8, 6, 4, 3, 2, 1, 0);
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(twice), nibbles(&self.quants))
+});
+
+/// Fills `wide` with what `blocks` begin with, whole blocks.
+///
+/// # Safety
+/// There is AVX2.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn widen<B: Groups>(blocks: &[B], half: impl Fn(Half) -> f32 + Copy, wide: &mut [f32]) {
+    let mut factors = Factors::NONE;
+    for (block, wide) in blocks.iter().zip(wide.chunks_exact_mut(B::ELEMENTS)) {
+        block.factors(half, &mut factors);
+        for (group, wide) in wide.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+            // SAFETY: the caller's promise; a group has four vectors.
+            unsafe {
+                let numbers = block.numbers(&factors, group);
+                for n in 0..4 {
+                    _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers[n]);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::blocks::with_blocks;
+    use crate::stored::BlockFormat::*;
+    use pulp::bytemuck::{cast_slice, cast_slice_mut};
+
+    /// Any bytes are blocks; numbers that are none are so in both.
+    #[test]
+    fn groups_are_the_numbers_of_their_blocks() {
+        let Some(simd) = pulp::x86::V3::try_new().filter(|_| is_x86_feature_detected!("f16c")) else { return };
+        let mut state = 1u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        for format in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K, Mxfp4] {
+            let bytes: Vec<u8> = (0..64 * format.bytes()).map(|_| byte()).collect();
+            let [mut found, mut expected] = [0, 1].map(|_| vec![0f32; 64 * format.elements()]);
+            with_blocks!(format, B => {
+                let blocks: &[B] = cast_slice(&bytes);
+                // SAFETY: there are AVX2 and F16C.
+                Simd::vectorize(simd, #[inline(always)] || unsafe { widen(blocks, single_half::<pulp::x86::V3>, &mut found) });
+                let numbers = cast_slice_mut::<f32, <B as Block>::Numbers>(&mut expected);
+                blocks.iter().zip(numbers).for_each(|(block, numbers)| block.widen(super::half, numbers));
+            });
+            for (at, (a, b)) in found.iter().zip(&expected).enumerate() {
+                assert!(a == b || a.is_nan() && b.is_nan(), "{format:?}[{at}]: {a} instead of {b}");
+            }
+        }
+    }
+}

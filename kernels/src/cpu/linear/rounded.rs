@@ -1,0 +1,192 @@
+//! Products of blocks with rounded inputs: groups of 32 inputs become whole numbers of eight bits with a factor, and whole numbers
+//! are multiplied and summed where a group's are in f32. It is a choice, since inputs lose what rounding takes.
+//!
+//! An output is summed group by group in one order, whatever rows and outputs stand beside it.
+
+use super::weight::Blocks;
+use crate::cpu::blocks::avx2::{Factors, GROUP};
+use crate::cpu::blocks::{Groups, single_half};
+use crate::cpu::simd::vectorized;
+use crate::cpu::storage::Rows;
+use pulp::Simd;
+use pulp::x86::V3;
+use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Rows and outputs that are summed at once, in registers.
+const TILE: [usize; 2] = [4, 2];
+
+/// Rows as groups of whole numbers, for a processor that multiplies them.
+pub(in crate::cpu) struct Rounded {
+    simd: V3,
+    width: usize,
+    buffers: Buffers,
+}
+
+#[derive(Default)]
+struct Buffers {
+    whole: Vec<i8>,
+    /// What a group's numbers are multiplied by.
+    factors: Vec<f32>,
+    /// Sums of the inputs themselves, of 32 and of 16.
+    sums: [Vec<f32>; 2],
+}
+
+thread_local! {
+    /// Of the thread that calls for products.
+    static BUFFERS: RefCell<Buffers> = RefCell::default();
+}
+
+impl Rounded {
+    /// `None` where nothing multiplies them.
+    pub(in crate::cpu) fn new(x: &Rows<'_>) -> Option<Self> {
+        let simd = V3::try_new().filter(|_| is_x86_feature_detected!("f16c"))?;
+        let width = x.width();
+        if !width.is_multiple_of(GROUP) {
+            return None;
+        }
+        let mut buffers = BUFFERS.take();
+        let Buffers { whole, factors, sums: [sums, halves] } = &mut buffers;
+        let groups = x.len() * width / GROUP;
+        whole.resize(groups * GROUP, 0);
+        factors.resize(groups, 0.0);
+        sums.resize(groups, 0.0);
+        halves.resize(2 * groups, 0.0);
+        let of_rows = (0..x.len()).flat_map(|row| x.row(row).as_chunks::<GROUP>().0);
+        let targets =
+            whole.as_chunks_mut::<GROUP>().0.iter_mut().zip(factors).zip(sums.iter_mut().zip(halves.as_chunks_mut().0));
+        vectorized(
+            #[inline(always)]
+            || {
+                for (group, ((whole, factor), (sum, halves))) in of_rows.zip(targets) {
+                    *factor = round(group, whole);
+                    *halves = [group[..16].iter().sum(), group[16..].iter().sum()];
+                    *sum = halves[0] + halves[1];
+                    // What is no number stays none.
+                    if !sum.is_finite() {
+                        *factor = f32::NAN;
+                    }
+                }
+            },
+        );
+        Some(Self { simd, width, buffers })
+    }
+
+    /// Writes the products of some rows with some outputs, row after row.
+    pub(super) fn multiply<B: Groups>(
+        &self,
+        weight: Blocks<'_, B>,
+        rows: Range<usize>,
+        outputs: Range<usize>,
+        products: &mut [f32],
+    ) {
+        // By the trait's way, which inlines what it is given.
+        Simd::vectorize(
+            self.simd,
+            #[inline(always)]
+            || {
+                for first in outputs.clone().step_by(TILE[1]) {
+                    let of = [first, (first + 1).min(outputs.end - 1)];
+                    for start in rows.clone().step_by(TILE[0]) {
+                        let at = (start - rows.start) * outputs.len() + first - outputs.start;
+                        let products = &mut products[at..];
+                        let write = |r: usize, sums: [f32; TILE[1]]| {
+                            let of_row = &mut products[r * outputs.len()..];
+                            of_row
+                                .iter_mut()
+                                .zip(sums)
+                                .take(outputs.end - first)
+                                .for_each(|(product, sum)| *product = sum);
+                        };
+                        // SAFETY: this processor has AVX2 and F16C, as `new` has seen.
+                        unsafe {
+                            match rows.end - start {
+                                1 => self.tile::<B, 1>(weight, start, of, write),
+                                2 => self.tile::<B, 2>(weight, start, of, write),
+                                3 => self.tile::<B, 3>(weight, start, of, write),
+                                _ => self.tile::<B, 4>(weight, start, of, write),
+                            }
+                        }
+                    }
+                }
+            },
+        );
+    }
+
+    /// # Safety
+    /// There are AVX2 and F16C.
+    #[inline(always)]
+    unsafe fn tile<B: Groups, const R: usize>(
+        &self,
+        weight: Blocks<'_, B>,
+        row: usize,
+        outputs: [usize; TILE[1]],
+        mut write: impl FnMut(usize, [f32; TILE[1]]),
+    ) {
+        let Buffers { whole, factors: of_x, sums: of_inputs } = &self.buffers;
+        let [groups, count] = [self.width / GROUP, self.width / B::ELEMENTS];
+        let blocks = outputs.map(|output| &weight.from(output, 0)[..count]);
+        let whole: [&[i8]; R] = std::array::from_fn(|n| &whole[(row + n) * self.width..][..self.width]);
+        let of_x: [&[f32]; R] = std::array::from_fn(|n| &of_x[(row + n) * groups..][..groups]);
+        let common = self.width / B::COMMON;
+        let of_inputs = &of_inputs[usize::from(B::COMMON < GROUP)];
+        let of_inputs: [&[f32]; R] = std::array::from_fn(|n| &of_inputs[(row + n) * common..][..common]);
+        // SAFETY: the caller's promise; reads of 32 bytes and of eight numbers stay inside of what a block's inputs have.
+        unsafe {
+            let mut sums = [[_mm256_setzero_ps(); TILE[1]]; R];
+            let mut factors = [Factors::NONE; TILE[1]];
+            for block in 0..count {
+                for n in 0..TILE[1] {
+                    blocks[n][block].factors(single_half::<V3>, &mut factors[n]);
+                    if B::HAS_LEAST {
+                        for r in 0..R {
+                            let of_block =
+                                &of_inputs[r][block * (B::ELEMENTS / B::COMMON)..][..B::ELEMENTS / B::COMMON];
+                            sums[r][n] = factors[n].without_least(of_block, sums[r][n]);
+                        }
+                    }
+                }
+                for group in 0..B::ELEMENTS / GROUP {
+                    let at = block * (B::ELEMENTS / GROUP) + group;
+                    for n in 0..TILE[1] {
+                        let quants = blocks[n][block].quants(group);
+                        let scale = factors[n].of_group(group, B::COMMON);
+                        for r in 0..R {
+                            let x = _mm256_loadu_si256(whole[r][at * GROUP..][..GROUP].as_ptr().cast());
+                            // Whole numbers without a sign times such with one; a sign moves from one to the other.
+                            let pairs = match B::HAS_LEAST {
+                                true => _mm256_maddubs_epi16(quants, x),
+                                false => _mm256_maddubs_epi16(_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
+                            };
+                            let fours = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+                            let fours = _mm256_mul_ps(fours, _mm256_set1_ps(of_x[r][at]));
+                            sums[r][n] = _mm256_fmadd_ps(fours, scale, sums[r][n]);
+                        }
+                    }
+                }
+            }
+            for (r, sums) in sums.into_iter().enumerate() {
+                write(r, sums.map(|sum| std::mem::transmute::<_, [f32; 8]>(sum).into_iter().sum()));
+            }
+        }
+    }
+}
+
+impl Drop for Rounded {
+    fn drop(&mut self) {
+        BUFFERS.set(std::mem::take(&mut self.buffers));
+    }
+}
+
+/// Rounds a group to whole numbers up to 127, and gives what they are multiplied by.
+#[inline(always)]
+fn round(group: &[f32; GROUP], whole: &mut [i8; GROUP]) -> f32 {
+    let largest = group.iter().fold(0f32, |largest, x| if x.abs() > largest { x.abs() } else { largest });
+    let by = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+    for (whole, x) in whole.iter_mut().zip(group) {
+        // Adding 1.5 * 2^23 rounds to an integer that then stands in the low bits.
+        *whole = (x * by + 12_582_912.0).to_bits() as i8;
+    }
+    largest / 127.0
+}

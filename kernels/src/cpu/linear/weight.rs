@@ -1,0 +1,202 @@
+//! What a weight is to products.
+
+use super::tile::LINE;
+use crate::cpu::blocks::{Block, Groups, single_half};
+use crate::cpu::storage::Element;
+use pulp::Simd;
+use pulp::bytemuck::cast_slice_mut;
+
+/// A weight, whose outputs are rows of numbers.
+pub(in crate::cpu) trait Weight: Copy + Send + Sync {
+    /// What its numbers are stored as, where each can be read by itself.
+    type Stored: Element;
+
+    /// Writes the numbers of `output` from `input` on, whole blocks of them.
+    fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]);
+
+    /// Whether that is written in vectors, so that no compiler need see what overlaps.
+    fn widens_in_vectors<S: Simd>(self) -> bool;
+
+    /// Adds the products of `R` rows, which take turns with every line of `x`, with whole blocks of `N` outputs from `input` on,
+    /// made wide in registers; for weights that widen in vectors.
+    fn add_products<S: Simd, const R: usize, const N: usize>(
+        self,
+        simd: S,
+        outputs: [usize; N],
+        input: usize,
+        x: &[S::f32s],
+        sums: &mut [[S::f32s; N]; R],
+    );
+
+    /// The same numbers where they lie, if each can be read by itself.
+    fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[Self::Stored]>;
+
+    /// Where they lie, which may be beyond the end.
+    fn address(self, output: usize, input: usize) -> *const u8;
+}
+
+/// Numbers of one type.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Numbers<'a, T> {
+    pub(in crate::cpu) data: &'a [T],
+    pub(in crate::cpu) in_width: usize,
+}
+
+impl<T: Element> Weight for Numbers<'_, T> {
+    type Stored = T;
+
+    #[inline(always)]
+    fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]) {
+        let stored = &self.data[output * self.in_width + input..][..wide.len()];
+        let (vectors, rest) = S::as_mut_simd_f32s(wide);
+        for (vector, stored) in vectors.iter_mut().zip(stored.chunks_exact(S::F32_LANES)) {
+            *vector = T::vector(simd, stored);
+        }
+        let whole = stored.len() - rest.len();
+        for (rest, stored) in rest.iter_mut().zip(&stored[whole..]) {
+            *rest = stored.load();
+        }
+    }
+
+    #[inline(always)]
+    fn widens_in_vectors<S: Simd>(self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const R: usize, const N: usize>(
+        self,
+        simd: S,
+        outputs: [usize; N],
+        input: usize,
+        x: &[S::f32s],
+        sums: &mut [[S::f32s; N]; R],
+    ) {
+        let vectors = x.len() / R;
+        let stored = outputs.map(|output| &self.data[output * self.in_width + input..][..vectors * S::F32_LANES]);
+        let of_line = LINE / S::F32_LANES;
+        for at in 0..vectors {
+            for (n, stored) in stored.iter().enumerate() {
+                let w = T::vector(simd, &stored[at * S::F32_LANES..]);
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let x = x[(at / of_line * R + row) * of_line + at % of_line];
+                    sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn stored(&self, output: usize, input: usize, len: usize) -> Option<&[T]> {
+        Some(&self.data[output * self.in_width + input..][..len])
+    }
+
+    #[inline(always)]
+    fn address(self, output: usize, input: usize) -> *const u8 {
+        self.data.as_ptr().wrapping_add(output * self.in_width + input).cast()
+    }
+}
+
+/// Rows of blocks.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Blocks<'a, B> {
+    pub(in crate::cpu) blocks: &'a [B],
+    pub(in crate::cpu) width: usize,
+}
+
+impl<B> Blocks<'_, B> {
+    /// The blocks of `output` from `input` on.
+    #[inline(always)]
+    pub(super) fn from(&self, output: usize, input: usize) -> &[B]
+    where
+        B: Block,
+    {
+        &self.blocks[(output * self.width + input) / B::ELEMENTS..]
+    }
+}
+
+impl<B: Groups> Weight for Blocks<'_, B> {
+    type Stored = f32;
+
+    #[inline(always)]
+    fn widen<S: Simd>(self, _: S, output: usize, input: usize, wide: &mut [f32]) {
+        let blocks = self.from(output, input);
+        #[cfg(target_arch = "x86_64")]
+        if self.widens_in_vectors::<S>() {
+            // SAFETY: eight lanes are those of AVX2.
+            return unsafe { crate::cpu::blocks::avx2::widen(blocks, single_half::<S>, wide) };
+        }
+        let numbers = cast_slice_mut::<f32, B::Numbers>(wide);
+        for (numbers, block) in numbers.iter_mut().zip(blocks) {
+            block.widen(single_half::<S>, numbers);
+        }
+    }
+
+    #[inline(always)]
+    fn widens_in_vectors<S: Simd>(self) -> bool {
+        B::GROUPED && S::F32_LANES == 8
+    }
+
+    #[inline(always)]
+    fn add_products<S: Simd, const R: usize, const N: usize>(
+        self,
+        simd: S,
+        outputs: [usize; N],
+        input: usize,
+        x: &[S::f32s],
+        sums: &mut [[S::f32s; N]; R],
+    ) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use crate::cpu::blocks::avx2::{Factors, GROUP};
+
+            let of_line = LINE / S::F32_LANES;
+            let count = x.len() / R * S::F32_LANES / B::ELEMENTS;
+            assert!(S::F32_LANES == 8 && x.len() == R * count * B::ELEMENTS / S::F32_LANES);
+            let mut of = [self.blocks.as_ptr(); N];
+            for (of, output) in of.iter_mut().zip(outputs) {
+                *of = self.from(output, input)[..count].as_ptr();
+            }
+            let mut factors = [Factors::NONE; N];
+            for block in 0..count {
+                // SAFETY: as many blocks are there, eight lanes are those of AVX2, and all vectors of `x` are below its length,
+                // as is asserted above.
+                unsafe {
+                    for (factors, of) in factors.iter_mut().zip(of) {
+                        (*of.add(block)).factors(single_half::<S>, factors);
+                    }
+                    let x = x.as_ptr().add(block * B::ELEMENTS / S::F32_LANES * R);
+                    // By pairs, which have bytes in common.
+                    let pair = if B::ELEMENTS > GROUP { 2 } else { 1 };
+                    for first in (0..B::ELEMENTS / GROUP).step_by(pair) {
+                        for n in 0..N {
+                            for group in first..first + pair {
+                                let numbers = (*of[n].add(block)).numbers(&factors[n], group);
+                                for (at, w) in numbers.into_iter().enumerate() {
+                                    let w: S::f32s = std::mem::transmute_copy(&w);
+                                    let at = group * (GROUP / S::F32_LANES) + at;
+                                    for (row, sums) in sums.iter_mut().enumerate() {
+                                        let x = *x.add((at / of_line * R + row) * of_line + at % of_line);
+                                        sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (simd, outputs, input, x, sums);
+    }
+
+    #[inline(always)]
+    fn stored(&self, _: usize, _: usize, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    #[inline(always)]
+    fn address(self, output: usize, input: usize) -> *const u8 {
+        self.blocks.as_ptr().wrapping_add((output * self.width + input) / B::ELEMENTS).cast()
+    }
+}
