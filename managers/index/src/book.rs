@@ -1,45 +1,17 @@
-//! What one worker holds, and how far it can go on from there.
+//! What one worker holds, from its events.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::chain::Chain;
 use crate::events::{Batch, Event, Kind, Stored};
-use crate::run::least_common_multiple;
-use crate::spans::{Component, Span, keys, last_state, last_window};
+use crate::spans::Component;
 use crate::spread::Table;
 use crate::texts::{Kept, Runs, Texts};
+use crate::view::{Shape, Trust, View};
 
 /// Groups that are told apart; a block keeps one bit for each.
 const GROUPS: u32 = 64;
-
-/// What of an answer can be relied on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// The engine counts the same, if none of its layers drafts, once each of its groups has stored a block:
-    /// one that has not is not known to be there.
-    Exact,
-    /// The engine goes on from at most as much: its events name no groups, so that states and windows are not seen.
-    AtMostNoGroups,
-    /// The engine goes on from at most as much: a group is of a kind without a rule, or one too many.
-    AtMostUnknownGroup,
-    /// The engine goes on from at least as much: blocks were left out when the bound was reached.
-    AtLeastBound,
-    /// Neither: events were lost, or came before the index was there; blocks smaller than their group's were seen.
-    Estimate,
-}
-
-/// What one worker can reuse of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reuse {
-    /// The tokens that it can go on from.
-    pub tokens: usize,
-    /// The tokens whose keys alone are there, all that are needed before them included.
-    pub keys: usize,
-    /// What holds fewer than the keys would allow: windows or states.
-    pub limited_by: Option<Kind>,
-    /// What the counts are worth.
-    pub trust: Trust,
-}
 
 #[derive(Default)]
 pub(crate) struct Book {
@@ -54,10 +26,13 @@ pub(crate) struct Book {
     groups: Vec<Option<Component>>,
     /// The windows of groups without numbers: the widest sees everything.
     windows: Vec<u32>,
-    components: Vec<Component>,
-    /// Hits end at multiples of this.
-    unit: usize,
+    shape: Arc<Shape>,
+    /// How often the shape changed.
+    shapes: u32,
+    /// The number of the batch that comes next.
     next: Option<u64>,
+    /// When the last batch was published, as the publisher says.
+    time: u64,
     is_lost: bool,
     is_full: bool,
     has_no_groups: bool,
@@ -66,9 +41,23 @@ pub(crate) struct Book {
     left_out: u64,
 }
 
+/// How a batch stands to those before it.
+enum Follows {
+    /// The publisher began, or began anew.
+    Anew,
+    /// It was taken already.
+    Again,
+    /// It is the one of this number, or comes after that one.
+    Behind(u64),
+}
+
 impl Book {
     pub(crate) fn new(slot: u32) -> Self {
         Self { slot, ..Self::default() }
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
     }
 
     pub(crate) fn blocks(&self) -> usize {
@@ -83,23 +72,41 @@ impl Book {
         self.left_out
     }
 
-    /// Whether what is held behind a gap counts: no group needs all blocks.
-    pub(crate) fn has_gaps(&self) -> bool {
-        !self.components.is_empty() && self.components.iter().all(|one| one.kind != Kind::Full)
+    pub(crate) fn view(&self) -> View {
+        View { shape: Arc::clone(&self.shape), trust: self.trust() }
     }
 
-    /// Takes a batch with the publisher's number. A publisher that begins anew is a process that began anew.
-    pub(crate) fn take(&mut self, number: u64, batch: &Batch, most: usize, texts: &Texts) {
-        match self.next {
-            None => self.is_lost = number != 0,
-            Some(_) if number == 0 => {
-                self.clear(texts);
-                *self = Self::new(self.slot);
-            }
-            // Sent again.
-            Some(next) if number < next => return,
-            Some(next) => self.is_lost |= number > next,
+    /// The numbers that come before a batch and were not taken.
+    pub(crate) fn missing(&self, number: u64, batch: &Batch) -> Range<u64> {
+        match self.follows(number, batch) {
+            Follows::Anew => 0..number,
+            Follows::Again => number..number,
+            Follows::Behind(next) => next..number,
         }
+    }
+
+    /// A publisher counts from zero: one that says a lower number at a later time is a process that began anew.
+    fn follows(&self, number: u64, batch: &Batch) -> Follows {
+        match self.next {
+            None => Follows::Anew,
+            Some(next) if number >= next => Follows::Behind(next),
+            Some(_) if number == 0 || batch.time > self.time => Follows::Anew,
+            Some(_) => Follows::Again,
+        }
+    }
+
+    /// Takes a batch with the publisher's number; says whether its view changed.
+    pub(crate) fn take(&mut self, number: u64, batch: &Batch, most: usize, texts: &Texts) -> bool {
+        let before = (self.shapes, self.trust());
+        match self.follows(number, batch) {
+            Follows::Anew => {
+                self.clear(texts);
+                *self = Self { shapes: self.shapes.wrapping_add(1), is_lost: number > 0, ..Self::new(self.slot) };
+            }
+            Follows::Again => return false,
+            Follows::Behind(next) => self.is_lost |= number > next,
+        }
+        self.time = self.time.max(batch.time);
         self.next = Some(number.saturating_add(1));
         for event in &batch.events {
             match event {
@@ -116,6 +123,7 @@ impl Book {
                 Event::Stored(_) | Event::Removed { .. } => {}
             }
         }
+        before != (self.shapes, self.trust())
     }
 
     pub(crate) fn clear(&mut self, texts: &Texts) {
@@ -217,18 +225,8 @@ impl Book {
                 group.kind = if Some(*window as usize) == widest { Kind::Full } else { Kind::Window };
             }
         }
-        let mut components: Vec<Component> = Vec::new();
-        for group in self.groups.iter().flatten().filter(|group| group.kind != Kind::Unknown) {
-            let same = components
-                .iter_mut()
-                .find(|one| (one.kind, one.block, one.window) == (group.kind, group.block, group.window));
-            match same {
-                Some(one) => one.groups |= group.groups,
-                None => components.push(*group),
-            }
-        }
-        self.unit = components.iter().map(|one| one.block).fold(1, least_common_multiple);
-        self.components = components;
+        self.shape = Arc::new(Shape::new(self.groups.iter().flatten().copied()));
+        self.shapes = self.shapes.wrapping_add(1);
     }
 
     fn remove(&mut self, hashes: &[u64], number: u32, texts: &Texts) {
@@ -254,36 +252,6 @@ impl Book {
                 self.runs.remove(&(Arc::as_ptr(&place.run) as usize));
             }
         }
-    }
-
-    /// What can be reused of at most `most` tokens, of which these stretches are held.
-    pub(crate) fn reuse(&self, most: usize, spans: &[Span]) -> Reuse {
-        let unit = self.unit.max(1);
-        let trust = self.trust();
-        let mut of_keys = if self.components.is_empty() { 0 } else { most };
-        for full in self.components.iter().filter(|one| one.kind == Kind::Full) {
-            of_keys = keys(spans, full, of_keys);
-        }
-        of_keys = of_keys / unit * unit;
-        let (mut tokens, mut limited_by) = (of_keys, None);
-        // Each component accepts a length or names a shorter one; all must accept the same.
-        let mut accepted = 0;
-        while accepted < self.components.len() && tokens > 0 {
-            accepted = 0;
-            for one in &self.components {
-                let shorter = match one.kind {
-                    Kind::State => last_state(spans, one, tokens, unit),
-                    Kind::Window => last_window(spans, one, tokens, unit),
-                    Kind::Full | Kind::Unknown => tokens,
-                };
-                if shorter == tokens {
-                    accepted += 1;
-                } else {
-                    (tokens, limited_by) = (shorter, limited_by.or(Some(one.kind)));
-                }
-            }
-        }
-        Reuse { tokens, keys: of_keys, limited_by, trust }
     }
 
     fn trust(&self) -> Trust {

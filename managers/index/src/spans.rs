@@ -3,7 +3,7 @@
 use crate::events::Kind;
 
 /// Blocks of a prompt, one behind the other, that the same groups of a worker hold.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Span {
     /// The tokens up to the end of the first block.
     pub(crate) first: usize,
@@ -24,12 +24,47 @@ impl Span {
 }
 
 /// Groups of one kind, block and window: all must hold a block.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Component {
     pub(crate) kind: Kind,
     pub(crate) block: usize,
     pub(crate) window: usize,
     pub(crate) groups: u64,
+}
+
+impl Component {
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        (self.kind, self.block, self.window) == (other.kind, other.block, other.window)
+    }
+}
+
+/// The stretches of a prompt that each slot holds, as they begin one behind the other.
+pub(crate) struct BySlot {
+    /// Where the stretches of each slot begin, and where the last one's end.
+    begins: Vec<usize>,
+    spans: Vec<Span>,
+}
+
+impl BySlot {
+    pub(crate) fn new(found: &[(u32, Span)], slots: usize) -> Self {
+        let mut begins = vec![0; slots + 1];
+        found.iter().for_each(|(slot, _)| begins[*slot as usize + 1] += 1);
+        (1..begins.len()).for_each(|slot| begins[slot] += begins[slot - 1]);
+        let mut spans = vec![Span::default(); found.len()];
+        let mut next = begins.clone();
+        for (slot, span) in found {
+            spans[next[*slot as usize]] = *span;
+            next[*slot as usize] += 1;
+        }
+        for slot in begins.windows(2).filter(|slot| slot[1] - slot[0] > 1) {
+            spans[slot[0]..slot[1]].sort_by_key(|span| span.first);
+        }
+        Self { begins, spans }
+    }
+
+    pub(crate) fn of(&self, slot: u32) -> &[Span] {
+        &self.spans[self.begins[slot as usize]..self.begins[slot as usize + 1]]
+    }
 }
 
 /// How many of `most` tokens have keys without a gap. Spans begin one behind the other.
