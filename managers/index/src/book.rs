@@ -38,6 +38,10 @@ pub(crate) struct Book {
     has_no_groups: bool,
     has_unknown: bool,
     has_parts: bool,
+    /// Blocks were stored of which only the hashes are known.
+    has_unnamed: bool,
+    /// Blocks of the batch under way whose tokens their event does not tell; another group's may.
+    unnamed: Vec<u64>,
     left_out: u64,
 }
 
@@ -73,7 +77,7 @@ impl Book {
     }
 
     pub(crate) fn view(&self) -> View {
-        View { shape: Arc::clone(&self.shape), trust: self.trust() }
+        View { shape: Arc::clone(&self.shape), trust: self.trusts() }
     }
 
     /// The numbers that come before a batch and were not taken.
@@ -97,7 +101,7 @@ impl Book {
 
     /// Takes a batch with the publisher's number; says whether its view changed.
     pub(crate) fn take(&mut self, number: u64, batch: &Batch, most: usize, texts: &Texts) -> bool {
-        let before = (self.shapes, self.trust());
+        let before = (self.shapes, self.trusts());
         match self.follows(number, batch) {
             Follows::Anew => {
                 self.clear(texts);
@@ -118,12 +122,14 @@ impl Book {
                 Event::Cleared => {
                     self.clear(texts);
                     // Nothing is held: nothing that was lost counts any more.
-                    (self.is_lost, self.is_full) = (false, false);
+                    (self.is_lost, self.is_full, self.has_unnamed) = (false, false, false);
+                    self.unnamed.clear();
                 }
                 Event::Stored(_) | Event::Removed { .. } => {}
             }
         }
-        before != (self.shapes, self.trust())
+        self.has_unnamed |= self.unnamed.drain(..).any(|hash| texts.name(hash).is_none());
+        before != (self.shapes, self.trusts())
     }
 
     pub(crate) fn clear(&mut self, texts: &Texts) {
@@ -143,9 +149,13 @@ impl Book {
         self.learn(number as usize, stored);
         let bit = 1 << number;
         let block = stored.block as usize;
+        // Only of all blocks of a stretch is it known which tokens each has.
+        let is_whole = stored.hashes.len().checked_mul(block) == Some(stored.tokens.len());
+        if !is_whole && !stored.is_keyed {
+            self.unnamed.extend(&stored.hashes);
+        }
         let mut chain = match stored.parent {
-            // Whether they are all of the stretch decides whether tokens and hashes go together.
-            _ if stored.is_keyed || stored.hashes.len().checked_mul(block) != Some(stored.tokens.len()) => None,
+            _ if stored.is_keyed || !is_whole => None,
             None => Some(Chain::default()),
             Some(parent) => texts.name(parent).map(Chain::after),
         };
@@ -164,8 +174,12 @@ impl Book {
             };
             parent = Some(*hash);
             if change.before & bit != 0 {
-                let copies = self.copies.entry((*hash, number as u8)).or_default();
-                *copies = copies.saturating_add(1);
+                if self.copies.len() < most {
+                    let copies = self.copies.entry((*hash, number as u8)).or_default();
+                    *copies = copies.saturating_add(1);
+                } else {
+                    (self.is_full, self.left_out) = (true, self.left_out + 1);
+                }
             }
             if change.before == 0 {
                 self.blocks += 1;
@@ -252,6 +266,17 @@ impl Book {
                 self.runs.remove(&(Arc::as_ptr(&place.run) as usize));
             }
         }
+    }
+
+    /// Of answers to questions by hashes, and by tokens.
+    fn trusts(&self) -> [Trust; 2] {
+        let by_hashes = self.trust();
+        let by_tokens = match by_hashes {
+            _ if !self.has_unnamed => by_hashes,
+            Trust::Exact | Trust::AtLeastBound => Trust::AtLeastNamed,
+            _ => Trust::Estimate,
+        };
+        [by_hashes, by_tokens]
     }
 
     fn trust(&self) -> Trust {

@@ -216,6 +216,7 @@ impl Index {
                 (Vec::new(), Some(if block == 0 { &[] } else { hashes }), block.max(1), tokens.saturating_sub(1))
             }
         };
+        let is_by_tokens = keys.is_none();
         let keys = keys.map_or(Keys::Names(&names), Keys::Hashes);
         let views = read(&self.views);
         let has_gaps = views.iter().any(|view| view.shape.has_gaps());
@@ -223,7 +224,7 @@ impl Index {
         let held = BySlot::new(&self.texts.follow(keys, quantum, widest), views.len());
         let answer = |(who, slot): (&WorkerRank, &u32)| Answer {
             who: *who,
-            reuse: views[*slot as usize].reuse(most, held.of(*slot)),
+            reuse: views[*slot as usize].reuse(most, held.of(*slot), is_by_tokens),
         };
         workers.slots.iter().map(answer).collect()
     }

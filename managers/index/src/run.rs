@@ -190,6 +190,7 @@ impl Run {
                     last: end + (last - from) * self.step,
                     step: self.step,
                     groups: held.groups,
+                    reach: end + (last - from) * self.step,
                 };
                 (held.slot, span)
             },

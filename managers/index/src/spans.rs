@@ -12,6 +12,8 @@ pub(crate) struct Span {
     /// Tokens of each.
     pub(crate) step: usize,
     pub(crate) groups: u64,
+    /// The last token of this and of all that begin before it.
+    pub(crate) reach: usize,
 }
 
 impl Span {
@@ -58,6 +60,11 @@ impl BySlot {
         }
         for slot in begins.windows(2).filter(|slot| slot[1] - slot[0] > 1) {
             spans[slot[0]..slot[1]].sort_by_key(|span| span.first);
+            let mut reach = 0;
+            for span in &mut spans[slot[0]..slot[1]] {
+                reach = reach.max(span.last);
+                span.reach = reach;
+            }
         }
         Self { begins, spans }
     }
@@ -67,18 +74,18 @@ impl BySlot {
     }
 }
 
-/// How many of `most` tokens have keys without a gap. Spans begin one behind the other.
+/// The stretch that has a block which ends here. Blocks of several sizes may lie across each other.
+fn covering(spans: &[Span], groups: u64, end: usize) -> Option<&Span> {
+    let before = spans.partition_point(|span| span.first <= end);
+    spans[..before].iter().rev().take_while(|span| span.reach >= end).find(|span| span.has(groups, end))
+}
+
+/// How many of `most` tokens have keys without a gap.
 pub(crate) fn keys(spans: &[Span], of: &Component, most: usize) -> usize {
-    let (mut end, mut at) = (0, 0);
+    let mut end = 0;
     while end + of.block <= most {
         let next = end + of.block;
-        let ahead = spans[at..].iter().take_while(|span| span.first <= next).position(|span| span.has(of.groups, next));
-        // Blocks of several sizes lie across each other.
-        let found =
-            ahead.map(|ahead| at + ahead).or_else(|| spans[..at].iter().position(|span| span.has(of.groups, next)));
-        let Some(found) = found else { break };
-        at = at.max(found);
-        let span = &spans[found];
+        let Some(span) = covering(spans, of.groups, next) else { break };
         end = if of.block.is_multiple_of(span.step) {
             next + (span.last.min(most) - next) / of.block * of.block
         } else {
@@ -108,7 +115,7 @@ pub(crate) fn last_window(spans: &[Span], of: &Component, tokens: usize, unit: u
         let before = blocks.saturating_sub(needed) * of.block;
         let mut next = blocks * of.block;
         while next > before {
-            let Some(span) = spans.iter().rev().find(|span| span.has(of.groups, next)) else {
+            let Some(span) = covering(spans, of.groups, next) else {
                 end = (next - of.block) / unit * unit;
                 continue 'shorter;
             };

@@ -18,6 +18,9 @@ pub enum Trust {
     AtMostUnknownGroup,
     /// The engine goes on from at least as much: blocks were left out when the bound was reached.
     AtLeastBound,
+    /// The engine goes on from at least as much: its events name some blocks by their hashes alone (windows of which it keeps a
+    /// part), and the question came by tokens.
+    AtLeastNamed,
     /// Neither: events were lost, or came before the index was there; blocks smaller than their group's were seen.
     Estimate,
 }
@@ -66,19 +69,20 @@ impl Shape {
 #[derive(Clone)]
 pub(crate) struct View {
     pub(crate) shape: Arc<Shape>,
-    pub(crate) trust: Trust,
+    /// Of an answer to a question by hashes, and by tokens.
+    pub(crate) trust: [Trust; 2],
 }
 
 impl Default for View {
     /// Of a worker that said nothing.
     fn default() -> Self {
-        Self { shape: Arc::default(), trust: Trust::Estimate }
+        Self { shape: Arc::default(), trust: [Trust::Estimate; 2] }
     }
 }
 
 impl View {
     /// What can be reused of at most `most` tokens, of which these stretches are held.
-    pub(crate) fn reuse(&self, most: usize, spans: &[Span]) -> Reuse {
+    pub(crate) fn reuse(&self, most: usize, spans: &[Span], is_by_tokens: bool) -> Reuse {
         let Shape { components, unit } = &*self.shape;
         let unit = (*unit).max(1);
         let mut of_keys = if components.is_empty() { 0 } else { most };
@@ -104,6 +108,6 @@ impl View {
                 }
             }
         }
-        Reuse { tokens, keys: of_keys, limited_by, trust: self.trust }
+        Reuse { tokens, keys: of_keys, limited_by, trust: self.trust[usize::from(is_by_tokens)] }
     }
 }

@@ -165,7 +165,7 @@ fn run(scenario: &Scenario, sets: &[Set], requests: &[Request], faster: f64, rou
         outcome.seconds += busy[chosen] - now;
         let said: Vec<_> = workers[chosen].said.drain(..).collect();
         if router == Router::WithoutGaps {
-            said.iter().for_each(|one| misread.take(chosen, one, sets, request));
+            said.iter().for_each(|one| misread.take(chosen, one, request));
         }
         let events = said.iter().flat_map(|one| one.events(sets, request)).filter_map(|event| router.sees(event));
         let batch = Batch { events: events.collect(), ..Batch::default() };

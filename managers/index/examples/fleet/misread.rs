@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::trace::{Request, mix};
-use crate::worker::{Said, Set};
+use crate::worker::Said;
 
 /// The tokens of its blocks, by default.
 const BLOCK: usize = 16;
@@ -27,7 +27,7 @@ fn chain(request: &Request, before: u64, stretch: std::ops::Range<usize>) -> imp
 }
 
 impl Misread {
-    pub(crate) fn take(&mut self, worker: usize, said: &Said, sets: &[Set], request: &Request) {
+    pub(crate) fn take(&mut self, worker: usize, said: &Said, request: &Request) {
         match said {
             Said::Stored { set, stretch, ends } => {
                 let before = match stretch.start {
@@ -38,13 +38,11 @@ impl Misread {
                     },
                 };
                 let blocks: Vec<u64> = chain(request, before, stretch.clone()).collect();
-                for _ in sets[*set].groups.clone() {
-                    let most = ends.len().max(blocks.len());
-                    ends.iter().for_each(|end| drop(self.by_hash.insert(request.hash(*end), Vec::new())));
-                    for at in 0..most {
-                        let hash = request.hash(ends[at * ends.len() / most]);
-                        self.by_hash.entry(hash).or_default().push(blocks[at * blocks.len() / most]);
-                    }
+                ends.iter().for_each(|end| drop(self.by_hash.insert(request.hash(*end), Vec::new())));
+                let most = ends.len().max(blocks.len());
+                for at in 0..most {
+                    let hash = request.hash(ends[at * ends.len() / most]);
+                    self.by_hash.entry(hash).or_default().push(blocks[at * blocks.len() / most]);
                 }
                 for block in blocks {
                     self.holders.entry(block).or_default().insert((worker, *set));

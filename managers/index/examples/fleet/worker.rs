@@ -159,7 +159,7 @@ impl<'a> Worker<'a> {
                 let needed: Vec<usize> = if is_kept { self.sets[set].needed(to).collect() } else { Vec::new() };
                 // A window's blocks are written whether they are kept or not; of states, those that are kept.
                 let block = self.sets[set].block;
-                let written = match self.sets[set].kind {
+                let written: Vec<usize> = match self.sets[set].kind {
                     Kind::Window => (from / block + 1..=to / block).map(|number| number * block).collect(),
                     _ => needed.clone(),
                 };

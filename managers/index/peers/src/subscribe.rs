@@ -96,7 +96,7 @@ fn counted(number: &[u8]) -> Result<u64, Failed> {
 async fn replay(index: Arc<Index>, worker: u64, endpoint: String, missing: Range<u64>) -> Result<(), Failed> {
     let mut socket = DealerSocket::new();
     timeout(PATIENCE, socket.connect(&endpoint)).await??;
-    let mut request = ZmqMessage::from(Vec::new());
+    let mut request = ZmqMessage::from(Vec::<u8>::new());
     request.push_back(missing.start.to_be_bytes().to_vec().into());
     socket.send(request).await?;
     loop {

@@ -49,7 +49,7 @@ impl Lossy {
         let answers = Arc::clone(&kept);
         tokio::spawn(async move {
             loop {
-                let [who, _, from] = router.recv().await.unwrap().into_vec().try_into().unwrap();
+                let [who, _, from]: [_; 3] = router.recv().await.unwrap().into_vec().try_into().unwrap();
                 let from = u64::from_be_bytes(from.as_ref().try_into().unwrap());
                 let mut all = answers.lock().unwrap().clone();
                 all.retain(|(number, _)| *number >= from);
