@@ -144,17 +144,18 @@ impl<'a> Worker<'a> {
                 used.push_front((end, true));
             }
         }
-        let last = (request.tokens - 1) / self.unit * self.unit;
+        let unit = self.unit;
+        let last = (request.tokens - 1) / unit * unit;
         let boundaries = [last, keys].map(|end| if self.checkpoints == Checkpoints::Boundaries { end } else { 0 });
-        let (mut from, whole) = (reused, request.tokens / self.unit * self.unit);
+        let (mut from, whole) = (reused, request.tokens / unit * unit);
         while from < whole {
-            let most = (from + (self.chunk / self.unit).max(1) * self.unit).min(whole);
+            let most = (from + (self.chunk / unit).max(1) * unit).min(whole);
             let to = boundaries.into_iter().filter(|end| (from + 1..most).contains(end)).min().unwrap_or(most);
             let is_kept = self.checkpoints == Checkpoints::ChunkEnds || boundaries.contains(&to);
             for set in 1..self.sets.len() {
                 self.release(request, set, &mut used[set], self.passed(set, from));
             }
-            self.keep(request, 0, from..to, (from / self.unit + 1..=to / self.unit).map(|block| block * self.unit));
+            self.keep(request, 0, from..to, (from / unit + 1..=to / unit).map(|block| block * unit));
             for set in 1..self.sets.len() {
                 let needed: Vec<usize> = if is_kept { self.sets[set].needed(to).collect() } else { Vec::new() };
                 // A window's blocks are written whether they are kept or not; of states, those that are kept.
