@@ -151,9 +151,6 @@ impl Book {
         let block = stored.block as usize;
         // Only of all blocks of a stretch is it known which tokens each has.
         let is_whole = stored.hashes.len().checked_mul(block) == Some(stored.tokens.len());
-        if !is_whole && !stored.is_keyed {
-            self.unnamed.extend(&stored.hashes);
-        }
         let mut chain = match stored.parent {
             _ if stored.is_keyed || !is_whole => None,
             None => Some(Chain::default()),
@@ -165,6 +162,9 @@ impl Book {
                 chain.extend(&stored.tokens[at * block..(at + 1) * block]);
                 chain.name()
             });
+            if name == 0 && !stored.is_keyed {
+                self.unnamed.push(*hash);
+            }
             let has_room = self.blocks < most || texts.is_held(self.slot, *hash);
             let kept = Kept { hash: *hash, name, block, slot: self.slot, groups: bit };
             let Some((place, change)) = has_room.then(|| texts.keep(&kept, parent)).flatten() else {
