@@ -25,7 +25,7 @@ fn row(answer: Answer) -> Row {
     let trust = match reuse.trust {
         Trust::Exact => "exact",
         Trust::AtMostNoGroups | Trust::AtMostUnknownGroup => "at_most",
-        Trust::AtLeastBound => "at_least",
+        Trust::AtLeastBound | Trust::AtLeastNamed => "at_least",
         Trust::Estimate => "estimate",
     };
     (who.worker, who.rank, reuse.tokens, reuse.keys, limited_by, trust)

@@ -1,45 +1,17 @@
-//! What one worker holds, and how far it can go on from there.
+//! What one worker holds, from its events.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::chain::Chain;
 use crate::events::{Batch, Event, Kind, Stored};
-use crate::run::least_common_multiple;
-use crate::spans::{Component, Span, keys, last_state, last_window};
+use crate::spans::Component;
 use crate::spread::Table;
 use crate::texts::{Kept, Runs, Texts};
+use crate::view::{Shape, Trust, View};
 
 /// Groups that are told apart; a block keeps one bit for each.
 const GROUPS: u32 = 64;
-
-/// What of an answer can be relied on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// The engine counts the same, if none of its layers drafts, once each of its groups has stored a block:
-    /// one that has not is not known to be there.
-    Exact,
-    /// The engine goes on from at most as much: its events name no groups, so that states and windows are not seen.
-    AtMostNoGroups,
-    /// The engine goes on from at most as much: a group is of a kind without a rule, or one too many.
-    AtMostUnknownGroup,
-    /// The engine goes on from at least as much: blocks were left out when the bound was reached.
-    AtLeastBound,
-    /// Neither: events were lost, or came before the index was there; blocks smaller than their group's were seen.
-    Estimate,
-}
-
-/// What one worker can reuse of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reuse {
-    /// The tokens that it can go on from.
-    pub tokens: usize,
-    /// The tokens whose keys alone are there, all that are needed before them included.
-    pub keys: usize,
-    /// What holds fewer than the keys would allow: windows or states.
-    pub limited_by: Option<Kind>,
-    /// What the counts are worth.
-    pub trust: Trust,
-}
 
 #[derive(Default)]
 pub(crate) struct Book {
@@ -54,21 +26,42 @@ pub(crate) struct Book {
     groups: Vec<Option<Component>>,
     /// The windows of groups without numbers: the widest sees everything.
     windows: Vec<u32>,
-    components: Vec<Component>,
-    /// Hits end at multiples of this.
-    unit: usize,
+    shape: Arc<Shape>,
+    /// How often the shape changed.
+    shapes: u32,
+    /// The number of the batch that comes next.
     next: Option<u64>,
+    /// When the last batch was published, as the publisher says.
+    time: u64,
     is_lost: bool,
     is_full: bool,
     has_no_groups: bool,
     has_unknown: bool,
     has_parts: bool,
+    /// Blocks were stored of which only the hashes are known.
+    has_unnamed: bool,
+    /// Blocks of the batch under way whose tokens their event does not tell; another group's may.
+    unnamed: Vec<u64>,
     left_out: u64,
+}
+
+/// How a batch stands to those before it.
+enum Follows {
+    /// The publisher began, or began anew.
+    Anew,
+    /// It was taken already.
+    Again,
+    /// It is the one of this number, or comes after that one.
+    Behind(u64),
 }
 
 impl Book {
     pub(crate) fn new(slot: u32) -> Self {
         Self { slot, ..Self::default() }
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
     }
 
     pub(crate) fn blocks(&self) -> usize {
@@ -83,23 +76,41 @@ impl Book {
         self.left_out
     }
 
-    /// Whether what is held behind a gap counts: no group needs all blocks.
-    pub(crate) fn has_gaps(&self) -> bool {
-        !self.components.is_empty() && self.components.iter().all(|one| one.kind != Kind::Full)
+    pub(crate) fn view(&self) -> View {
+        View { shape: Arc::clone(&self.shape), trust: self.trusts() }
     }
 
-    /// Takes a batch with the publisher's number. A publisher that begins anew is a process that began anew.
-    pub(crate) fn take(&mut self, number: u64, batch: &Batch, most: usize, texts: &Texts) {
-        match self.next {
-            None => self.is_lost = number != 0,
-            Some(_) if number == 0 => {
-                self.clear(texts);
-                *self = Self::new(self.slot);
-            }
-            // Sent again.
-            Some(next) if number < next => return,
-            Some(next) => self.is_lost |= number > next,
+    /// The numbers that come before a batch and were not taken.
+    pub(crate) fn missing(&self, number: u64, batch: &Batch) -> Range<u64> {
+        match self.follows(number, batch) {
+            Follows::Anew => 0..number,
+            Follows::Again => number..number,
+            Follows::Behind(next) => next..number,
         }
+    }
+
+    /// A publisher counts from zero: one that says a lower number at a later time is a process that began anew.
+    fn follows(&self, number: u64, batch: &Batch) -> Follows {
+        match self.next {
+            None => Follows::Anew,
+            Some(next) if number >= next => Follows::Behind(next),
+            Some(_) if number == 0 || batch.time > self.time => Follows::Anew,
+            Some(_) => Follows::Again,
+        }
+    }
+
+    /// Takes a batch with the publisher's number; says whether its view changed.
+    pub(crate) fn take(&mut self, number: u64, batch: &Batch, most: usize, texts: &Texts) -> bool {
+        let before = (self.shapes, self.trusts());
+        match self.follows(number, batch) {
+            Follows::Anew => {
+                self.clear(texts);
+                *self = Self { shapes: self.shapes.wrapping_add(1), is_lost: number > 0, ..Self::new(self.slot) };
+            }
+            Follows::Again => return false,
+            Follows::Behind(next) => self.is_lost |= number > next,
+        }
+        self.time = self.time.max(batch.time);
         self.next = Some(number.saturating_add(1));
         for event in &batch.events {
             match event {
@@ -111,11 +122,14 @@ impl Book {
                 Event::Cleared => {
                     self.clear(texts);
                     // Nothing is held: nothing that was lost counts any more.
-                    (self.is_lost, self.is_full) = (false, false);
+                    (self.is_lost, self.is_full, self.has_unnamed) = (false, false, false);
+                    self.unnamed.clear();
                 }
                 Event::Stored(_) | Event::Removed { .. } => {}
             }
         }
+        self.has_unnamed |= self.unnamed.drain(..).any(|hash| texts.name(hash).is_none());
+        before != (self.shapes, self.trusts())
     }
 
     pub(crate) fn clear(&mut self, texts: &Texts) {
@@ -135,9 +149,10 @@ impl Book {
         self.learn(number as usize, stored);
         let bit = 1 << number;
         let block = stored.block as usize;
+        // Only of all blocks of a stretch is it known which tokens each has.
+        let is_whole = stored.hashes.len().checked_mul(block) == Some(stored.tokens.len());
         let mut chain = match stored.parent {
-            // Whether they are all of the stretch decides whether tokens and hashes go together.
-            _ if stored.is_keyed || stored.hashes.len().checked_mul(block) != Some(stored.tokens.len()) => None,
+            _ if stored.is_keyed || !is_whole => None,
             None => Some(Chain::default()),
             Some(parent) => texts.name(parent).map(Chain::after),
         };
@@ -147,6 +162,9 @@ impl Book {
                 chain.extend(&stored.tokens[at * block..(at + 1) * block]);
                 chain.name()
             });
+            if name == 0 && !stored.is_keyed {
+                self.unnamed.push(*hash);
+            }
             let has_room = self.blocks < most || texts.is_held(self.slot, *hash);
             let kept = Kept { hash: *hash, name, block, slot: self.slot, groups: bit };
             let Some((place, change)) = has_room.then(|| texts.keep(&kept, parent)).flatten() else {
@@ -156,8 +174,12 @@ impl Book {
             };
             parent = Some(*hash);
             if change.before & bit != 0 {
-                let copies = self.copies.entry((*hash, number as u8)).or_default();
-                *copies = copies.saturating_add(1);
+                if self.copies.len() < most {
+                    let copies = self.copies.entry((*hash, number as u8)).or_default();
+                    *copies = copies.saturating_add(1);
+                } else {
+                    (self.is_full, self.left_out) = (true, self.left_out + 1);
+                }
             }
             if change.before == 0 {
                 self.blocks += 1;
@@ -217,18 +239,8 @@ impl Book {
                 group.kind = if Some(*window as usize) == widest { Kind::Full } else { Kind::Window };
             }
         }
-        let mut components: Vec<Component> = Vec::new();
-        for group in self.groups.iter().flatten().filter(|group| group.kind != Kind::Unknown) {
-            let same = components
-                .iter_mut()
-                .find(|one| (one.kind, one.block, one.window) == (group.kind, group.block, group.window));
-            match same {
-                Some(one) => one.groups |= group.groups,
-                None => components.push(*group),
-            }
-        }
-        self.unit = components.iter().map(|one| one.block).fold(1, least_common_multiple);
-        self.components = components;
+        self.shape = Arc::new(Shape::new(self.groups.iter().flatten().copied()));
+        self.shapes = self.shapes.wrapping_add(1);
     }
 
     fn remove(&mut self, hashes: &[u64], number: u32, texts: &Texts) {
@@ -256,34 +268,15 @@ impl Book {
         }
     }
 
-    /// What can be reused of at most `most` tokens, of which these stretches are held.
-    pub(crate) fn reuse(&self, most: usize, spans: &[Span]) -> Reuse {
-        let unit = self.unit.max(1);
-        let trust = self.trust();
-        let mut of_keys = if self.components.is_empty() { 0 } else { most };
-        for full in self.components.iter().filter(|one| one.kind == Kind::Full) {
-            of_keys = keys(spans, full, of_keys);
-        }
-        of_keys = of_keys / unit * unit;
-        let (mut tokens, mut limited_by) = (of_keys, None);
-        // Each component accepts a length or names a shorter one; all must accept the same.
-        let mut accepted = 0;
-        while accepted < self.components.len() && tokens > 0 {
-            accepted = 0;
-            for one in &self.components {
-                let shorter = match one.kind {
-                    Kind::State => last_state(spans, one, tokens, unit),
-                    Kind::Window => last_window(spans, one, tokens, unit),
-                    Kind::Full | Kind::Unknown => tokens,
-                };
-                if shorter == tokens {
-                    accepted += 1;
-                } else {
-                    (tokens, limited_by) = (shorter, limited_by.or(Some(one.kind)));
-                }
-            }
-        }
-        Reuse { tokens, keys: of_keys, limited_by, trust }
+    /// Of answers to questions by hashes, and by tokens.
+    fn trusts(&self) -> [Trust; 2] {
+        let by_hashes = self.trust();
+        let by_tokens = match by_hashes {
+            _ if !self.has_unnamed => by_hashes,
+            Trust::Exact | Trust::AtLeastBound => Trust::AtLeastNamed,
+            _ => Trust::Estimate,
+        };
+        [by_hashes, by_tokens]
     }
 
     fn trust(&self) -> Trust {

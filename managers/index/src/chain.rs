@@ -1,46 +1,54 @@
 //! What tokens are called, independent of engines and of the sizes of their blocks.
 
-/// A prime: products of its remainders fit 128 bits, and numbers are brought back below it by shifts.
-const PRIME: u64 = (1 << 61) - 1;
-const BASE: u64 = 0x0b43_95c1_57a4_d2e9;
-const CHUNK: usize = 256;
+/// Odd, so that no token is lost, and with powers that repeat only after 2^61 of them.
+const BASE: u64 = 0x0b43_95c1_57a4_d2ed;
 
-/// The powers of the base, by which tokens of a chunk are multiplied independently of each other.
-const POWERS: [u64; CHUNK + 1] = {
-    let mut powers = [1; CHUNK + 1];
-    let mut at = 1;
-    while at <= CHUNK {
-        powers[at] = below(powers[at - 1] as u128 * BASE as u128);
-        at += 1;
+/// As many tokens as are multiplied independently of each other.
+const GROUP: usize = 16;
+
+/// The base to the power of how many tokens of a group follow.
+const POWERS: [u64; GROUP] = {
+    let mut powers = [1_u64; GROUP];
+    let mut at = GROUP - 1;
+    while at > 0 {
+        powers[at - 1] = powers[at].wrapping_mul(BASE);
+        at -= 1;
     }
     powers
 };
 
-const fn below(number: u128) -> u64 {
-    let once = (number & PRIME as u128) + (number >> 61);
-    let twice = (once & PRIME as u128) as u64 + (once >> 61) as u64;
-    if twice >= PRIME { twice - PRIME } else { twice }
-}
-
-/// A polynomial of tokens. Who makes two prompts of one name misleads a router and no engine: it computes again.
-#[derive(Clone, Copy, Default)]
+/// A polynomial of tokens, of which 63 bits count. Who makes two prompts of one name misleads a router and no engine: it
+/// computes again.
+#[derive(Clone, Copy)]
 pub(crate) struct Chain(u64);
 
 /// Set in every name, so that none is zero.
 const NAMED: u64 = 1 << 63;
 
+impl Default for Chain {
+    /// Of no tokens: not zero, so that zeros at the beginning count.
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
 impl Chain {
     /// Goes on after tokens of this name.
     pub(crate) fn after(name: u64) -> Self {
-        Self(name & !NAMED)
+        Self(name)
     }
 
     pub(crate) fn extend(&mut self, tokens: &[u32]) {
-        for chunk in tokens.chunks(CHUNK) {
-            let powers = POWERS[..chunk.len()].iter().rev();
-            let sum: u128 =
-                chunk.iter().zip(powers).map(|(token, power)| (u128::from(*token) + 1) * u128::from(*power)).sum();
-            self.0 = below(u128::from(self.0) * u128::from(POWERS[chunk.len()]) + sum);
+        let (groups, rest) = tokens.as_chunks::<GROUP>();
+        for group in groups {
+            let before = self.0.wrapping_mul(POWERS[0]).wrapping_mul(BASE);
+            self.0 = group
+                .iter()
+                .zip(POWERS)
+                .fold(before, |sum, (token, power)| sum.wrapping_add(u64::from(*token).wrapping_mul(power)));
+        }
+        for token in rest {
+            self.0 = self.0.wrapping_mul(BASE).wrapping_add(u64::from(*token));
         }
     }
 
@@ -65,9 +73,19 @@ mod tests {
             chain.name()
         };
         assert!([2, 7, 16, 300, 1000].into_iter().all(|size| name(size) == name(1)));
-        let mut other = Chain::default();
-        other.extend(&tokens[..999]);
-        assert_ne!(other.name(), name(1));
-        assert_ne!(Chain::default().name(), 0);
+    }
+
+    #[test]
+    fn other_tokens_have_other_names() {
+        let name = |tokens: &[u32]| {
+            let mut chain = Chain::default();
+            chain.extend(tokens);
+            chain.name()
+        };
+        // Zeros, what only their number or place tells apart, and the greatest token.
+        let texts: [&[u32]; 8] = [&[], &[0], &[0, 0], &[1], &[0, 1], &[1, 0], &[u32::MAX], &[0; 17]];
+        let names: std::collections::HashSet<u64> = texts.into_iter().map(name).collect();
+        assert_eq!(names.len(), texts.len());
+        assert!(!names.contains(&0));
     }
 }

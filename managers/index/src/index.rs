@@ -1,14 +1,18 @@
 //! The books of all workers, shared by those who write and those who ask.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
-use crate::book::{Book, Reuse};
+use crate::book::Book;
 use crate::chain::Chain;
+use crate::locks::{read, write};
+use crate::multiples::greatest_common_divisor;
 use crate::run::Keys;
-use crate::spans::Span;
+use crate::spans::BySlot;
 use crate::texts::Texts;
+use crate::view::{Reuse, View};
 use crate::{Batch, Error, Event};
 
 /// How much an index keeps.
@@ -74,10 +78,12 @@ struct Workers {
 /// Which worker holds what.
 ///
 /// Each worker's events have a lock of their own, and what workers hold of a text is locked in stretches of at most 4096 blocks:
-/// a question waits for no more than the event that is being written there.
+/// a question waits for no more than the event that is being written there. Locks are taken in one order: workers, a book, views.
 pub struct Index {
     bounds: Bounds,
     workers: RwLock<Workers>,
+    /// By slot, side by side and apart from the books, so that a question reads no book.
+    views: RwLock<Vec<View>>,
     texts: Texts,
     /// The greatest length of which all blocks are multiples, and the widest block.
     quantum: AtomicUsize,
@@ -96,6 +102,7 @@ impl Index {
         Self {
             bounds,
             workers: RwLock::default(),
+            views: RwLock::default(),
             texts: Texts::new(bounds.texts),
             quantum: AtomicUsize::new(0),
             widest: AtomicUsize::new(0),
@@ -113,7 +120,8 @@ impl Index {
         Batch::from_trtllm(bytes)?.iter().try_for_each(|(number, batch)| self.take_batch(worker, *number, batch))
     }
 
-    fn take_batch(&self, worker: u64, number: u64, batch: &Batch) -> Result<(), Error> {
+    /// Takes a batch that was read before.
+    pub fn take_batch(&self, worker: u64, number: u64, batch: &Batch) -> Result<(), Error> {
         let who = WorkerRank { worker, rank: batch.rank };
         for block in batch.events.iter().filter_map(Event::block) {
             self.widest.fetch_max(block, Ordering::Relaxed);
@@ -124,16 +132,26 @@ impl Index {
         }
         loop {
             let book = self.book(who)?;
-            let mut book = book.write().unwrap_or_else(PoisonError::into_inner);
+            let mut book = write(&book);
             if !book.is_gone {
-                book.take(number, batch, self.bounds.blocks, &self.texts);
+                if book.take(number, batch, self.bounds.blocks, &self.texts) {
+                    self.show(&book);
+                }
                 return Ok(());
             }
         }
     }
 
+    /// Notes what questions need of a book; workers whose groups are the same share a shape.
+    fn show(&self, book: &Book) {
+        let View { shape, trust } = book.view();
+        let mut views = write(&self.views);
+        let shape = views.iter().find(|view| view.shape == shape).map_or(shape, |view| Arc::clone(&view.shape));
+        views[book.slot() as usize] = View { shape, trust };
+    }
+
     fn known(&self, who: WorkerRank) -> Option<Arc<RwLock<Book>>> {
-        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        let workers = read(&self.workers);
         workers.slots.get(&who).map(|slot| Arc::clone(&workers.books[*slot as usize]))
     }
 
@@ -141,7 +159,7 @@ impl Index {
         if let Some(book) = self.known(who) {
             return Ok(book);
         }
-        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = write(&self.workers);
         if let Some(slot) = workers.slots.get(&who) {
             return Ok(Arc::clone(&workers.books[*slot as usize]));
         }
@@ -152,27 +170,36 @@ impl Index {
         let book = Arc::new(RwLock::new(Book::new(slot)));
         match workers.books.get_mut(slot as usize) {
             Some(old) => *old = Arc::clone(&book),
-            None => workers.books.push(Arc::clone(&book)),
+            None => {
+                workers.books.push(Arc::clone(&book));
+                write(&self.views).push(View::default());
+            }
         }
         workers.slots.insert(who, slot);
         Ok(book)
     }
 
-    /// The number that a worker's next batch has, if it published any. Who can have batches replayed takes those from here on
-    /// before one with a higher number.
+    /// The number that a worker's next batch has, if it published any.
     pub fn next(&self, who: WorkerRank) -> Option<u64> {
-        self.known(who)?.read().unwrap_or_else(PoisonError::into_inner).next()
+        read(&*self.known(who)?).next()
+    }
+
+    /// The numbers of a worker's batches that come before this one and did not arrive. Who can have them replayed takes them first.
+    pub fn missing(&self, worker: u64, number: u64, batch: &Batch) -> Range<u64> {
+        let book = self.known(WorkerRank { worker, rank: batch.rank });
+        book.map_or(0..number, |book| read(&book).missing(number, batch))
     }
 
     /// Forgets a worker with all its ranks.
     pub fn forget(&self, worker: u64) {
-        let mut workers = self.workers.write().unwrap_or_else(PoisonError::into_inner);
+        let mut workers = write(&self.workers);
         let gone: Vec<(WorkerRank, u32)> =
             workers.slots.iter().filter(|(who, _)| who.worker == worker).map(|(who, slot)| (*who, *slot)).collect();
         for (who, slot) in gone {
-            let mut book = workers.books[slot as usize].write().unwrap_or_else(PoisonError::into_inner);
+            let mut book = write(&workers.books[slot as usize]);
             book.clear(&self.texts);
             book.is_gone = true;
+            write(&self.views)[slot as usize] = View::default();
             drop(book);
             workers.slots.remove(&who);
             workers.free.push(slot);
@@ -181,7 +208,7 @@ impl Index {
 
     /// What each worker can reuse of a prompt, in the order of their numbers. The last token is always computed.
     pub fn ask(&self, prompt: Prompt<'_>) -> Vec<Answer> {
-        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        let workers = read(&self.workers);
         let quantum = self.quantum.load(Ordering::Relaxed).max(1);
         let (names, keys, quantum, most) = match prompt {
             Prompt::Tokens(tokens) => (names(tokens, quantum), None, quantum, tokens.len().saturating_sub(1)),
@@ -189,31 +216,24 @@ impl Index {
                 (Vec::new(), Some(if block == 0 { &[] } else { hashes }), block.max(1), tokens.saturating_sub(1))
             }
         };
+        let is_by_tokens = keys.is_none();
         let keys = keys.map_or(Keys::Names(&names), Keys::Hashes);
-        let books = || workers.slots.iter().map(|(who, slot)| (who, *slot, &workers.books[*slot as usize]));
-        let has_gaps = books().any(|(.., book)| book.read().unwrap_or_else(PoisonError::into_inner).has_gaps());
+        let views = read(&self.views);
+        let has_gaps = views.iter().any(|view| view.shape.has_gaps());
         let widest = (!has_gaps).then(|| self.widest.load(Ordering::Relaxed));
-        let mut found = self.texts.follow(keys, quantum, widest);
-        // Runs list their holders by slot, so that most of it is in order.
-        found.sort_by_key(|(slot, span)| (*slot, span.first));
-        let spans: Vec<Span> = found.iter().map(|(_, span)| *span).collect();
-        let mut begins = vec![0; workers.books.len() + 1];
-        found.iter().for_each(|(slot, _)| begins[*slot as usize + 1] += 1);
-        (1..begins.len()).for_each(|slot| begins[slot] += begins[slot - 1]);
-        books()
-            .map(|(who, slot, book)| {
-                let slot = slot as usize;
-                let held = &spans[begins[slot]..begins[slot + 1]];
-                Answer { who: *who, reuse: book.read().unwrap_or_else(PoisonError::into_inner).reuse(most, held) }
-            })
-            .collect()
+        let held = BySlot::new(&self.texts.follow(keys, quantum, widest), views.len());
+        let answer = |(who, slot): (&WorkerRank, &u32)| Answer {
+            who: *who,
+            reuse: views[*slot as usize].reuse(most, held.of(*slot), is_by_tokens),
+        };
+        workers.slots.iter().map(answer).collect()
     }
 
     /// How many different blocks each worker holds, and how many were left out of its book.
     pub fn sizes(&self) -> Vec<(WorkerRank, usize, u64)> {
-        let workers = self.workers.read().unwrap_or_else(PoisonError::into_inner);
+        let workers = read(&self.workers);
         let size = |(who, slot): (&WorkerRank, &u32)| {
-            let book = workers.books[*slot as usize].read().unwrap_or_else(PoisonError::into_inner);
+            let book = read(&workers.books[*slot as usize]);
             (*who, book.blocks(), book.left_out())
         };
         workers.slots.iter().map(size).collect()
@@ -233,12 +253,4 @@ fn names(tokens: &[u32], step: usize) -> Vec<u64> {
         chain.name()
     };
     tokens.chunks_exact(step).map(name).collect()
-}
-
-fn greatest_common_divisor(one: usize, other: usize) -> usize {
-    let (mut left, mut right) = (one, other);
-    while right != 0 {
-        (left, right) = (right, left % right);
-    }
-    left
 }

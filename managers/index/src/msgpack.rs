@@ -22,7 +22,8 @@ pub(crate) enum Value<'a> {
     Bytes(&'a [u8]),
     Array(usize),
     Map(usize),
-    /// What no field of an event is: a truth value, a float, an extension.
+    Float(f64),
+    /// What no field of an event is: a truth value, an extension.
     Other,
 }
 
@@ -78,10 +79,8 @@ impl<'a> Reader<'a> {
                 self.take(length)?;
                 Value::Other
             }
-            0xca | 0xcb => {
-                self.take(if first == 0xca { 4 } else { 8 })?;
-                Value::Other
-            }
+            0xca => Value::Float(f32::from_bits(self.unsigned(4)? as u32).into()),
+            0xcb => Value::Float(f64::from_bits(self.unsigned(8)?)),
             0xcc..=0xcf => Value::Unsigned(self.unsigned(1 << (first - 0xcc))?),
             0xd0..=0xd3 => self.signed(1 << (first - 0xd0))?,
             0xd4..=0xd8 => {
@@ -121,6 +120,7 @@ impl<'a> Reader<'a> {
             Value::Bytes(bytes) => format!("{} bytes", bytes.len()),
             Value::Array(parts) => format!("a list of {parts}"),
             Value::Map(parts) => format!("a map of {parts}"),
+            Value::Float(value) => value.to_string(),
             Value::Other => "a value of another type".to_owned(),
         };
         Err(Error::Field { event: self.event, field: self.field, found, wanted })

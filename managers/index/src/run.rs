@@ -1,5 +1,6 @@
 //! Blocks that follow each other in a text, and who holds which of them.
 
+use crate::multiples::least_common_multiple;
 use crate::spans::Span;
 
 /// What is asked by: one key for every `quantum` tokens.
@@ -189,18 +190,10 @@ impl Run {
                     last: end + (last - from) * self.step,
                     step: self.step,
                     groups: held.groups,
+                    reach: end + (last - from) * self.step,
                 };
                 (held.slot, span)
             },
         ));
     }
-}
-
-pub(crate) fn least_common_multiple(one: usize, other: usize) -> usize {
-    let (mut left, mut right) = (one, other);
-    while right != 0 {
-        (left, right) = (right, left % right);
-    }
-    // Blocks of no common multiple that counts meet nowhere.
-    (one / left.max(1)).saturating_mul(other)
 }

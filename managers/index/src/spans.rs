@@ -3,7 +3,7 @@
 use crate::events::Kind;
 
 /// Blocks of a prompt, one behind the other, that the same groups of a worker hold.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Span {
     /// The tokens up to the end of the first block.
     pub(crate) first: usize,
@@ -12,6 +12,8 @@ pub(crate) struct Span {
     /// Tokens of each.
     pub(crate) step: usize,
     pub(crate) groups: u64,
+    /// The last token of this and of all that begin before it.
+    pub(crate) reach: usize,
 }
 
 impl Span {
@@ -24,7 +26,7 @@ impl Span {
 }
 
 /// Groups of one kind, block and window: all must hold a block.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Component {
     pub(crate) kind: Kind,
     pub(crate) block: usize,
@@ -32,18 +34,58 @@ pub(crate) struct Component {
     pub(crate) groups: u64,
 }
 
-/// How many of `most` tokens have keys without a gap. Spans begin one behind the other.
+impl Component {
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        (self.kind, self.block, self.window) == (other.kind, other.block, other.window)
+    }
+}
+
+/// The stretches of a prompt that each slot holds, as they begin one behind the other.
+pub(crate) struct BySlot {
+    /// Where the stretches of each slot begin, and where the last one's end.
+    begins: Vec<usize>,
+    spans: Vec<Span>,
+}
+
+impl BySlot {
+    pub(crate) fn new(found: &[(u32, Span)], slots: usize) -> Self {
+        let mut begins = vec![0; slots + 1];
+        found.iter().for_each(|(slot, _)| begins[*slot as usize + 1] += 1);
+        (1..begins.len()).for_each(|slot| begins[slot] += begins[slot - 1]);
+        let mut spans = vec![Span::default(); found.len()];
+        let mut next = begins.clone();
+        for (slot, span) in found {
+            spans[next[*slot as usize]] = *span;
+            next[*slot as usize] += 1;
+        }
+        for slot in begins.windows(2).filter(|slot| slot[1] - slot[0] > 1) {
+            spans[slot[0]..slot[1]].sort_by_key(|span| span.first);
+            let mut reach = 0;
+            for span in &mut spans[slot[0]..slot[1]] {
+                reach = reach.max(span.last);
+                span.reach = reach;
+            }
+        }
+        Self { begins, spans }
+    }
+
+    pub(crate) fn of(&self, slot: u32) -> &[Span] {
+        &self.spans[self.begins[slot as usize]..self.begins[slot as usize + 1]]
+    }
+}
+
+/// The stretch that has a block which ends here. Blocks of several sizes may lie across each other.
+fn covering(spans: &[Span], groups: u64, end: usize) -> Option<&Span> {
+    let before = spans.partition_point(|span| span.first <= end);
+    spans[..before].iter().rev().take_while(|span| span.reach >= end).find(|span| span.has(groups, end))
+}
+
+/// How many of `most` tokens have keys without a gap.
 pub(crate) fn keys(spans: &[Span], of: &Component, most: usize) -> usize {
-    let (mut end, mut at) = (0, 0);
+    let mut end = 0;
     while end + of.block <= most {
         let next = end + of.block;
-        let ahead = spans[at..].iter().take_while(|span| span.first <= next).position(|span| span.has(of.groups, next));
-        // Blocks of several sizes lie across each other.
-        let found =
-            ahead.map(|ahead| at + ahead).or_else(|| spans[..at].iter().position(|span| span.has(of.groups, next)));
-        let Some(found) = found else { break };
-        at = at.max(found);
-        let span = &spans[found];
+        let Some(span) = covering(spans, of.groups, next) else { break };
         end = if of.block.is_multiple_of(span.step) {
             next + (span.last.min(most) - next) / of.block * of.block
         } else {
@@ -73,7 +115,7 @@ pub(crate) fn last_window(spans: &[Span], of: &Component, tokens: usize, unit: u
         let before = blocks.saturating_sub(needed) * of.block;
         let mut next = blocks * of.block;
         while next > before {
-            let Some(span) = spans.iter().rev().find(|span| span.has(of.groups, next)) else {
+            let Some(span) = covering(spans, of.groups, next) else {
                 end = (next - of.block) / unit * unit;
                 continue 'shorter;
             };

@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use hashbrown::HashMap;
 
+use crate::locks::{read, write};
 use crate::run::{Change, Keys, Run};
 use crate::spans::Span;
 use crate::spread::Table;
@@ -64,22 +65,22 @@ impl Texts {
     }
 
     pub(crate) fn place(&self, hash: u64) -> Option<Place> {
-        stripe(&self.by_hash, hash).read().unwrap_or_else(PoisonError::into_inner).get(&hash).cloned()
+        read(stripe(&self.by_hash, hash)).get(&hash).cloned()
     }
 
     /// What the tokens up to the end of a block are called, if that is known.
     pub(crate) fn name(&self, hash: u64) -> Option<u64> {
         let place = self.place(hash)?;
-        let run = place.run.read().unwrap_or_else(PoisonError::into_inner);
+        let run = read(&place.run);
         run.name_of(place.at, hash).filter(|name| *name != 0)
     }
 
     /// Notes that a slot's groups hold a block behind `parent`. `None`: there is no room for another block.
     pub(crate) fn keep(&self, kept: &Kept, parent: Option<u64>) -> Option<(Place, Change)> {
         let before = parent.and_then(|parent| Some((parent, self.place(parent)?)));
-        let mut stripe = stripe(&self.by_hash, kept.hash).write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = stripe.get(&kept.hash) {
-            let mut run = place.run.write().unwrap_or_else(PoisonError::into_inner);
+        let mut hashes = write(stripe(&self.by_hash, kept.hash));
+        if let Some(place) = hashes.get(&kept.hash) {
+            let mut run = write(&place.run);
             if run.has(place.at, kept.hash) {
                 let change = run.add(kept.slot, place.at, kept.groups);
                 let is_new_name = run.call(place.at, kept.name);
@@ -98,7 +99,7 @@ impl Texts {
         }
         self.blocks.fetch_add(1, Ordering::Relaxed);
         if let Some((parent, before)) = before {
-            let mut run = before.run.write().unwrap_or_else(PoisonError::into_inner);
+            let mut run = write(&before.run);
             if run.step() == kept.block
                 && run.len() == before.at + 1
                 && run.len() < LONGEST
@@ -108,7 +109,7 @@ impl Texts {
                 let change = run.add(kept.slot, before.at + 1, kept.groups);
                 drop(run);
                 let place = Place { run: before.run, at: before.at + 1 };
-                stripe.insert(kept.hash, place.clone());
+                hashes.insert(kept.hash, place.clone());
                 return Some((place, change));
             }
         }
@@ -116,7 +117,7 @@ impl Texts {
         run.push(kept.hash, kept.name);
         let change = run.add(kept.slot, 0, kept.groups);
         let place = Place { run: Arc::new(RwLock::new(run)), at: 0 };
-        stripe.insert(kept.hash, place.clone());
+        hashes.insert(kept.hash, place.clone());
         if kept.name != 0 {
             self.enter(kept.name, &place);
         }
@@ -124,7 +125,7 @@ impl Texts {
     }
 
     fn enter(&self, name: u64, place: &Place) {
-        let mut names = stripe(&self.by_name, name).write().unwrap_or_else(PoisonError::into_inner);
+        let mut names = write(stripe(&self.by_name, name));
         let places = names.entry(name).or_default();
         if !places.iter().any(|known| known.is(&place.run, place.at)) {
             places.push(place.clone());
@@ -133,7 +134,7 @@ impl Texts {
 
     /// Notes that a slot's groups hold a block no longer; what nobody holds at the end of a run is forgotten.
     pub(crate) fn drop_groups(&self, slot: u32, place: &Place, hash: u64, groups: u64) -> Option<Change> {
-        let mut run = place.run.write().unwrap_or_else(PoisonError::into_inner);
+        let mut run = write(&place.run);
         if !run.has(place.at, hash) {
             return None;
         }
@@ -146,7 +147,7 @@ impl Texts {
 
     /// Notes that a slot holds nothing of a run.
     pub(crate) fn drop_slot(&self, slot: u32, run: &Arc<RwLock<Run>>) {
-        let mut locked = run.write().unwrap_or_else(PoisonError::into_inner);
+        let mut locked = write(run);
         locked.remove_slot(slot);
         let gone = locked.trim();
         drop(locked);
@@ -156,17 +157,15 @@ impl Texts {
     fn forget(&self, run: &Arc<RwLock<Run>>, gone: &[(usize, u64, u64)]) {
         self.blocks.fetch_sub(gone.len(), Ordering::Relaxed);
         for (at, hash, name) in gone {
-            let is_there = |key: u64, of: fn(&Run, usize, u64) -> bool| {
-                of(&run.read().unwrap_or_else(PoisonError::into_inner), *at, key)
-            };
+            let is_there = |key: u64, of: fn(&Run, usize, u64) -> bool| of(&read(run), *at, key);
             // Another may have stored it anew at the same place meanwhile.
-            let mut stripe_ = stripe(&self.by_hash, *hash).write().unwrap_or_else(PoisonError::into_inner);
-            if stripe_.get(hash).is_some_and(|place| place.is(run, *at)) && !is_there(*hash, Run::has) {
-                stripe_.remove(hash);
+            let mut hashes = write(stripe(&self.by_hash, *hash));
+            if hashes.get(hash).is_some_and(|place| place.is(run, *at)) && !is_there(*hash, Run::has) {
+                hashes.remove(hash);
             }
-            drop(stripe_);
+            drop(hashes);
             if *name != 0 {
-                let mut names = stripe(&self.by_name, *name).write().unwrap_or_else(PoisonError::into_inner);
+                let mut names = write(stripe(&self.by_name, *name));
                 if let Some(places) = names.get_mut(name) {
                     places.retain(|place| !place.is(run, *at) || is_there(*name, Run::is_called));
                     if places.is_empty() {
@@ -181,7 +180,7 @@ impl Texts {
         match keys {
             Keys::Hashes(_) => self.place(key).into_iter().collect(),
             Keys::Names(_) => {
-                let names = stripe(&self.by_name, key).read().unwrap_or_else(PoisonError::into_inner);
+                let names = read(stripe(&self.by_name, key));
                 names.get(&key).cloned().unwrap_or_default()
             }
         }
@@ -196,7 +195,7 @@ impl Texts {
             let Some(key) = all.get(at) else { continue };
             let (end, mut is_found) = ((at + 1) * quantum, false);
             for place in self.places(keys, *key) {
-                let run = place.run.read().unwrap_or_else(PoisonError::into_inner);
+                let run = read(&place.run);
                 let Some((last, behind)) = run.match_from(place.at, keys, at, quantum) else { continue };
                 is_found = true;
                 // What stands before in the run is a beginning of the same text, though the question has no key for it.
@@ -218,7 +217,7 @@ impl Texts {
     /// Whether a slot holds a block.
     pub(crate) fn is_held(&self, slot: u32, hash: u64) -> bool {
         self.place(hash).is_some_and(|place| {
-            let run = place.run.read().unwrap_or_else(PoisonError::into_inner);
+            let run = read(&place.run);
             run.has(place.at, hash) && run.is_held(slot, place.at)
         })
     }

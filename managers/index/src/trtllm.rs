@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
-use crate::events::{Batch, Event, MAX_BATCH_BYTES, Stored};
-use crate::{Error, Kind};
+use crate::Error;
+use crate::events::{Batch, Event, Kind, Stored};
+use crate::read::MAX_BATCH_BYTES;
 
 #[derive(Deserialize)]
 struct Message {
@@ -119,5 +120,5 @@ fn batch(message: Message) -> Result<(u64, Batch), Error> {
             }
         }
     }
-    Ok((message.event_id, Batch { rank: message.attention_dp_rank.unwrap_or(0), events }))
+    Ok((message.event_id, Batch { rank: message.attention_dp_rank.unwrap_or(0), time: 0, events }))
 }

@@ -85,6 +85,7 @@ fn our_own_event_says_what_a_worker_holds_of_states() {
     };
     let batch = Batch {
         rank: 2,
+        time: 1_700_000_000_250_000,
         events: vec![
             stored(0, Kind::Full, 7, None, 0),
             stored(0, Kind::Full, 8, Some(7), 2),
@@ -108,7 +109,7 @@ fn our_own_event_says_what_a_worker_holds_of_states() {
     let answer = index.ask(Prompt::Tokens(&[0, 1, 2, 3, 4]))[0];
     assert_eq!((answer.who.rank, answer.reuse.tokens, answer.reuse.keys), (2, 2, 4));
     assert_eq!((answer.reuse.limited_by, answer.reuse.trust), (Some(Kind::State), Trust::Exact));
-    let cleared = Batch { rank: 2, events: vec![Event::Cleared] };
+    let cleared = Batch { rank: 2, time: 0, events: vec![Event::Cleared] };
     index.take(1, 1, &cleared.to_msgpack()).unwrap();
     assert_eq!(index.ask(Prompt::Tokens(&[0, 1, 2, 3, 4]))[0].reuse.tokens, 0);
 }

@@ -92,6 +92,7 @@ def state(block=16):
     return MambaSpec(block_size=block, shapes=((1,),), dtypes=("",), mamba_cache_mode="align")
 
 
+FINE = [full(32), window(16, 8), window(16, 8), window(4, 2), window(16, 4)]
 # Groups as vLLM makes them of such models, with windows as short as the traces. Blocks, of which the pool has few enough to evict.
 MODELS = {
     "keys alone": (70, [full()]),
@@ -106,6 +107,9 @@ MODELS = {
     "windows and states": (200, [full(), window(64), state()]),
     "two windows": (200, [full(), window(32), window(96)]),
     "window in wider blocks": (130, [full(16), window(64, 32)]),
+    "windows in finer blocks": (420, FINE),
+    "windows in finer blocks, kept where prompts end": (340, FINE),
+    "states, kept where prompts end": (140, [full(), state()]),
 }
 
 
@@ -139,12 +143,17 @@ def documents(draw):
         yield list(last)
 
 
-def steps(blocks, specs, prompts, draw):
+def steps(blocks, specs, prompts, draw, retention):
     hash_block = min(spec.block_size for spec in specs)
     wide = max(spec.block_size for spec in specs)
     groups = [KVCacheGroupSpec([str(at)], spec) for at, spec in enumerate(specs)]
     manager = KVCacheManager(
-        KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups),
+        KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=groups,
+            prefix_cache_retention_interval=retention,
+        ),
         max_model_len=2048,
         scheduler_block_size=wide,
         hash_block_size=hash_block,
@@ -195,7 +204,8 @@ with open(OUT, "wb") as raw, gzip.GzipFile("", "wb", mtime=0, fileobj=raw) as ou
     for name, (blocks, specs) in MODELS.items():
         for trace in (chat, agents, documents):
             draw = random.Random(f"{name} {trace.__name__}")
-            said = list(steps(blocks, specs, trace(draw), draw))
+            retention = 0 if name.endswith("kept where prompts end") else None
+            said = list(steps(blocks, specs, trace(draw), draw, retention))
             line = {"model": name, "trace": trace.__name__, "groups": len(specs), "steps": said}
             out.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
             print(name, trace.__name__, len(said) - 1, "requests", sum(step[2] for step in said), "reused",

@@ -87,7 +87,7 @@ impl KvIndexerInterface for Seat {
         // The router numbers events itself; they come here in order.
         let who = cacheplan_index::WorkerRank { worker, rank };
         let number = self.normalised.next(who).unwrap_or(0);
-        if let Err(error) = self.normalised.take(worker, number, &Batch { rank, events }.to_msgpack()) {
+        if let Err(error) = self.normalised.take(worker, number, &Batch { rank, time: 0, events }.to_msgpack()) {
             tracing::warn!(%error, worker, "an event was left out");
         }
     }
@@ -98,7 +98,7 @@ impl KvIndexerInterface for Seat {
     }
 
     async fn remove_worker_dp_rank(&self, worker: WorkerId, rank: DpRank) {
-        let cleared = Batch { rank, events: vec![Event::Cleared] }.to_msgpack();
+        let cleared = Batch { rank, time: 0, events: vec![Event::Cleared] }.to_msgpack();
         for index in [&self.published, &self.normalised] {
             let who = cacheplan_index::WorkerRank { worker, rank };
             let Some(next) = index.next(who) else { continue };

@@ -2,3 +2,4 @@
 
 pub mod dynamo;
 pub mod scorer;
+pub mod subscribe;

@@ -27,7 +27,7 @@ fn stored(group: u32, kind: Kind, from: u32, blocks: u32) -> Event {
 fn published() -> [(u64, Vec<u8>); 2] {
     [(1, 8, 4), (2, 2, 2)].map(|(worker, keys, state)| {
         let events = vec![stored(0, Kind::Full, 0, keys), stored(1, Kind::State, state - 1, 1)];
-        (worker, Batch { rank: 0, events }.to_msgpack())
+        (worker, Batch { events, ..Batch::default() }.to_msgpack())
     })
 }
 
