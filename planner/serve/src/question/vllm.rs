@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
-use cacheplan_handlers::{Kind, ResourceHandler};
+use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::{ByteSize, ModelCaches, PlanRequest};
+use cacheplan_planner::error::EngineRefusal;
+use cacheplan_planner::{ByteSize, ModelCaches, PlanError, PlanRequest};
 use serde_json::Value;
 
 use super::calibrated::{self, Reads};
@@ -67,8 +68,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
         question.default_of("engine.hybrid_kv_cache", false);
     }
-    let backend = question.flag("--attention-backend").map(|setting| setting.value().to_owned());
-    if let Some(backend) = backend.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned()) {
+    if let Some(backend) = backend(question) {
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }
     Ok((Limits { max_seq_len, ..batch }, fits_length))
@@ -89,19 +89,38 @@ pub(super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
     limits.max_batch_size.filter(|_| asks).unwrap_or(0)
 }
 
-/// `fp8_ds_mla` is a layout of sparse latents alone, and planned where `fp8` is the same: not on Blackwell.
-pub(super) fn packed(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
+/// What a model's latents are kept in: vLLM refuses words that no kernel reads, and some mean another layout than is planned for them.
+pub(super) fn latents(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
     const FLAG: &str = "--kv-cache-dtype";
-    if question.flag(FLAG).is_none_or(|setting| setting.value() != "fp8_ds_mla") {
+    let word = question.flag(FLAG).map_or("auto", Setting::value).to_owned();
+    let backend = backend(question);
+    let refusal = |error: PlanError| match error {
+        PlanError::Engine(EngineRefusal::Kernel { said, .. }) => {
+            let words = ["fp8", "auto"].into_iter().filter(|other| *other != word);
+            question.refused(said, words.map(|other| Remedy::Set(FLAG, other.to_owned())))
+        }
+        error => error.into(),
+    };
+    let of = |word, backend| request.latents(question.engine, word, backend).map_err(refusal);
+    let stored = match of(Some(&*word), backend.as_deref())? {
+        None if backend.is_some() => of(Some(&*word), None)?,
+        stored => stored,
+    };
+    if stored == of(None, None)? {
         return Ok(());
     }
-    let is_sparse = request.caches()?.iter().any(|cache| *cache.handler.kind() == Kind::IndexKey);
-    let on_blackwell = request.budget()?.engine.compute_capability.is_some_and(|it| (100..110).contains(&it));
-    if is_sparse && !on_blackwell {
-        return Ok(());
-    }
-    let why = "caches in `fp8_ds_mla` were not read for this model and device".to_owned();
-    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Set(FLAG, "auto".into())] })
+    let by = backend.map_or(String::new(), |backend| format!(" by {backend}"));
+    let why = format!("caches in `{word}`{by} have a layout of their own, which is not planned for this model and device");
+    let remedies = vec![Remedy::Set(FLAG, "fp8".into()), Remedy::Set(FLAG, "auto".into()), Remedy::Remove(BACKEND)];
+    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies })
+}
+
+const BACKEND: &str = "--attention-backend";
+
+/// The kernels that the command names.
+fn backend(question: &Question) -> Option<String> {
+    let stated = question.flag(BACKEND).map(|setting| setting.value().to_owned());
+    stated.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned())
 }
 
 /// `--dtype bfloat16` on a card that has none.
@@ -301,8 +320,9 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
         );
         return Err(question.refused(said, [Remedy::Set("--dtype", "bfloat16".into())]));
     }
-    // `auto` of caches is what the checkpoint says of them first.
+    // `auto` of caches is what the checkpoint says of them first, and what it is anyway where the model has that dtype.
     let kv = Some("dtypes.kv").filter(|_| calibrated::is_taken(question, model, READS) != Some(true));
+    let kv = kv.filter(|_| name != model.info().dtype.name());
     for path in kv.into_iter().chain(["dtypes.conv"]) {
         question.default_of(path, format!("\"{name}\""));
     }

@@ -4,6 +4,7 @@
 //! `tests/fixtures/groundtruth` agree, and so do the answers of the planners of 0.32.0 and 0.33.0 under
 //! `tests/fixtures/oracles`.
 
+mod kernels;
 mod log;
 mod packed;
 
@@ -26,6 +27,8 @@ use crate::solver::solve::last;
 
 use packed::Family;
 
+pub use kernels::Stored;
+pub(crate) use kernels::stored;
 pub(crate) use log::WORDS;
 
 pub(crate) static RULES: EngineRules = EngineRules {
@@ -41,9 +44,9 @@ pub(crate) static RULES: EngineRules = EngineRules {
             || model.model_type.starts_with("glm5_next")
             || (model.model_type == "nemotron_h" && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
         let state = if float32 { DType::F32 } else { run_in };
-        let narrow = NARROW_ON_BLACKWELL.contains(&&*model.model_type)
-            && version >= SMALL_BLOCKS_OF_LATENTS
-            && is_blackwell(capability);
+        let narrow = NARROW_ON.iter().any(|(majors, since, models)| {
+            majors.contains(&(capability / 10)) && version >= *since && models.contains(&&*model.model_type)
+        });
         let narrow = narrow || (model.model_type == "deepseek_v32" && NARROWS_SPARSE.contains(&version));
         let kv = if narrow { Some(DType::F8E4m3) } else { cast };
         CacheDTypes { kv, conv: cast, state: Some(state), ..CacheDTypes::default() }
@@ -73,8 +76,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     indexed_sequences: 40,
     storage: Storage {
         quantises_index: true,
-        packs_sparse_latents: true,
-        plain_sparse_latents_on: BLACKWELL,
+        packed: kernels::packed,
         keeps_long_windows: true,
         ..Storage::AS_MODELLED
     },
@@ -134,8 +136,13 @@ const fn is_blackwell(capability: u32) -> bool {
 
 /// Merged before 0.11.0 (vllm-project/vllm#25988), and gone later: DeepSeek-V3.2's latents are 8 bits wide where nobody says.
 const NARROWS_SPARSE: Range<Version> = Version(0, 11, 0)..Version(0, 11, 1);
-/// Model types whose latents are 8 bits wide there where nobody says.
-const NARROW_ON_BLACKWELL: [&str; 1] = ["glm_moe_dsa"];
+/// Model types whose latents are 8 bits wide where nobody says, on which GPUs (major compute capabilities) and since when: two are told
+/// to be, on consumer Blackwell no kernel reads others.
+const NARROW_ON: [(Range<u32>, Version, &[&str]); 3] = [
+    (10..11, SMALL_BLOCKS_OF_LATENTS, &["glm_moe_dsa"]),
+    (10..11, Version(0, 33, 0), &["glm5_next", "glm5_next_text"]),
+    (12..13, kernels::SPARSE_ON_SM120, &["deepseek_v32", "glm_moe_dsa", "glm5_next", "glm5_next_text"]),
+];
 /// Model types that it does not divide into pipeline stages.
 const WITHOUT_STAGES: [&str; 4] = ["gemma3n", "gemma3n_text", "mamba2", "zamba2"];
 
@@ -201,6 +208,9 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
         let version = situation.version.to_string();
         let (path, value) = ("engine.mamba_cache_mode", "all");
         return Some(EngineRefusal::Gone { engine, version, path, value, instead: "\"align\" is what it does" });
+    }
+    if let Some(refusal) = kernels::refuses(situation) {
+        return Some(refusal);
     }
     let compressed = situation.caches.attention.iter().find(|cache| cache.stride > 1);
     match (compressed, Family::of(model)) {
@@ -548,9 +558,7 @@ fn kernel_block(situation: &Situation<'_>, latent: bool) -> u64 {
         false if caches.attention.iter().any(|cache| is_long(cache) && (blackwell || is_narrow(cache))) => 64,
         false => 16,
         true if situation.version < SMALL_BLOCKS_OF_LATENTS || caches.sparse => 64,
-        true if blackwell => 32,
-        true if wide && capability(situation) < BLACKWELL.0 => 16,
-        true => 64,
+        true => kernels::latents(situation).and_then(|latents| latents.block(!wide)).unwrap_or(64),
     }
 }
 
