@@ -42,8 +42,7 @@ fn answered(question: &Value, model: Model) -> Result<[Option<u64>; 3], String> 
 fn compressed_caches_have_the_pools_of_the_engine() {
     let oracles = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let read = |name: &str| std::fs::read_to_string(oracles.join(name)).unwrap();
-    let (questions, answers) =
-        (read("oracles/compressed.sglang.jsonl"), read("oracles/sglang-0.5.23.compressed.txt"));
+    let (questions, answers) = (read("oracles/compressed.sglang.jsonl"), read("oracles/sglang-0.5.23.compressed.txt"));
     assert_eq!(questions.lines().count(), answers.lines().count());
     let mut wrong = Vec::new();
     for (question, said) in questions.lines().zip(answers.lines()) {

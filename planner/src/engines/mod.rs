@@ -18,8 +18,8 @@ mod tier_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
-pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use known::vllm::Stored;
+pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
 pub use tier_flags::{LowerTiers, TierFlags};

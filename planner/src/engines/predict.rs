@@ -48,7 +48,8 @@ impl Inputs<'_> {
         let rules = engine.engine.rules();
         let mut stages = Vec::with_capacity(held.len());
         for (request, held) in of_stages.iter().zip(&held) {
-            let caches = Caches::of(held, &self.model.model_type, max_seq_len, self.budget, rules.storage, engine.version);
+            let caches =
+                Caches::of(held, &self.model.model_type, max_seq_len, self.budget, rules.storage, engine.version);
             stages.push(Stage { caches, bytes: request.engine_bytes(&load)? });
         }
         let stage = self.stage as usize;

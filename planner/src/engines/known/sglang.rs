@@ -108,9 +108,7 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
     match (Family::of(&situation.model.model_type), pools_index(situation)) {
         (Some(family), _) => family.refuses(situation),
         (None, true) => None,
-        (None, false) => {
-            Some(EngineRefusal::Unread { engine: RULES.name, cache: compressed.name.to_owned() })
-        }
+        (None, false) => Some(EngineRefusal::Unread { engine: RULES.name, cache: compressed.name.to_owned() }),
     }
 }
 

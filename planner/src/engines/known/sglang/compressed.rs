@@ -146,8 +146,7 @@ pub(super) fn predict(family: Family, situation: &Situation<'_>) -> Result<Engin
     let inflated = if drafted > 0 { (held.layers + 1) as f64 / held.layers.max(1) as f64 } else { 1.0 };
     let state = |width: u64| (2 * 2 * width * STATE_BYTES) as f64;
     let states = ring(4, drafted) as f64 / page as f64 * (state(held.width) + state(held.index_width));
-    let per_window =
-        (main.per_token(page) * held.layers as f64 + states * held.owners(4) as f64) * inflated;
+    let per_window = (main.per_token(page) * held.layers as f64 + states * held.owners(4) as f64) * inflated;
     let low_index = (held.index_width / 2 + held.index_width / 32) as f64;
     let per_entry = |ratio: u64| match ratio {
         1 | 2 => (entry.per_token(page / ratio) + low_index) / ratio as f64,

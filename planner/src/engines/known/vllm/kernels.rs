@@ -60,7 +60,8 @@ const FP8: (&str, Stored) = ("fp8", Stored::Narrow);
 const E4M3: (&str, Stored) = ("fp8_e4m3", Stored::Narrow);
 const PACKED: (&str, Stored) = ("fp8_ds_mla", Stored::Packed);
 
-const DENSE: Kernel = Kernel { name: "", versions: EVER, sparse: false, majors: &[], widths: &[], words: &[], block: 16 };
+const DENSE: Kernel =
+    Kernel { name: "", versions: EVER, sparse: false, majors: &[], widths: &[], words: &[], block: 16 };
 const SPARSE: Kernel = Kernel { sparse: true, block: 64, ..DENSE };
 
 /// DeepSeek-V3's latent; those of 512 elements have no rope key.
@@ -73,7 +74,13 @@ static KERNELS: [Kernel; 12] = [
     Kernel { name: "FLASHMLA", majors: &[9, 10], words: &[AUTO, F16, BF16, FP8, E4M3], block: 64, ..DENSE },
     Kernel { name: "TRITON_MLA", versions: before(MANY_WORDS), words: &[AUTO, F16, BF16], ..DENSE },
     Kernel { name: "TRITON_MLA", versions: since(MANY_WORDS), words: &[AUTO, F16, BF16, FP8, E4M3], ..DENSE },
-    Kernel { name: "FLASHMLA_SPARSE", versions: before(MANY_WORDS), majors: &[9, 10], words: &[AUTO, BF16, PACKED], ..SPARSE },
+    Kernel {
+        name: "FLASHMLA_SPARSE",
+        versions: before(MANY_WORDS),
+        majors: &[9, 10],
+        words: &[AUTO, BF16, PACKED],
+        ..SPARSE
+    },
     Kernel {
         name: "FLASHINFER_MLA_SPARSE",
         versions: since(MANY_WORDS),

@@ -72,7 +72,9 @@ impl Family {
             return match word {
                 "auto" | "bfloat16" => Ok(Stored::Own),
                 _ if word.starts_with("fp8") && word != "fp8_ds_mla" => Ok(Stored::Narrow),
-                _ => Err(format!("{word} is a packed FlashMLA DeepSeek KV cache format; the selected backend stores plain KV rows.")),
+                _ => Err(format!(
+                    "{word} is a packed FlashMLA DeepSeek KV cache format; the selected backend stores plain KV rows."
+                )),
             };
         }
         let own = self == Self::V41 && version >= MIXES_RECORDS;
