@@ -7,13 +7,20 @@ use crate::cuda_toolkit::target;
 use crate::sh;
 
 /// What is read: several versions of the two that change the most.
-const WHEELS: [&str; 9] = [
+const WHEELS: [&str; 16] = [
     "vllm==0.11.0",
     "vllm==0.18.0",
     "vllm==0.24.0",
     "vllm==0.28.0",
     "vllm==0.33.0",
+    "sglang==0.4.1",
+    "sglang==0.4.4",
+    "sglang==0.4.6",
+    "sglang==0.4.9",
+    "sglang==0.5.1",
+    "sglang==0.5.4",
     "sglang==0.5.9",
+    "sglang==0.5.14",
     "sglang==0.5.18",
     "sglang==0.5.23",
     "xllamacpp==2026.10.11549",
