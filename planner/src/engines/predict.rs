@@ -85,7 +85,9 @@ impl Inputs<'_> {
         let own = [self.model.dtype, DType::Bf16, DType::F16];
         let is_kept = |dtype: DType| own.contains(&dtype) || told.contains(&dtype);
         // Records of compressed attention are the engine's own.
-        let packed = rules.forms_entries && resources().any(|resource| of_several_tokens(&resource));
+        let is_record =
+            |resource: &Resource| *resource.handler.kind() != Kind::IndexKey && of_several_tokens(&resource);
+        let packed = rules.forms_entries && resources().any(is_record);
         let kept = resources().filter(|resource| resource.handler.kind().is_kv() && !packed);
         let planned = kept.map(|resource| resource.handler.dtype());
         let stated = [options.cache_type_k, options.cache_type_v];

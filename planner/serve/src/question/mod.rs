@@ -373,7 +373,7 @@ impl Question {
         let least_blocks = if is_vllm { vllm::least_blocks(&self, &limits) } else { 0 };
         if is_vllm {
             vllm::bfloat16(&self, &request)?;
-            vllm::latents(&self, &request)?;
+            vllm::latents(&mut self, &request)?;
         }
         Ok((self, Settled { request, limits, fits_length, least_blocks, offloaded }))
     }

@@ -9,7 +9,7 @@ use cacheplan_handlers::{DType, Growth, Kind};
 use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::Fraction;
-use crate::engines::caches::{Attention, State, Storage, packed_bytes};
+use crate::engines::caches::{Attention, Caches, State, Storage, packed_bytes};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
@@ -104,12 +104,14 @@ pub(crate) fn slots_per_request(model_type: &str, prefix_caching: bool, version:
 }
 
 fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
-    let compressed = situation.caches.attention.iter().find(|cache| cache.stride > 1)?;
-    match (Family::of(&situation.model.model_type), pools_index(situation)) {
-        (Some(family), _) => family.refuses(situation),
-        (None, true) => None,
-        (None, false) => Some(EngineRefusal::Unread { engine: RULES.name, cache: compressed.name.to_owned() }),
+    if let Some(family) = Family::of(&situation.model.model_type) {
+        return family.refuses(situation);
     }
+    let Caches { attention, forming, .. } = &situation.caches;
+    let compressed = |cache: &&Attention<'_>| cache.stride > 1 || *cache.handler.kind() == Kind::CompressedLatent;
+    let beside = attention.first().filter(|_| !forming.is_empty());
+    let unread = attention.iter().find(compressed).or(beside).filter(|_| !pools_index(situation))?;
+    Some(EngineRefusal::Unread { engine: RULES.name, cache: unread.name.to_owned() })
 }
 
 /// Whether the keys of an indexer stand for several tokens, and nothing else does: GLM-5.3.

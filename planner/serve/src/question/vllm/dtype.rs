@@ -1,6 +1,6 @@
 //! The dtypes that the model and its caches are kept in.
 
-use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::{Stored, Version};
 use cacheplan_planner::error::EngineRefusal;
 use cacheplan_planner::{ModelCaches, PlanError, PlanRequest};
 
@@ -67,7 +67,7 @@ pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), 
 }
 
 /// What a model's latents are kept in: vLLM refuses words that no kernel reads, and some mean another layout than is planned for them.
-pub(in super::super) fn latents(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
+pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) -> Result<(), ServeError> {
     const FLAG: &str = "--kv-cache-dtype";
     other_float(question, request)?;
     let word = question.flag(FLAG).map_or("auto", Setting::value).to_owned();
@@ -85,6 +85,9 @@ pub(in super::super) fn latents(question: &Question, request: &PlanRequest) -> R
         stored => stored,
     };
     if stored == of(None, None)? {
+        if let Some(name) = stored.and_then(Stored::name).filter(|name| *name != word) {
+            question.notes.push(format!("its log says that it uses the {name} KV cache format"));
+        }
         return Ok(());
     }
     let by = backend.map_or(String::new(), |backend| format!(" by {backend}"));

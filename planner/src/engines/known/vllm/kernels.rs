@@ -28,6 +28,17 @@ pub enum Stored {
     Mixed,
 }
 
+impl Stored {
+    /// vLLM's name of it, where that is no dtype.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Own | Self::Narrow => None,
+            Self::Packed => Some("fp8_ds_mla"),
+            Self::Mixed => Some("nvfp4_ds_mla"),
+        }
+    }
+}
+
 /// A kernel, and what it takes.
 struct Kernel {
     name: &'static str,
@@ -266,7 +277,7 @@ pub(super) fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
     Some(refusal(situation.version, said))
 }
 
-const fn refusal(version: Version, said: String) -> EngineRefusal {
+fn refusal(version: Version, said: String) -> EngineRefusal {
     EngineRefusal::Kernel { engine: super::RULES.name, version, said }
 }
 
