@@ -7,8 +7,11 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::{Growth, Kind, ResourceHandler, Shape};
 
+use super::blocks::lcm;
+use super::groups::{Bucket, Division, Entry, Spec};
 use super::kernels::Stored;
-use super::{Bucket, Division, Entry, Spec, capability, exported, is_blackwell, state_page};
+use super::states::{exported, state_page};
+use super::{capability, is_blackwell};
 use crate::engines::caches::{Attention, Forming, State, index_bytes};
 use crate::engines::situation::{Situation, Stage};
 use crate::engines::version::Version;
@@ -126,7 +129,7 @@ fn record(family: Family, situation: &Situation<'_>) -> Record {
     // 64 heads in 8 groups, of which a rank needs whole ones.
     let mixes = situation.version >= MIXES_RECORDS && situation.budget.parallel.tp <= 8;
     let entry = if mixes { 288 } else { MXFP8 };
-    Record { window: MXFP8, entry, page: 512, block: super::lcm(MXFP8, entry) }
+    Record { window: MXFP8, entry, page: 512, block: lcm(MXFP8, entry) }
 }
 
 /// The layers of a bucket: alike in what they hold and how many tokens a block has.
