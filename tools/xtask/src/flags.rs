@@ -7,7 +7,7 @@ use crate::cuda_toolkit::target;
 use crate::sh;
 
 /// What is read: several versions of the two that change the most.
-const WHEELS: [&str; 16] = [
+const WHEELS: [&str; 17] = [
     "vllm==0.11.0",
     "vllm==0.18.0",
     "vllm==0.24.0",
@@ -23,6 +23,7 @@ const WHEELS: [&str; 16] = [
     "sglang==0.5.14",
     "sglang==0.5.18",
     "sglang==0.5.23",
+    "ai-dynamo==1.6.1",
     "xllamacpp==2026.10.11549",
 ];
 
