@@ -28,7 +28,7 @@ const NARROW: [&str; 4] = ["fp8", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"];
 
 /// Tokens that it logs; none where nobody answers.
 fn tokens(model: &Models, device: &str, version: &str, word: &str) -> Result<Option<u64>, String> {
-    let command = format!("vllm serve m --max-model-len 4096 --tensor-parallel-size 8 --kv-cache-dtype {word}");
+    let command = format!("vllm serve m --max-model-len 4096 --tensor-parallel-size 4 --kv-cache-dtype {word}");
     let options =
         Options { version: Some(version.to_owned()), cache_bytes: Some(Logged::exact(40 << 30)), ..on(device) };
     match answer(&launch(&command), model.clone(), &options) {

@@ -5,11 +5,11 @@
 mod compressed;
 mod log;
 
-use cacheplan_handlers::{DType, Growth, Kind};
+use cacheplan_handlers::{DType, Growth, Kind, Shape};
 use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::Fraction;
-use crate::engines::caches::{Attention, Caches, State, Storage, packed_bytes};
+use crate::engines::caches::{Attention, Caches, State, Storage, index_bytes, packed_bytes};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
@@ -121,14 +121,23 @@ fn pools_index(situation: &Situation<'_>) -> bool {
     is_glm && situation.caches.attention.iter().all(|cache| !strided(cache) || *cache.handler.kind() == Kind::IndexKey)
 }
 
+/// The same with an index as it is stored; what its keys are made of lies beside the pools.
+fn with_pooled_index(mut situation: Situation<'_>) -> Situation<'_> {
+    situation.caches.states.retain(State::is_recurrent);
+    for cache in situation.caches.attention.iter_mut().filter(|cache| *cache.handler.kind() == Kind::IndexKey) {
+        if let Some(Shape::Vector { head_dim }) = cache.handler.known_shape() {
+            cache.bytes = index_bytes(head_dim);
+        }
+    }
+    situation
+}
+
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     if let Some(family) = Family::of(&situation.model.model_type) {
         return compressed::predict(family, situation);
     }
-    // What a pooled key is made of lies beside the pools.
-    let mut recurrent = situation.clone();
-    recurrent.caches.states.retain(State::is_recurrent);
-    let situation = if pools_index(situation) { &recurrent } else { situation };
+    let pooled = pools_index(situation).then(|| with_pooled_index(situation.clone()));
+    let situation = pooled.as_ref().unwrap_or(situation);
     let (caches, load) = (&situation.caches, &situation.load);
     let per_slot = caches.state_bytes();
     // The kernels of sparse attention read pages of 64 tokens.
