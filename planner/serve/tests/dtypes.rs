@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cacheplan_planner::logs::{Fact, Logged};
 use cacheplan_serve::{Models, Options, ServeError, answer};
 
-use common::{launch, models, on};
+use common::{changed, launch, models, on};
 
 const MODELS: [&str; 9] = [
     "deepseek-ai__DeepSeek-V2-Lite",
@@ -84,4 +84,44 @@ fn records_of_compressed_attention_are_refused_in_16_bits() {
     let v4 = models("deepseek-ai__DeepSeek-V4-Flash");
     assert!(tokens(&v4, "8xh100", "0.29.0", "auto").unwrap_err().contains("got auto"));
     assert_eq!(tokens(&v4, "8xh100", "0.30.0", "auto"), tokens(&v4, "8xh100", "0.30.0", "fp8"));
+}
+
+#[test]
+fn a_scheme_of_the_checkpoint_stands_above_the_command_in_some_releases() {
+    let scheme = serde_json::json!({ "quant_method": "compressed-tensors", "kv_cache_scheme": { "num_bits": 8, "type": "float" } });
+    let model = changed("Qwen__Qwen3-8B", |config| config["quantization_config"] = scheme.clone());
+    let of = |version: &str, word: &str| tokens(&model, "8xh100", version, word).unwrap().unwrap();
+    for version in ["0.15.1", "0.19.0", "0.21.0"] {
+        assert_eq!(of(version, "bfloat16"), of(version, "fp8"), "{version}");
+    }
+    for version in ["0.14.0", "0.22.0", "0.33.0"] {
+        assert!(of(version, "bfloat16") < of(version, "fp8"), "{version}");
+    }
+}
+
+#[test]
+fn another_float_of_16_bits_than_the_models_is_refused_since_0_33() {
+    let model = models("Qwen__Qwen3-8B");
+    assert!(tokens(&model, "8xh100", "0.32.0", "float16").is_ok());
+    let said = tokens(&model, "8xh100", "0.33.0", "float16").unwrap_err();
+    assert_eq!(
+        said,
+        "kv_cache_dtype=\"float16\" is incompatible with dtype=\"bfloat16\". Please set `--kv-cache-dtype` to `auto` or `bfloat16`."
+    );
+}
+
+#[test]
+fn a_step_of_a_server_holds_an_item_of_gemma_4() {
+    let model = models("google__gemma-4-26B-A4B");
+    let step = |version: &str, flags: &str| {
+        let options = Options { version: Some(version.to_owned()), ..on("l40s") };
+        let command = format!("vllm serve m --max-model-len 4096 --kv-cache-memory-bytes 8000000000{flags}");
+        answer(&launch(&command), model.clone(), &options).unwrap().limits.max_num_tokens
+    };
+    assert_eq!(step("0.21.0", ""), 2048);
+    assert_eq!(step("0.22.0", ""), 32 * 78);
+    assert_eq!(step("0.33.0", " --max-num-batched-tokens 1024"), 1024);
+    assert_eq!(step("0.33.0", " --language-model-only"), 2048);
+    assert_eq!(step("0.26.0", " --language-model-only"), 32 * 78);
+    assert_eq!(step("0.33.0", " --limit-mm-per-prompt {\"image\":0,\"video\":0,\"audio\":0}"), 2048);
 }

@@ -14,6 +14,8 @@ const LARGE_DEVICES: Version = Version(0, 28, 0);
 /// Read in 0.22.0, and not in 0.21.0: where nobody states the step, an item of a model that looks at items in both directions fits into one
 /// (`_get_min_mm_batched_tokens`).
 const HOLDS_AN_ITEM: Version = Version(0, 22, 0);
+/// Read in 0.27.0, and not in 0.26.0: not of a server of text alone.
+const KNOWS_ONLY_TEXT: Version = Version(0, 27, 0);
 
 /// The longest sequence, and whether vLLM is to find it.
 pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), ServeError> {
@@ -107,16 +109,24 @@ fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>,
     /// Frames, and tokens of one with its marks and its time.
     const FRAMES: u64 = 32;
     const FRAME: u64 = 70 + 2 + 6;
-    let text_only = question.flag("--language-model-only").is_some_and(|setting| setting.on);
-    if question.engine.version < HOLDS_AN_ITEM || text_only || !model.info().model_type.starts_with("gemma4") {
+    if question.engine.version < HOLDS_AN_ITEM || !model.info().model_type.starts_with("gemma4") {
         return Ok(None);
     }
     let config = model.model().map(|model| &model.config);
-    let looks = config.and_then(|config| config.get("use_bidirectional_attention")).and_then(Value::as_str);
-    if looks != Some("vision") {
+    let stated = |key: &str| config.and_then(|config| config.get(key)).filter(|value| !value.is_null());
+    if stated("use_bidirectional_attention").and_then(Value::as_str) != Some("vision") {
         return Ok(None);
     }
     let limits = question.object(FLAG)?;
+    let is_none = |item: &str| {
+        let limit = limits.as_ref().and_then(|limits| limits.get(item));
+        limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
+    };
+    let no_item = ["image", "video"].into_iter().chain(stated("audio_config").map(|_| "audio")).all(is_none);
+    let only_text = question.flag("--language-model-only").is_some_and(|setting| setting.on);
+    if (only_text || no_item) && question.engine.version >= KNOWS_ONLY_TEXT {
+        return Ok(None);
+    }
     let frames = limits.as_ref().and_then(|limits| limits.get("video")?.get("num_frames")?.as_u64());
     Ok(Some(frames.unwrap_or(FRAMES).min(FRAMES) * FRAME))
 }
