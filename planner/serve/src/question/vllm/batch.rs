@@ -114,7 +114,9 @@ fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>,
     }
     let config = model.model().map(|model| &model.config);
     let stated = |key: &str| config.and_then(|config| config.get(key)).filter(|value| !value.is_null());
-    if stated("use_bidirectional_attention").and_then(Value::as_str) != Some("vision") {
+    let class = stated("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str).unwrap_or("");
+    let looks = stated("use_bidirectional_attention").and_then(Value::as_str) == Some("vision");
+    if !looks || !class.ends_with("ForConditionalGeneration") {
         return Ok(None);
     }
     let limits = question.object(FLAG)?;
