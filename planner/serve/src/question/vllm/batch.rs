@@ -114,9 +114,9 @@ fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>,
     }
     let config = model.model().map(|model| &model.config);
     let stated = |key: &str| config.and_then(|config| config.get(key)).filter(|value| !value.is_null());
-    let class = stated("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str).unwrap_or("");
-    let looks = stated("use_bidirectional_attention").and_then(Value::as_str) == Some("vision");
-    if !looks || !class.ends_with("ForConditionalGeneration") {
+    let class = stated("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
+    let takes_items = class.is_none_or(|class| class.ends_with("ForConditionalGeneration"));
+    if !takes_items || stated("use_bidirectional_attention").and_then(Value::as_str) != Some("vision") {
         return Ok(None);
     }
     let limits = question.object(FLAG)?;
