@@ -80,6 +80,8 @@ fn records_of_compressed_attention_are_refused_in_16_bits() {
             assert!(tokens(&models(name), device, version, "fp8").unwrap().is_some());
         }
     }
+    let glm = models("zai-org__GLM-5.2");
+    assert!(tokens(&glm, "8xb200", "0.33.0", "auto").unwrap() > tokens(&glm, "8xb200", "0.33.0", "bfloat16").unwrap());
     // Before 0.30 it had to be asked for.
     let v4 = models("deepseek-ai__DeepSeek-V4-Flash");
     assert!(tokens(&v4, "8xh100", "0.29.0", "auto").unwrap_err().contains("got auto"));

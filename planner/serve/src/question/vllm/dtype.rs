@@ -80,20 +80,22 @@ pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) 
         error => error.into(),
     };
     let of = |word, backend| request.latents(question.engine, word, backend).map_err(refusal);
-    let stored = match of(Some(&*word), backend.as_deref())? {
-        None if backend.is_some() => of(Some(&*word), None)?,
+    let stated = Some(&*word).filter(|word| *word != "auto");
+    let stored = match of(stated, backend.as_deref())? {
+        None if backend.is_some() => of(stated, None)?,
         stored => stored,
     };
-    if stored == of(None, None)? {
+    // Without latents none has such a layout.
+    let is_known = stored.is_some() || !word.ends_with("_ds_mla");
+    if is_known && stored == of(None, None)? {
         if let Some(name) = stored.and_then(Stored::name).filter(|name| *name != word) {
             question.notes.push(format!("its log says that it uses the {name} KV cache format"));
         }
         return Ok(());
     }
     let by = backend.map_or(String::new(), |backend| format!(" by {backend}"));
-    let why =
-        format!("caches in `{word}`{by} have a layout of their own, which is not planned for this model and device");
-    let remedies = vec![Remedy::Set(FLAG, "fp8".into()), Remedy::Set(FLAG, "auto".into()), Remedy::Remove(BACKEND)];
+    let why = format!("caches in `{word}`{by} were not read for this model and device");
+    let remedies = vec![Remedy::Set(FLAG, "auto".into()), Remedy::Set(FLAG, "fp8".into()), Remedy::Remove(BACKEND)];
     Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies })
 }
 
