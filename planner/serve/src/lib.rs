@@ -12,6 +12,7 @@ mod asked;
 mod change;
 mod check;
 mod command;
+mod dynamo;
 mod error;
 mod flags;
 mod found;

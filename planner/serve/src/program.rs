@@ -41,6 +41,7 @@ fn found(words: &[String]) -> Result<(Engine, usize), ServeError> {
                 "vllm.entrypoints.openai.api_server" | "dynamo.vllm" => Some(("vllm", module + 2)),
                 "vllm.entrypoints.cli.main" if word(module + 2) == "serve" => Some(("vllm", module + 3)),
                 "sglang.launch_server" | "dynamo.sglang" => Some(("sglang", module + 2)),
+                "dynamo.trtllm" => Some(("tensorrt-llm", module + 2)),
                 _ => None,
             })
         }
@@ -64,6 +65,7 @@ mod tests {
     #[case("python3 -m dynamo.vllm --model m", "vllm", 3)]
     #[case("python3 -m dynamo.sglang --model-path m", "sglang", 3)]
     #[case("trtllm-serve m --tp_size 2", "tensorrt-llm", 1)]
+    #[case("python3 -m dynamo.trtllm --model m", "tensorrt-llm", 3)]
     #[case("./build/bin/llama-server -m a.gguf", "llama.cpp", 1)]
     fn a_program_is_found_with_its_first_argument(#[case] text: &str, #[case] engine: &str, #[case] start: usize) {
         let (found, at) = found(&shlex::split(text).unwrap()).unwrap();

@@ -24,10 +24,19 @@ pub(super) struct Storage {
     pub(super) index_per_latent_before: Version,
     /// A window that no sequence outgrows stays one.
     pub(super) keeps_long_windows: bool,
-    /// Latents of sparse attention in 8 bits lie beside their scales and a rope key of 16 bits.
-    pub(super) packs_sparse_latents: bool,
-    /// But for GPUs of these compute capabilities, times ten, whose kernels read plain ones.
-    pub(super) plain_sparse_latents_on: (u32, u32),
+    /// Bytes of a latent of sparse attention in 8 bits, where it lies beside its scales and a rope key of 16 bits.
+    pub(super) packed: fn(&Packing<'_>) -> Option<u64>,
+}
+
+/// What decides how latents of sparse attention are packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packing<'a> {
+    pub(super) model: &'a str,
+    /// Elements of a latent with its rope key.
+    pub(super) width: u64,
+    pub(super) version: Version,
+    /// Compute capability, times ten.
+    pub(super) capability: u32,
 }
 
 impl Storage {
@@ -37,8 +46,7 @@ impl Storage {
         quantises_index: false,
         index_per_latent_before: Version(0, 0, 0),
         keeps_long_windows: false,
-        packs_sparse_latents: false,
-        plain_sparse_latents_on: (0, 0),
+        packed: |_| None,
     };
 }
 
@@ -110,6 +118,7 @@ impl<'a> Caches<'a> {
 
     pub(super) fn of(
         held: &'a RankResources<'_>,
+        model: &str,
         max_seq_len: u64,
         budget: &Budget,
         storage: Storage,
@@ -117,8 +126,7 @@ impl<'a> Caches<'a> {
     ) -> Self {
         let mla_cache = budget.engine_mla_cache();
         let capability = budget.engine.compute_capability.unwrap_or(HOPPER);
-        let (from, to) = storage.plain_sparse_latents_on;
-        let packs = storage.packs_sparse_latents && !(from..to).contains(&capability);
+        let packed = |width: u64| (storage.packed)(&Packing { model, width, version, capability });
         let mut attention = Vec::new();
         let indexer = held.resources.iter().map(|resource| &resource.handler).find(|handler| is_indexer(handler));
         let indexer = indexer.filter(|_| held.resources.of_kind(&Kind::MlaPaged).next().is_some());
@@ -126,7 +134,9 @@ impl<'a> Caches<'a> {
             (Some(_), Some(Shape::Vector { head_dim })) if storage.quantises_index && is_indexer(handler) => {
                 index_bytes(head_dim)
             }
-            (Some(_), Some(Shape::Kv { head_dim, .. })) if packs && is_packed(handler) => packed_bytes(head_dim),
+            (Some(_), Some(Shape::Kv { head_dim, .. })) if is_narrow_latent(handler) => {
+                packed(head_dim).unwrap_or_else(|| entry_bytes(handler, mla_cache))
+            }
             _ => entry_bytes(handler, mla_cache),
         };
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
@@ -227,14 +237,15 @@ pub(super) const fn index_bytes(head_dim: u64) -> u64 {
     head_dim + head_dim / SCALED_TOGETHER * 4
 }
 
-fn is_packed(handler: &ResourceHandler) -> bool {
+fn is_narrow_latent(handler: &ResourceHandler) -> bool {
     *handler.kind() == Kind::MlaPaged && matches!(handler.dtype(), DType::F8E4m3 | DType::F8E5m2)
 }
 
-/// `fp8_ds_mla`: a latent of 8 bits with its scales, and a rope key of 16 bits.
-const fn packed_bytes(latent: u64) -> u64 {
-    let rank = latent.saturating_sub(ROPE_DIM);
-    rank + rank / SCALED_TOGETHER * 4 + 2 * ROPE_DIM
+/// A latent of 8 bits with its scales, and a rope key of 16 bits, where it has one.
+pub(super) const fn packed_bytes(latent: u64) -> u64 {
+    let rope = latent % SCALED_TOGETHER;
+    let rank = latent - rope;
+    rank + rank / SCALED_TOGETHER * 4 + 2 * rope
 }
 
 /// The rope key of every model with a latent that was seen.
@@ -255,6 +266,11 @@ fn entry_bytes(handler: &ResourceHandler, mla_cache: Option<MlaCache>) -> u64 {
 impl State {
     pub(super) const fn bytes(&self) -> u64 {
         self.ssm + self.conv
+    }
+
+    /// Whether it is not what entries are formed of.
+    pub(super) fn is_recurrent(&self) -> bool {
+        self.recurrence.is_some_and(|recurrence| !matches!(recurrence, Recurrence::Ring(_)))
     }
 }
 

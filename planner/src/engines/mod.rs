@@ -20,6 +20,7 @@ pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
 pub use layout::{Layout, LayoutFlag};
+pub use known::vllm::Stored;
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};

@@ -48,7 +48,8 @@ impl Inputs<'_> {
         let rules = engine.engine.rules();
         let mut stages = Vec::with_capacity(held.len());
         for (request, held) in of_stages.iter().zip(&held) {
-            let caches = Caches::of(held, max_seq_len, self.budget, rules.storage, engine.version);
+            let caches =
+                Caches::of(held, &self.model.model_type, max_seq_len, self.budget, rules.storage, engine.version);
             stages.push(Stage { caches, bytes: request.engine_bytes(&load)? });
         }
         let stage = self.stage as usize;
@@ -84,7 +85,9 @@ impl Inputs<'_> {
         let own = [self.model.dtype, DType::Bf16, DType::F16];
         let is_kept = |dtype: DType| own.contains(&dtype) || told.contains(&dtype);
         // Records of compressed attention are the engine's own.
-        let packed = rules.forms_entries && resources().any(|resource| of_several_tokens(&resource));
+        let is_record =
+            |resource: &Resource| *resource.handler.kind() != Kind::IndexKey && of_several_tokens(&resource);
+        let packed = rules.forms_entries && resources().any(is_record);
         let kept = resources().filter(|resource| resource.handler.kind().is_kv() && !packed);
         let planned = kept.map(|resource| resource.handler.dtype());
         let stated = [options.cache_type_k, options.cache_type_v];
@@ -179,7 +182,14 @@ impl Inputs<'_> {
 /// Bytes that one sequence of the workload needs at least as the engine stores it.
 pub(crate) fn bytes_per_sequence(request: &Inputs<'_>, load: &Load, engine: EngineSpec) -> Result<u128, PlanError> {
     let held = request.held_by_engine()?;
-    let caches = Caches::of(&held, load.max_seq_len, request.budget, engine.engine.rules().storage, engine.version);
+    let caches = Caches::of(
+        &held,
+        &request.model.model_type,
+        load.max_seq_len,
+        request.budget,
+        engine.engine.rules().storage,
+        engine.version,
+    );
     Ok(caches.bytes_per_sequence(load))
 }
 

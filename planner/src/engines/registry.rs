@@ -8,11 +8,12 @@ use std::str::FromStr;
 
 use cacheplan_handlers::DType;
 use cacheplan_transforms::registry::Descriptor;
-use cacheplan_transforms::{CacheDTypes, ModelInfo};
+use cacheplan_transforms::{CacheDTypes, ModelInfo, Resources};
 use thiserror::Error;
 
 use super::caches::HOPPER;
 use super::flags;
+use super::known::vllm::Stored;
 use super::known::{llama_cpp, sglang, tensorrt_llm, vllm};
 use super::layout::{self, Told};
 use super::prediction::EnginePrediction;
@@ -193,6 +194,23 @@ impl EngineSpec {
     /// The dtypes that it can be told to keep keys and values in, beside the model's own.
     pub(super) fn kv_dtypes(self, capability: Option<u32>) -> Vec<DType> {
         (self.engine.0.kv_dtypes)(self.version, capability.unwrap_or(HOPPER))
+    }
+
+    /// How it stores latents: [`PlanRequest::latents`](crate::request::PlanRequest::latents).
+    pub(crate) fn latents(
+        self,
+        model: &ModelInfo,
+        caches: &Resources,
+        capability: Option<u32>,
+        word: Option<&str>,
+        stated: Option<DType>,
+        backend: Option<&str>,
+    ) -> Result<Option<Stored>, EngineRefusal> {
+        if !std::ptr::eq(self.engine.rules(), &vllm::RULES) {
+            return Ok(None);
+        }
+        let capability = capability.unwrap_or(HOPPER);
+        vllm::stored(model, caches, self.version, capability, word, stated, backend)
     }
 
     /// What it keeps of ops of such a model in a way of its own.

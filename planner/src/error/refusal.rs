@@ -5,6 +5,7 @@ use cacheplan_handlers::DType;
 use thiserror::Error;
 
 use crate::budget::key::BudgetKey;
+use crate::engines::Version;
 
 /// What an engine, or the model of it, refuses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -107,17 +108,15 @@ pub enum EngineRefusal {
         /// What its kernels read multiples of.
         multiple: u64,
     },
-    /// A dtype that no kernel of the device reads.
-    #[error("{engine}: no kernel of a GPU of compute capability {capability} reads `{cache}` in {dtype}; state another --kv-dtype", cache = Shown(.cache))]
-    DType {
+    /// A dtype that no kernel of the device reads, as the engine says it.
+    #[error("{engine} {version} would not start: {said} (`dtypes.kv`, --kv-dtype)", said = Shown(.said))]
+    Kernel {
         /// The engine.
         engine: &'static str,
-        /// The cache.
-        cache: String,
-        /// Its dtype.
-        dtype: &'static str,
-        /// The capability, times ten.
-        capability: u32,
+        /// Its version.
+        version: Version,
+        /// Its message.
+        said: String,
     },
     /// A latent in two dtypes.
     #[error(

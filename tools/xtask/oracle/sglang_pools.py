@@ -2,7 +2,8 @@
 
 Usage: sglang_pools.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "file": a script that starts the server}. An
 answer is {"admits": how many sequences of the context's length the pools hold that the script asks for, within 20 GiB, "tokens", "window"
-and "slots": how these are divided without the script's flags}, or in quotes why it refuses.
+and "slots": how these are divided without the script's flags}, or in quotes why it refuses. Or a question is {"model", "words": flags of
+the server, "gib", "capability": of the GPU, times ten, "config": keys that the file lacks}, and the answer how so many GiB are divided: {"tokens", "window", "slots", "page"}.
 
 Platforms are told apart when modules are imported, as if there were no GPU; then there is a CUDA device that is not there.
 """
@@ -122,17 +123,41 @@ def pools(args, gib):
     return config, slots, configured.resolve_max_num_reqs(config.max_total_num_tokens)
 
 
+def told(question, folder):
+    """How the bytes of a question are divided."""
+    capability = divmod(question["capability"], 10)
+    torch.cuda.get_device_capability = lambda device=None: capability
+    PROPERTIES.major, PROPERTIES.minor = capability
+    from sglang.srt.utils import common
+
+    for name in ("is_sm90_supported", "is_sm100_supported", "is_sm120_supported"):
+        known = getattr(common, name, None)
+        if hasattr(known, "cache_clear"):
+            known.cache_clear()
+    args = parsed(["--model-path", folder, "--context-length", str(LENGTH), *question["words"]], folder)
+    config, slots, _ = pools(args, question["gib"])
+    return {
+        "tokens": config.max_total_num_tokens,
+        "window": config.swa_max_total_num_tokens,
+        "slots": slots,
+        "page": get_schedule().page_size,
+    }
+
+
 def answer(question, folder):
     with open(os.path.join(sys.argv[1], question["model"] + ".json")) as file:
         config = json.load(file)
     # How weights are stored decides kernels that are not here.
     config.pop("quantization_config", None)
+    config.update(question.get("config", {}))
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
-    told, _, requests = pools(parsed(words(question["file"]), folder), PLANNED)
+    if "words" in question:
+        return told(question, folder)
+    asked, _, requests = pools(parsed(words(question["file"]), folder), PLANNED)
     divided, slots, _ = pools(parsed(["--model-path", folder, "--context-length", str(LENGTH), "--disable-radix-cache"], folder), PLANNED)
     return {
-        "admits": min(requests, told.max_total_num_tokens // LENGTH),
+        "admits": min(requests, asked.max_total_num_tokens // LENGTH),
         "tokens": divided.max_total_num_tokens,
         "window": divided.swa_max_total_num_tokens,
         "slots": slots,

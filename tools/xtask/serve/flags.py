@@ -1,7 +1,7 @@
 """Writes the tables of the flags that engines' own parsers take.
 
-Usage: flags.py FOLDER OUT. FOLDER holds wheels of vllm and sglang, one of xllamacpp (llama.cpp as a library), and `arg.cpp`. OUT gets
-vllm.tsv, sglang.tsv and llama.cpp.tsv. A row holds from the first version that has it to the last, of those that were read.
+Usage: flags.py FOLDER OUT. FOLDER holds wheels of vllm, sglang and ai-dynamo, one of xllamacpp (llama.cpp as a library), and `arg.cpp`. OUT gets
+vllm.tsv, sglang.tsv, llama.cpp.tsv and dynamo.tsv. A row holds from the first version that has it to the last, of those that were read.
 """
 
 import ast
@@ -9,6 +9,7 @@ import os
 import sys
 import zipfile
 
+import dynamo
 import llama_cpp
 import sglang
 import vllm
@@ -72,6 +73,11 @@ def main():
         for version, rows in tables:
             print(engine, version, len(rows))
         write(os.path.join(out, engine + ".tsv"), [version for version, _ in versions], merged(tables))
+    workers = next(name for name in os.listdir(folder) if name.startswith("ai_dynamo-"))
+    rows = dynamo.rows(modules_of(os.path.join(folder, workers), dynamo.PATHS))
+    with open(os.path.join(out, "dynamo.tsv"), "w") as file:
+        file.write(f"# read: ai-dynamo {workers.split('-')[1]}\nworker\tflag\tvalues\tbecomes\n")
+        file.writelines("\t".join(row) + "\n" for row in rows)
     library = next(name for name in os.listdir(folder) if name.startswith("xllamacpp-"))
     build = "b" + library.split("-")[1].split(".")[2]
     with zipfile.ZipFile(os.path.join(folder, library)) as wheel:

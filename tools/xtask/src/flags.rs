@@ -7,15 +7,23 @@ use crate::cuda_toolkit::target;
 use crate::sh;
 
 /// What is read: several versions of the two that change the most.
-const WHEELS: [&str; 9] = [
+const WHEELS: [&str; 17] = [
     "vllm==0.11.0",
     "vllm==0.18.0",
     "vllm==0.24.0",
     "vllm==0.28.0",
     "vllm==0.33.0",
+    "sglang==0.4.1",
+    "sglang==0.4.4",
+    "sglang==0.4.6",
+    "sglang==0.4.9",
+    "sglang==0.5.1",
+    "sglang==0.5.4",
     "sglang==0.5.9",
+    "sglang==0.5.14",
     "sglang==0.5.18",
     "sglang==0.5.23",
+    "ai-dynamo==1.6.1",
     "xllamacpp==2026.10.11549",
 ];
 

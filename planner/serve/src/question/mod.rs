@@ -20,6 +20,7 @@ use cacheplan_transforms::Model;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use crate::dynamo;
 use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::{Parsed, Setting, parse, program};
@@ -140,9 +141,9 @@ impl Question {
     pub fn of(launch: &Launch, options: &Options) -> Result<Self, ServeError> {
         let Program { engine, start } = Program::of(launch, options.version.as_deref())?;
         let env = launch.env.clone();
-        let mut words = launch.words.clone();
-        // In front, so that what the command says itself wins.
         let known = flags(engine.engine, engine.version);
+        let mut words = dynamo::rewritten(&launch.words, start, &known)?;
+        // In front, so that what the command says itself wins.
         let (config, stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
         words.splice(start..start, config);
         let parsed = parse(engine, &words, start, &env)?;
@@ -373,7 +374,7 @@ impl Question {
         let least_blocks = if is_vllm { vllm::least_blocks(&self, &limits) } else { 0 };
         if is_vllm {
             vllm::bfloat16(&self, &request)?;
-            vllm::packed(&self, &request)?;
+            vllm::latents(&mut self, &request)?;
         }
         Ok((self, Settled { request, limits, fits_length, least_blocks, offloaded }))
     }

@@ -9,7 +9,8 @@ use crate::error::ServeError;
 use crate::remedy::Remedy;
 
 /// Read in 0.5.21, and not in 0.5.18: what llm-compressor calibrated is the dtype of caches.
-const READS: Reads = Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21) };
+const READS: Reads =
+    Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21), overrides: Version(0, 0, 0)..Version(0, 0, 0) };
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let derived = overrides::longest(question, "--json-model-override-args", model)?;
@@ -52,7 +53,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("engine.prefix_caching", true);
     dtype(question, model)?;
-    calibrated::settle(question, model, READS);
+    calibrated::settle(question, model, &READS);
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
     if let Some(word) = question.flag("--speculative-algorithm").map(|setting| setting.value().to_owned()) {
         let tokens = question
@@ -87,7 +88,7 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
         let remedies = vec![Remedy::Set(FLAG, "auto".into())];
         return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies });
     }
-    if calibrated::is_taken(question, model, READS) != Some(true) {
+    if calibrated::is_taken(question, model, &READS) != Some(true) {
         question.default_of("dtypes.kv", format!("\"{name}\""));
     }
     Ok(())

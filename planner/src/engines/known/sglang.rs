@@ -2,21 +2,24 @@
 //!
 //! Rules: read in the 0.5.9 and 0.5.23 wheels; the logged sizes under `tests/fixtures/groundtruth` agree.
 
+mod compressed;
 mod log;
 
-use cacheplan_handlers::{DType, Growth};
+use cacheplan_handlers::{DType, Growth, Kind, Shape};
 use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::Fraction;
-use crate::engines::caches::{State, Storage};
+use crate::engines::caches::{Attention, Caches, State, Storage, index_bytes, packed_bytes};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
-use crate::error::PlanError;
+use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;
 use crate::solver::solve::last;
 use crate::solver::step::LOGIT_BYTES;
+
+use compressed::Family;
 
 pub(crate) use log::WORDS;
 
@@ -32,8 +35,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
     },
     lacks: &[],
     descriptors: |_| None,
-    compresses: false,
-    forms_entries: false,
+    compresses: true,
+    forms_entries: true,
     consumes: &["block_size", "max_total_tokens", "prefix_caching", "state_slots", "state_ratio", "window_ratio"],
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,
@@ -44,10 +47,9 @@ pub(crate) static RULES: EngineRules = EngineRules {
         quantises_index: true,
         index_per_latent_before: INDEXES_WHERE_CHOSEN,
         keeps_long_windows: true,
-        packs_sparse_latents: true,
-        plain_sparse_latents_on: (0, 0),
+        packed: |latent| Some(packed_bytes(latent.width)),
     },
-    refuses: |_| None,
+    refuses,
     predict,
     arguments: None,
 };
@@ -101,11 +103,47 @@ pub(crate) fn slots_per_request(model_type: &str, prefix_caching: bool, version:
     }
 }
 
+fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
+    if let Some(family) = Family::of(&situation.model.model_type) {
+        return family.refuses(situation);
+    }
+    let Caches { attention, forming, .. } = &situation.caches;
+    let compressed = |cache: &&Attention<'_>| cache.stride > 1 || *cache.handler.kind() == Kind::CompressedLatent;
+    let beside = attention.first().filter(|_| !forming.is_empty());
+    let unread = attention.iter().find(compressed).or(beside).filter(|_| !pools_index(situation))?;
+    Some(EngineRefusal::Unread { engine: RULES.name, cache: unread.name.to_owned() })
+}
+
+/// Whether the keys of an indexer stand for several tokens, and nothing else does: GLM-5.3.
+fn pools_index(situation: &Situation<'_>) -> bool {
+    let is_glm = situation.model.model_type.starts_with("glm5_next") && situation.version >= INDEXES_WHERE_CHOSEN;
+    let strided = |cache: &Attention<'_>| cache.stride > 1;
+    is_glm && situation.caches.attention.iter().all(|cache| !strided(cache) || *cache.handler.kind() == Kind::IndexKey)
+}
+
+/// The same with an index as it is stored; what its keys are made of lies beside the pools.
+fn with_pooled_index(mut situation: Situation<'_>) -> Situation<'_> {
+    situation.caches.states.retain(State::is_recurrent);
+    for cache in situation.caches.attention.iter_mut().filter(|cache| *cache.handler.kind() == Kind::IndexKey) {
+        if let Some(Shape::Vector { head_dim }) = cache.handler.known_shape() {
+            cache.bytes = index_bytes(head_dim);
+        }
+    }
+    situation
+}
+
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    if let Some(family) = Family::of(&situation.model.model_type) {
+        return compressed::predict(family, situation);
+    }
+    let pooled = pools_index(situation).then(|| with_pooled_index(situation.clone()));
+    let situation = pooled.as_ref().unwrap_or(situation);
     let (caches, load) = (&situation.caches, &situation.load);
     let per_slot = caches.state_bytes();
     // The kernels of sparse attention read pages of 64 tokens.
-    let page = situation.options.block_size.unwrap_or(if caches.sparse { 64 } else { 1 });
+    let keys = caches.attention.iter().filter(|cache| *cache.handler.kind() == Kind::IndexKey);
+    let pooled = keys.map(|cache| cache.stride).max().filter(|stride| *stride > 1 || caches.sparse);
+    let page = situation.options.block_size.unwrap_or(pooled.map_or(1, |stride| 64 * stride));
     let model_type = situation.model.model_type.as_str();
     let knows_windows = WITH_WINDOWS.contains(&model_type);
     let full = caches.bytes_per_token(|cache| cache.window.is_none() || !knows_windows);

@@ -9,11 +9,14 @@ use crate::venv;
 
 const VERSION: &str = "0.5.23";
 
-/// Asks about the exports that the planner's tests have written.
+/// Asks about the exports that the planner's tests have written, and about models with compressed caches.
 pub(super) fn run() -> Result<(), String> {
     let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
-    let path = format!("{ROWS}/exports.sglang.jsonl");
-    let questions = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    let said = answers(Command::new(python).arg(script("sglang_pools.py")).arg(CONFIGS), &questions)?;
-    write(&format!("sglang-{VERSION}.exports.txt"), &said)
+    for what in ["exports", "compressed"] {
+        let path = format!("{ROWS}/{what}.sglang.jsonl");
+        let questions = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        let said = answers(Command::new(&python).arg(script("sglang_pools.py")).arg(CONFIGS), &questions)?;
+        write(&format!("sglang-{VERSION}.{what}.txt"), &said)?;
+    }
+    Ok(())
 }

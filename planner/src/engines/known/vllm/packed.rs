@@ -5,9 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_handlers::{Growth, Kind, Recurrence, ResourceHandler, Shape};
+use cacheplan_handlers::{Growth, Kind, ResourceHandler, Shape};
 
-use super::{Bucket, Division, Entry, Spec, capability, exported, is_blackwell, state_page};
+use super::blocks::lcm;
+use super::groups::{Bucket, Division, Entry, Spec};
+use super::kernels::Stored;
+use super::states::{exported, state_page};
+use super::{capability, is_blackwell};
 use crate::engines::caches::{Attention, Forming, State, index_bytes};
 use crate::engines::situation::{Situation, Stage};
 use crate::engines::version::Version;
@@ -19,6 +23,11 @@ const COUNTS_PAGES_BY_SIZE: Version = Version(0, 23, 0);
 const LAYS_GROUPS_OVER_EACH_OTHER: Version = Version(0, 27, 0);
 /// Read in 0.29.0, and not in 0.28.0: states and rings are groups too.
 const PACKS_ANY: Version = Version(0, 28, 1);
+
+/// Read in 0.30.0, and not in 0.29.0: records are packed where nobody says; before, 8 bits had to be asked for.
+const PACKS_UNSTATED: Version = Version(0, 29, 1);
+/// Read in 0.31.0, and not in 0.30.0: on Blackwell V4.1's entries have 4 bits.
+const MIXES_RECORDS: Version = Version(0, 31, 0);
 
 /// A model whose rules were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +53,49 @@ impl Family {
             Self::V4 => Version(0, 20, 0),
             Self::V41 | Self::Glm5Next => PACKS_ANY,
         }
+    }
+
+    /// Whether its records are of its own.
+    pub(super) const fn packs(self) -> bool {
+        matches!(self, Self::V4 | Self::V41)
+    }
+
+    /// How they are stored where `--kv-cache-dtype` is `word`, by the kernel of that name or the usual one; else what vLLM says
+    /// (`_resolve_dsv4_kv_cache_dtype`).
+    pub(super) fn stored(
+        self,
+        word: &str,
+        backend: Option<&str>,
+        version: Version,
+        capability: u32,
+    ) -> Result<Stored, String> {
+        let blackwell = is_blackwell(capability);
+        // Rows of FlashInfer are plain on data center Blackwell.
+        if blackwell && backend.is_some_and(|name| name.starts_with("FLASHINFER_MLA_SPARSE_DSV4")) {
+            return match word {
+                "auto" | "bfloat16" => Ok(Stored::Own),
+                _ if word.starts_with("fp8") && word != "fp8_ds_mla" => Ok(Stored::Narrow),
+                _ => Err(format!(
+                    "{word} is a packed FlashMLA DeepSeek KV cache format; the selected backend stores plain KV rows."
+                )),
+            };
+        }
+        let own = self == Self::V41 && version >= MIXES_RECORDS;
+        match word {
+            "auto" if version < PACKS_UNSTATED => {}
+            "auto" | "fp8" if own && blackwell => return Ok(Stored::Mixed),
+            "auto" | "fp8" | "fp8_ds_mla" => return Ok(Stored::Packed),
+            "nvfp4_ds_mla" if own && blackwell => return Ok(Stored::Mixed),
+            "nvfp4_ds_mla" if own => {
+                return Err("nvfp4_ds_mla needs the V4.1 KV records, which FlashMLA decodes only on SM100.".to_owned());
+            }
+            _ if word.starts_with("fp8") && !own => return Ok(Stored::Packed),
+            _ => {}
+        }
+        let what = if own { "packed KV layouts only support fp8" } else { "fp8_ds_mla layout only supports fp8" };
+        Err(format!(
+            "DeepseekV4 {what} kv-cache, got {word}. Please set `--kv-cache-dtype fp8` or select a backend that supports bfloat16 KV cache."
+        ))
     }
 
     /// Tokens in a block that all of its kernels read; of none where states decide.
@@ -75,8 +127,9 @@ fn record(family: Family, situation: &Situation<'_>) -> Record {
     }
     const MXFP8: u64 = 528;
     // 64 heads in 8 groups, of which a rank needs whole ones.
-    let entry = if situation.budget.parallel.tp <= 8 { 288 } else { MXFP8 };
-    Record { window: MXFP8, entry, page: 512, block: super::lcm(MXFP8, entry) }
+    let mixes = situation.version >= MIXES_RECORDS && situation.budget.parallel.tp <= 8;
+    let entry = if mixes { 288 } else { MXFP8 };
+    Record { window: MXFP8, entry, page: 512, block: lcm(MXFP8, entry) }
 }
 
 /// The layers of a bucket: alike in what they hold and how many tokens a block has.
@@ -94,15 +147,10 @@ type Pages = BTreeMap<u64, Vec<u64>>;
 /// The same without states that are pages of what entries are formed of.
 pub(super) fn without_forming(mut situation: Situation<'_>) -> Situation<'_> {
     if Family::of(&situation.model.model_type).is_some() {
-        situation.caches.states.retain(is_recurrent);
-        situation.stages.iter_mut().for_each(|stage| stage.caches.states.retain(is_recurrent));
+        situation.caches.states.retain(State::is_recurrent);
+        situation.stages.iter_mut().for_each(|stage| stage.caches.states.retain(State::is_recurrent));
     }
     situation
-}
-
-/// A state of its layer that is not what entries are formed of.
-fn is_recurrent(state: &State) -> bool {
-    state.recurrence.is_some_and(|recurrence| !matches!(recurrence, Recurrence::Ring(_)))
 }
 
 pub(super) fn divide(family: Family, situation: &Situation<'_>, block: u64) -> Division {

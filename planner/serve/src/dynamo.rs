@@ -1,0 +1,121 @@
+//! Words of Dynamo's workers, as the engine behind each takes them: `dynamo.tsv`, which `cargo xtask flags` reads in its wheel.
+
+use std::sync::LazyLock;
+
+use crate::error::ServeError;
+use crate::flags::table::Flag;
+use crate::remedy::Remedy;
+
+/// A flag that a worker reads itself.
+struct Row {
+    worker: &'static str,
+    flag: &'static str,
+    /// The most values that it takes.
+    most: usize,
+    /// Another flag, `model`, `unread`, or nothing that says something of caches.
+    becomes: &'static str,
+}
+
+static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
+    let lines = include_str!("flags/dynamo.tsv").lines().skip(2);
+    let row = |line: &'static str| {
+        let [worker, flag, values, becomes] = line.split('\t').collect::<Vec<_>>().try_into().ok()?;
+        let most = match values {
+            "0" => 0,
+            "1" | "?" => 1,
+            _ => usize::MAX,
+        };
+        Some(Row { worker, flag, most, becomes })
+    };
+    lines.filter_map(row).collect()
+});
+
+/// The words of a command, those from `start` on as the engine takes them.
+pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag]) -> Result<Vec<String>, ServeError> {
+    let module = start.checked_sub(1).and_then(|at| words.get(at));
+    let Some(worker) = module.and_then(|module| module.strip_prefix("dynamo.")) else { return Ok(words.to_vec()) };
+    let mut taken = words[..start].to_vec();
+    let mut at = start;
+    while let Some(word) = words.get(at) {
+        at += 1;
+        let (name, stuck) =
+            word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value.to_owned())));
+        if name.starts_with("--trtllm.") {
+            let why = "nobody read what a key that is stated so does to caches".to_owned();
+            return Err(ServeError::NotHandled { flag: name.to_owned(), why, remedies: Vec::new() });
+        }
+        // TensorRT-LLM's worker reads all flags itself, the others leave the engine its own.
+        let is_engines = worker != "trtllm" && known.iter().any(|flag| flag.names().any(|known| known == name));
+        let row = ROWS.iter().find(|row| row.worker == worker && row.flag == name).filter(|_| !is_engines);
+        let Some(row) = row else {
+            taken.push(word.clone());
+            continue;
+        };
+        let mut values: Vec<String> = stuck.into_iter().collect();
+        while let Some(value) = words.get(at).filter(|next| values.len() < row.most && !next.starts_with("--")) {
+            values.push(value.clone());
+            at += 1;
+        }
+        match row.becomes {
+            "" => {}
+            "unread" => {
+                let why = "what this flag of Dynamo does to caches was not read".to_owned();
+                let remedies = vec![Remedy::Remove(row.flag)];
+                return Err(ServeError::NotHandled { flag: row.flag.to_owned(), why, remedies });
+            }
+            "model" => taken.extend(values),
+            flag => taken.extend(std::iter::once(flag.to_owned()).chain(values)),
+        }
+    }
+    Ok(taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::table::flags;
+    use rstest::rstest;
+
+    fn taken(command: &str, engine: &str) -> Result<String, ServeError> {
+        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        let spec: cacheplan_planner::EngineSpec = engine.parse().unwrap();
+        rewritten(&words, 3, &flags(spec.engine, spec.version)).map(|words| words[3..].join(" "))
+    }
+
+    #[rstest]
+    #[case(
+        "python -m dynamo.vllm --model m --namespace n --enable-rl --max-model-len 8",
+        "vllm",
+        "--model m --max-model-len 8"
+    )]
+    #[case(
+        "python -m dynamo.vllm --model m --output-modalities text image --dtype half",
+        "vllm",
+        "--model m --dtype half"
+    )]
+    #[case(
+        "python -m dynamo.sglang --model-path m --endpoint=e --page-size 16",
+        "sglang",
+        "--model-path m --page-size 16"
+    )]
+    #[case("python -m dynamo.trtllm --model m --max-seq-len 8 --kv-block-size 32", "tensorrt-llm", "m --max_seq_len 8")]
+    #[case("python -m sglang.launch_server --namespace n", "sglang", "--namespace n")]
+    fn a_worker_leaves_the_engine_its_own_words(#[case] command: &str, #[case] engine: &str, #[case] expected: &str) {
+        assert_eq!(taken(command, engine).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case("python -m dynamo.vllm --model m --connector nixl lmcache", "vllm", "--connector")]
+    #[case(
+        "python -m dynamo.trtllm --model m --trtllm.kv_cache_config.dtype fp8",
+        "tensorrt-llm",
+        "--trtllm.kv_cache_config.dtype"
+    )]
+    fn what_a_worker_changes_of_caches_is_refused_by_name(
+        #[case] command: &str,
+        #[case] engine: &str,
+        #[case] flag: &str,
+    ) {
+        assert!(taken(command, engine).unwrap_err().to_string().starts_with(flag));
+    }
+}

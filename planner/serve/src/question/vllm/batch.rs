@@ -1,0 +1,134 @@
+//! The longest sequence, and the largest step, of a server.
+
+use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
+use serde_json::Value;
+
+use super::super::{Limits, Question, overrides};
+use crate::error::ServeError;
+use crate::flags::values::{human_int, is_auto};
+use crate::remedy::Remedy;
+
+/// The first read version that has defaults of its own for GPUs of 160 GiB.
+const LARGE_DEVICES: Version = Version(0, 28, 0);
+/// Read in 0.22.0, and not in 0.21.0: where nobody states the step, an item of a model that looks at items in both directions fits into one
+/// (`_get_min_mm_batched_tokens`).
+const HOLDS_AN_ITEM: Version = Version(0, 22, 0);
+/// Read in 0.27.0, and not in 0.26.0: not of a server of text alone.
+const KNOWS_ONLY_TEXT: Version = Version(0, 27, 0);
+
+/// The longest sequence, and whether vLLM is to find it.
+pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), ServeError> {
+    const FLAG: &str = "--max-model-len";
+    let derived = overrides::longest(question, "--hf-overrides", model)?;
+    let stated = question.flag(FLAG).map(|setting| setting.value().to_owned());
+    let auto = stated.as_deref().is_some_and(is_auto);
+    match (stated.as_deref().filter(|_| !auto).and_then(human_int), derived) {
+        (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
+        (Some(stated), Some(derived)) if stated > derived && overrides::is_stated(model) && !allows_long(question) => {
+            let said = format!(
+                "User-specified max_model_len ({stated}) is greater than the derived max_model_len (max_position_embeddings={derived} or model_max_length=None in model's config.json). To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
+            );
+            Err(question.refused(said, [Remedy::Set(FLAG, derived.to_string())]))
+        }
+        (Some(stated), _) => Ok((stated, false)),
+        (None, Some(derived)) => Ok((overrides::unscaled(question, model).unwrap_or(derived), auto)),
+        (None, None) => Err(question.refused(
+            "the model states no longest sequence; state --max-model-len",
+            [Remedy::Set(FLAG, "4096".into())],
+        )),
+    }
+}
+
+fn allows_long(question: &Question) -> bool {
+    question
+        .env
+        .get("VLLM_ALLOW_LONG_MAX_MODEL_LEN")
+        .is_some_and(|value| ["1", "true"].contains(&value.to_lowercase().trim()))
+}
+
+/// `max_num_seqs` and `max_num_batched_tokens`, by the GPU and for a server.
+pub(super) fn batch(question: &Question, model: &ModelCaches, max_seq_len: u64) -> Result<Limits, ServeError> {
+    const GIB: u64 = 1 << 30;
+    let device = question.device();
+    // A device that is not named has at least the bytes that its caches are said to have.
+    let bytes = device.map_or(question.cache_bytes, |device| device.total_bytes);
+    let is_a100 = device.is_some_and(|device| device.name.to_lowercase().contains("a100"));
+    let (mut tokens, mut sequences) = match bytes {
+        _ if bytes >= 160 * GIB && question.engine.version >= LARGE_DEVICES => (16_384, 1024),
+        _ if bytes >= 70 * GIB && !is_a100 => (8192, 1024),
+        _ => (2048, 256),
+    };
+    if question.flag("--performance-mode").is_some_and(|setting| setting.value() == "throughput") {
+        (tokens, sequences) = (2 * tokens, 2 * sequences);
+    }
+    let stated_tokens = question.count("--max-num-batched-tokens");
+    let stated_sequences = question.count("--max-num-seqs");
+    sequences = stated_sequences.unwrap_or(sequences);
+    let chunked = question.flag("--enable-chunked-prefill").is_none_or(|setting| setting.on);
+    tokens = match stated_tokens {
+        Some(tokens) => tokens,
+        None => {
+            let tokens = if chunked { tokens } else { tokens.max(max_seq_len) };
+            let tokens = largest_item(question, model)?.map_or(tokens, |item| tokens.max(item));
+            tokens.min(sequences.saturating_mul(max_seq_len))
+        }
+    };
+    if stated_sequences.is_none() {
+        sequences = sequences.min(tokens);
+    }
+    if sequences == 0 || tokens == 0 {
+        let flag = if sequences == 0 { "--max-num-seqs" } else { "--max-num-batched-tokens" };
+        return Err(question.refused("Input should be greater than or equal to 1", [Remedy::Remove(flag)]));
+    }
+    if !chunked && tokens < max_seq_len {
+        let said = format!(
+            "max_num_batched_tokens ({tokens}) is smaller than max_model_len ({max_seq_len}). This effectively limits the maximum sequence length to max_num_batched_tokens and makes vLLM reject longer sequences. Please increase max_num_batched_tokens or decrease max_model_len."
+        );
+        let remedies = [
+            Remedy::Set("--max-num-batched-tokens", max_seq_len.to_string()),
+            Remedy::Remove("--enable-chunked-prefill"),
+        ];
+        return Err(question.refused(said, remedies));
+    }
+    if tokens < sequences {
+        let said =
+            format!("max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({sequences}).");
+        let remedies = [
+            Remedy::Set("--max-num-seqs", tokens.to_string()),
+            Remedy::Set("--max-num-batched-tokens", sequences.to_string()),
+        ];
+        return Err(question.refused(said, remedies));
+    }
+    Ok(Limits { max_seq_len, max_batch_size: Some(sequences), max_num_tokens: tokens })
+}
+
+/// Tokens of the largest item of a model that looks at an item in both directions, by its class (`get_mm_max_tokens_per_item`): a video.
+fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>, ServeError> {
+    const FLAG: &str = "--limit-mm-per-prompt";
+    /// Frames, and tokens of one with its marks and its time.
+    const FRAMES: u64 = 32;
+    const FRAME: u64 = 70 + 2 + 6;
+    if question.engine.version < HOLDS_AN_ITEM || !model.info().model_type.starts_with("gemma4") {
+        return Ok(None);
+    }
+    let config = model.model().map(|model| &model.config);
+    let stated = |key: &str| config.and_then(|config| config.get(key)).filter(|value| !value.is_null());
+    let class = stated("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
+    let takes_items = class.is_none_or(|class| class.ends_with("ForConditionalGeneration"));
+    if !takes_items || stated("use_bidirectional_attention").and_then(Value::as_str) != Some("vision") {
+        return Ok(None);
+    }
+    let limits = question.object(FLAG)?;
+    let is_none = |item: &str| {
+        let limit = limits.as_ref().and_then(|limits| limits.get(item));
+        limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
+    };
+    let no_item = ["image", "video"].into_iter().chain(stated("audio_config").map(|_| "audio")).all(is_none);
+    let only_text = question.flag("--language-model-only").is_some_and(|setting| setting.on);
+    if (only_text || no_item) && question.engine.version >= KNOWS_ONLY_TEXT {
+        return Ok(None);
+    }
+    let frames = limits.as_ref().and_then(|limits| limits.get("video")?.get("num_frames")?.as_u64());
+    Ok(Some(frames.unwrap_or(FRAMES).min(FRAMES) * FRAME))
+}

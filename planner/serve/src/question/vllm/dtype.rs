@@ -1,0 +1,147 @@
+//! The dtypes that the model and its caches are kept in.
+
+use cacheplan_planner::engines::{Stored, Version};
+use cacheplan_planner::error::EngineRefusal;
+use cacheplan_planner::{ModelCaches, PlanError, PlanRequest};
+
+use super::super::Question;
+use super::super::calibrated::{self, Reads};
+use super::kinds;
+use crate::error::ServeError;
+use crate::flags::parse::Setting;
+use crate::remedy::Remedy;
+
+/// Read in 0.14.0, and not in 0.13.0: what ModelOpt calibrated is the dtype of caches. Read in 0.15.1, and not in 0.14.0: so is what
+/// llm-compressor did.
+/// Read in 0.15.1 to 0.21.0, and not in 0.22.0: whatever the command says.
+pub(super) const READS: Reads = Reads {
+    modelopt: Version(0, 14, 0),
+    compressor: Version(0, 15, 0),
+    overrides: Version(0, 15, 0)..Version(0, 22, 0),
+};
+/// `_FLOAT16_NOT_SUPPORTED_MODELS` of vllm-project/vllm@18ec662, a build of about this version.
+const WITHOUT_FLOAT16: [&str; 5] = ["gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"];
+const REFUSES_FLOAT16: Version = Version(0, 12, 0);
+/// Read in 0.33.0, and not in 0.32.0: a stated dtype of caches of 16 bits is the model's.
+const REFUSES_OTHER_FLOAT: Version = Version(0, 33, 0);
+
+/// The dtype that the model is run in, which caches follow where nothing else says.
+pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let Some(word) = question.flag("--dtype").map(|setting| setting.value().to_owned()) else { return Ok(()) };
+    let name = match word.as_str() {
+        "auto" => return Ok(()),
+        "half" | "float16" => "f16",
+        "bfloat16" => "bf16",
+        _ => "f32",
+    };
+    let model_type = &*model.info().model_type;
+    if name == "f16" && WITHOUT_FLOAT16.contains(&model_type) && question.engine.version >= REFUSES_FLOAT16 {
+        let said = format!(
+            "The model type '{model_type}' does not support float16. Reason: Numerical instability. Please use bfloat16 or float32 instead."
+        );
+        return Err(question.refused(said, [Remedy::Set("--dtype", "bfloat16".into())]));
+    }
+    // `auto` of caches is what the checkpoint says of them first, and what it is anyway where the model has that dtype.
+    let kv = Some("dtypes.kv").filter(|_| calibrated::is_taken(question, model, &READS) != Some(true));
+    let kv = kv.filter(|_| name != model.info().dtype.name());
+    for path in kv.into_iter().chain(["dtypes.conv"]) {
+        question.default_of(path, format!("\"{name}\""));
+    }
+    if name == "f32" && kinds(question, model)?.0 {
+        question.default_of("dtypes.ssm", "\"f32\"");
+    }
+    if name == "f32"
+        && model.info().dtype.name() != "f32"
+        && !question.is_stated("engine.cache_bytes")
+        && !question.is_stated("memory.weights")
+    {
+        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes"
+            .to_owned();
+        return Err(ServeError::NotHandled {
+            flag: "--dtype".into(),
+            why,
+            remedies: vec![Remedy::Set("--dtype", "auto".into())],
+        });
+    }
+    Ok(())
+}
+
+/// What a model's latents are kept in: vLLM refuses words that no kernel reads, and some mean another layout than is planned for them.
+pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) -> Result<(), ServeError> {
+    const FLAG: &str = "--kv-cache-dtype";
+    other_float(question, request)?;
+    let word = question.flag(FLAG).map_or("auto", Setting::value).to_owned();
+    let backend = backend(question);
+    let refusal = |error: PlanError| match error {
+        PlanError::Engine(EngineRefusal::Kernel { said, .. }) => {
+            let words = ["fp8", "auto"].into_iter().filter(|other| *other != word);
+            question.refused(said, words.map(|other| Remedy::Set(FLAG, other.to_owned())))
+        }
+        error => error.into(),
+    };
+    let of = |word, backend| request.latents(question.engine, word, backend).map_err(refusal);
+    let stated = Some(&*word).filter(|word| *word != "auto");
+    let stored = match of(stated, backend.as_deref())? {
+        None if backend.is_some() => of(stated, None)?,
+        stored => stored,
+    };
+    // Without latents none has such a layout.
+    let is_known = stored.is_some() || !word.ends_with("_ds_mla");
+    if is_known && stored == of(None, None)? {
+        if let Some(name) = stored.and_then(Stored::name).filter(|name| *name != word) {
+            question.notes.push(format!("its log says that it uses the {name} KV cache format"));
+        }
+        return Ok(());
+    }
+    let by = backend.map_or(String::new(), |backend| format!(" by {backend}"));
+    let why = format!("caches in `{word}`{by} were not read for this model and device");
+    let remedies = vec![Remedy::Set(FLAG, "auto".into()), Remedy::Set(FLAG, "fp8".into()), Remedy::Remove(BACKEND)];
+    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies })
+}
+
+const BACKEND: &str = "--attention-backend";
+
+/// The kernels that the command names.
+pub(super) fn backend(question: &Question) -> Option<String> {
+    let stated = question.flag(BACKEND).map(|setting| setting.value().to_owned());
+    stated.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned())
+}
+
+/// `--dtype bfloat16` on a card that has none.
+pub(in super::super) fn bfloat16(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
+    const FLAG: &str = "--dtype";
+    let capability = request.budget()?.engine.compute_capability.filter(|capability| *capability < 80);
+    let (Some(capability), Some(device)) = (capability, question.device()) else { return Ok(()) };
+    if question.flag(FLAG).is_none_or(|setting| setting.value() != "bfloat16") {
+        return Ok(());
+    }
+    let said = format!(
+        "Bfloat16 is only supported on GPUs with compute capability of at least 8.0. Your {} GPU has compute capability {}.{}. You can use float16 instead by explicitly setting the `dtype` flag in CLI, for example: --dtype=half.",
+        device.name,
+        capability / 10,
+        capability % 10
+    );
+    Err(question.refused(said, [Remedy::Set(FLAG, "half".into())]))
+}
+
+/// `--kv-cache-dtype` of 16 bits beside a model in others.
+fn other_float(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
+    const FLAG: &str = "--kv-cache-dtype";
+    let word = question.flag(FLAG).map(Setting::value).filter(|word| matches!(*word, "float16" | "bfloat16"));
+    let run_in = match question.flag("--dtype").map_or("auto", Setting::value) {
+        "half" | "float16" => "float16",
+        "bfloat16" => "bfloat16",
+        "float" | "float32" => "float32",
+        // A model in float32 is run in bfloat16.
+        _ if request.model().info().dtype.name() == "f16" => "float16",
+        _ => "bfloat16",
+    };
+    let Some(word) = word.filter(|word| *word != run_in && question.engine.version >= REFUSES_OTHER_FLOAT) else {
+        return Ok(());
+    };
+    let allowed = if run_in == "float32" { "`auto`".to_owned() } else { format!("`auto` or `{run_in}`") };
+    let said = format!(
+        "kv_cache_dtype=\"{word}\" is incompatible with dtype=\"{run_in}\". Please set `--kv-cache-dtype` to {allowed}."
+    );
+    Err(question.refused(said, [Remedy::Set(FLAG, "auto".into())]))
+}

@@ -1,0 +1,97 @@
+//! The bytes that caches get, and the blocks that they must give.
+
+use cacheplan_planner::engines::Version;
+use cacheplan_planner::{ByteSize, ModelCaches};
+use serde_json::Value;
+
+use super::super::{Limits, Question};
+use crate::error::ServeError;
+use crate::remedy::Remedy;
+
+/// What is taken of a device before anything is allocated, at least: 21.84 of an L4's 22.03 GiB were free, the most of public starts.
+const TAKEN: u64 = (2203 - 2184) * (1 << 30) / 100;
+/// Merged after 0.18.0 (vllm-project/vllm#38270): graphs of decoding are captured only where every sequence has a block for its state.
+const CAPTURES_WITH_STATES: Version = Version(0, 19, 0);
+/// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
+const COUNTS_GRAPHS: Version = Version(0, 21, 0);
+
+/// The share of the device, or the bytes that are stated.
+pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--gpu-memory-utilization";
+    let share = question.flag(FLAG).map(|setting| setting.value().to_owned());
+    let usual = question.default(FLAG).unwrap_or("0.9").to_owned();
+    let number: f64 = share.as_deref().unwrap_or(&usual).parse().unwrap_or(0.9);
+    if !(number > 0.0 && number <= 1.0) {
+        let said = format!(
+            "gpu_memory_utilization: Input should be greater than 0 and less than or equal to 1 (it is {number})"
+        );
+        let percent = (number > 1.0 && number <= 100.0).then(|| Remedy::Set(FLAG, (number / 100.0).to_string()));
+        return Err(question.refused(said, percent.into_iter().chain([Remedy::Set(FLAG, usual)])));
+    }
+    let Some(total) = question.device().map(|device| device.total_bytes) else { return Ok(()) };
+    const BYTES: &str = "--kv-cache-memory-bytes";
+    if let Some(bytes) = question.count(BYTES).filter(|bytes| *bytes > total) {
+        let (bytes, total) = (ByteSize(bytes), ByteSize(total));
+        let said = format!("CUDA out of memory: {BYTES} states {bytes}, and GPU 0 has a total capacity of {total}");
+        return Err(question.refused(said, [Remedy::Remove(BYTES)]));
+    }
+    if question.is_stated("engine.cache_bytes") {
+        return Ok(());
+    }
+    if number * total as f64 > total.saturating_sub(TAKEN) as f64 {
+        let said = format!(
+            "Free memory on device cuda:0 on startup is less than desired GPU memory utilization ({number}, {:.2} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+            number * total as f64 / f64::from(1 << 30)
+        );
+        return Err(question.refused(said, [Remedy::Set(FLAG, "0.95".into())]));
+    }
+    question.default_of("memory.fraction", (number * 1e6).round() / 1e6);
+    question.default_of("memory.of", "total");
+    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on);
+    let by_variable = question.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS").map(|value| value.trim() != "0");
+    let counts_graphs = by_variable.unwrap_or(question.engine.version >= COUNTS_GRAPHS);
+    if eager || !counts_graphs {
+        question.default_of("memory.graphs", "0B");
+    }
+    if let Some(size) = question.flag("--kv-offloading-size").and_then(|setting| setting.value().parse::<f64>().ok()) {
+        question
+            .notes
+            .push(format!("{size} GiB of host memory are beside these caches and hold none of the sequences that run"));
+    }
+    Ok(())
+}
+
+/// Another quantisation than the files have is one of weights that are not known.
+pub(super) fn quantization(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
+    const FLAG: &str = "--quantization";
+    if question.is_stated("engine.cache_bytes") || question.is_stated("memory.weights") || question.device().is_none() {
+        return Ok(());
+    }
+    let Some(stated) = question.flag(FLAG).map(|setting| setting.value().to_lowercase()) else { return Ok(()) };
+    let section = model.model().and_then(|model| model.config.get("quantization_config"));
+    let method = section.and_then(|section| section.get("quant_method")).and_then(Value::as_str).unwrap_or("");
+    let same = !method.is_empty() && (stated.contains(method) || method.contains(&*stated));
+    if same {
+        return Ok(());
+    }
+    let why = format!(
+        "it quantises weights that the files have {}; state what they take with --weights",
+        if method.is_empty() { "in full" } else { method }
+    );
+    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
+}
+
+/// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. What drafts
+/// may capture otherwise, which was not read.
+pub(in super::super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
+    let captures = || {
+        let Some(setting) = question.flag("--compilation-config") else { return true };
+        let mode = || serde_json::from_str::<Value>(setting.value()).ok()?.get("cudagraph_mode").cloned();
+        mode().is_none_or(|mode| mode.as_str().is_some_and(|mode| mode.to_uppercase().starts_with("FULL")))
+    };
+    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on)
+        || question.flag("--optimization-level").is_some_and(|setting| setting.value() == "0");
+    let drafts = question.flag("--speculative-config").is_some();
+    let asks = question.engine.version >= CAPTURES_WITH_STATES && !eager && !drafts && captures();
+    limits.max_batch_size.filter(|_| asks).unwrap_or(0)
+}
