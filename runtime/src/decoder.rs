@@ -1,5 +1,6 @@
 //! A decoder: a model of text and its vocabulary projection; and the model that is made of blocks.
 
+use std::cell::RefCell;
 use std::fmt::Debug;
 
 use cacheplan_handlers::Kind;
@@ -17,7 +18,7 @@ use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{GraphForm, Writer, int, refuse};
 use crate::inputs::{HostStep, StepInputs};
-use crate::layers::{Linear, RmsNorm};
+use crate::layers::{Ending, Linear, widened};
 use crate::prediction::PredictionLayer;
 use crate::step::{Names, Step};
 use crate::weights::{Matrix, Weights};
@@ -135,7 +136,8 @@ impl Head {
 pub(crate) struct Blocks {
     pub(crate) embedding: Matrix,
     pub(crate) blocks: Vec<Block>,
-    pub(crate) norm: RmsNorm,
+    /// What stands behind the last block.
+    pub(crate) ending: Ending,
     /// Factor on the embedded tokens.
     pub(crate) embedding_scale: f64,
     /// How its caches are called where they are a draft model's.
@@ -347,7 +349,10 @@ impl TextModel for Blocks {
         for block in &self.blocks {
             x = block.trace(&mut writer, &x)?;
         }
-        let x = self.norm.trace(&mut writer, &x)?;
+        let Ending::Norm(norm) = &self.ending else {
+            return Err(refuse("the model", "it has several residual streams"));
+        };
+        let x = norm.trace(&mut writer, &x)?;
         Ok(writer.finish(&x, hidden))
     }
 
@@ -386,14 +391,19 @@ impl TextModel for Blocks {
         let embedded = self.embedding.embed(on, inputs.tokens)?;
         let embedded = scaled(embedded, self.embedding_scale)?;
         let drafts = Drafts::of(caches, inputs);
-        let step = Step { on, inputs, caches, names: &self.names, embedded: &embedded, drafts: drafts.as_ref() };
-        let mut x = embedded.clone();
+        let (names, chosen) = (&self.names, RefCell::default());
+        let drafts = drafts.as_ref();
+        let step = Step { on, inputs, caches, names, embedded: &embedded, drafts, chosen: &chosen };
+        let mut x = match self.ending.streams() {
+            1 => embedded.clone(),
+            streams => widened(&embedded, streams)?,
+        };
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }
-        drafts.as_ref().map_or(Ok(()), Drafts::keep)?;
+        drafts.map_or(Ok(()), Drafts::keep)?;
         let chosen = x.index_select(&on.tensor(inputs.rows)?, 0)?;
-        Ok(self.norm.forward(on, &chosen)?)
+        self.ending.forward(on, &chosen)
     }
 }
 

@@ -5,6 +5,7 @@ mod deepseek_v3;
 mod experts;
 mod falcon_h1;
 mod gemma3;
+mod glm5_next;
 mod gpt_oss;
 mod granitemoehybrid;
 mod jamba;
@@ -18,6 +19,7 @@ mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
 mod qwen3_next;
+mod qwen4_exp;
 mod zamba2;
 
 use std::sync::LazyLock;
@@ -69,12 +71,13 @@ macro_rules! relative {
 }
 
 /// The types that there is a decoder for.
-static DECODERS: [Entry; 25] = [
+static DECODERS: [Entry; 27] = [
     entry!("bamba", bamba::load),
     entry!("deepseek_v2", deepseek_v3::load_v2),
     Entry { predicts: true, preprocesses: true, ..entry!("deepseek_v3", deepseek_v3::load) },
     entry!("falcon_h1", falcon_h1::load),
     entry!("gemma3_text", gemma3::load),
+    entry!("glm5_next_text", glm5_next::load),
     entry!("gpt_oss", gpt_oss::load),
     entry!("granitemoehybrid", granitemoehybrid::load),
     entry!("jamba", jamba::load),
@@ -94,6 +97,7 @@ static DECODERS: [Entry; 25] = [
     Entry { predicts: true, ..entry!("qwen3_5_text", qwen3_next::load_qwen3_5) },
     relative!("qwen3_moe", llama::QWEN3_MOE),
     Entry { predicts: true, ..entry!("qwen3_next", qwen3_next::load) },
+    entry!("qwen4_exp_text", qwen4_exp::load),
     entry!("zamba2", zamba2::load),
 ];
 

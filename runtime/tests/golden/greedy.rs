@@ -50,7 +50,9 @@ fn assert_same(ours: &[Output], theirs: &[Output]) {
 }
 
 #[rstest]
-fn the_size_of_a_step_does_not_change_what_is_generated(#[values("nemotron_h", "llama", "mamba2")] model: &str) {
+fn the_size_of_a_step_does_not_change_what_is_generated(
+    #[values("nemotron_h", "llama", "mamba2", "glm5_next_text", "qwen4_exp_text")] model: &str,
+) {
     let whole = generate(model, &mut session(model, BUDGET));
     let small_steps = "max_seq_len = 96\nmax_batch_size = 3\nmax_num_tokens = 4\ntokens_per_block = 8\n";
     assert_same(&generate(model, &mut session(model, small_steps)), &whole);
@@ -87,7 +89,9 @@ fn a_prompt_takes_no_more_than_its_share_of_a_step_beside_decoding() {
 }
 
 #[rstest]
-fn sequences_that_lose_their_caches_generate_what_they_would_have(#[values("nemotron_h", "llama")] model: &str) {
+fn sequences_that_lose_their_caches_generate_what_they_would_have(
+    #[values("nemotron_h", "llama", "glm5_next_text", "qwen4_exp_text")] model: &str,
+) {
     let roomy = generate(model, &mut session(model, BUDGET));
     let mut crowded = session(model, BUDGET);
     let mut plan = crowded.plan().clone();

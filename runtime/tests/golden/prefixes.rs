@@ -46,7 +46,17 @@ fn prompts() -> [Vec<u32>; 3] {
 #[rstest]
 fn a_prompt_goes_on_from_the_caches_of_an_earlier_one(
     #[values(
-        "bamba", "falcon_h1", "gemma3", "gpt_oss", "jamba", "llama", "nemotron_h", "qwen3_next", "zamba2"
+        "bamba",
+        "falcon_h1",
+        "gemma3",
+        "glm5_next_text",
+        "gpt_oss",
+        "jamba",
+        "llama",
+        "nemotron_h",
+        "qwen3_next",
+        "qwen4_exp_text",
+        "zamba2"
     )]
     model: &str,
 ) {
@@ -138,7 +148,7 @@ fn the_strategy_of_a_budget_says_where_states_are_left(#[case] strategy: &str, #
 /// Where an answer ends a state is kept, and the block around it is copied for who goes on from there.
 #[rstest]
 fn the_next_turn_goes_on_where_the_last_one_ended(
-    #[values("bamba", "falcon_h1", "jamba", "nemotron_h", "qwen3_next")] model: &str,
+    #[values("bamba", "falcon_h1", "glm5_next_text", "jamba", "nemotron_h", "qwen3_next", "qwen4_exp_text")] model: &str,
     #[values(5, 8, 16)] block: usize,
 ) {
     let budget = BUDGET.replace("tokens_per_block = 8", &format!("tokens_per_block = {block}"));

@@ -76,7 +76,7 @@ fn guessing_ahead_generates_the_same_tokens(model: &str) {
     assert!(manager.book().stats().pools.iter().all(|pool| pool.used == 0));
 }
 
-over_every_model!(trees_of_guesses_generate_the_same_tokens);
+over_models_that_verify_trees!(trees_of_guesses_generate_the_same_tokens);
 #[expect(clippy::print_stdout, reason = "how many guesses were right, beside those of chains")]
 fn trees_of_guesses_generate_the_same_tokens(model: &str) {
     let budget = BUDGET.to_owned() + "\n[speculation]\ndraft_tokens = 6\n";
