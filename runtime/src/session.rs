@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cacheplan_graphs::GraphEngine;
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_kernels::{Backend, MlaCacheMode};
 use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
 use cacheplan_managers::device::{CacheSet, PrefixFiles};

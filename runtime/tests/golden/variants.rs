@@ -19,6 +19,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "deepseek_v3_yarn",
         "falcon_h1_projector_bias",
         "gemma3_older_rope",
+        "glm5_next_older_keys",
+        "glm5_next_token_keys",
         "gpt_oss_defaults",
         "kimi_linear_own_head",
         "lfm2_moe_uncorrected",
@@ -37,6 +39,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "qwen3_moe_stacked",
         "qwen3_next_gelu",
         "qwen3_window",
+        "qwen4_exp_long_ngrams",
+        "qwen4_exp_sigmoid",
         "zamba2_attention_adapters",
         "zamba2_untied"
     )]
