@@ -51,7 +51,11 @@ impl CacheUse {
                 && planned.stride == self.stride
                 && planned.window.is_none_or(|kept| self.window.is_some_and(|read| read <= kept))
         });
-        if holds { Ok(()) } else { Err(Box::new(Unplanned { needs: self.clone(), planned: planned.into_iter().next() })) }
+        if holds {
+            Ok(())
+        } else {
+            Err(Box::new(Unplanned { needs: self.clone(), planned: planned.into_iter().next() }))
+        }
     }
 }
 

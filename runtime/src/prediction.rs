@@ -110,8 +110,7 @@ impl PredictionLayer {
         let both = [self.token_norm.forward(on, &embedded)?, self.hidden_norm.forward(on, hidden)?];
         let mut x = self.projection.forward(on, &Tensor::cat(&both, 1)?)?;
         let chosen = RefCell::default();
-        let step =
-            Step { on, inputs, caches, names: &self.names, embedded: &embedded, drafts: None, chosen: &chosen };
+        let step = Step { on, inputs, caches, names: &self.names, embedded: &embedded, drafts: None, chosen: &chosen };
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }

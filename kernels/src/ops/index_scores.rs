@@ -128,9 +128,7 @@ fn check_blocks(
 /// The places of the `most` highest scores, rising; the earlier one where two are equal.
 fn highest(most: usize, scores: &[f32]) -> Vec<u32> {
     let mut places: Vec<u32> = (0..scores.len() as u32).collect();
-    let better = |&a: &u32, &b: &u32| -> Ordering {
-        scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b))
-    };
+    let better = |&a: &u32, &b: &u32| -> Ordering { scores[b as usize].total_cmp(&scores[a as usize]).then(a.cmp(&b)) };
     if most < places.len() {
         if most > 0 {
             places.select_nth_unstable_by(most - 1, better);

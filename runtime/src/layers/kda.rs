@@ -65,12 +65,7 @@ impl KdaDecay {
 
 impl Kda {
     /// Reads the mixer of absolute layer `layer`, whose heads decay by `a_log` in f32.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        layer: u32,
-        shape: KdaShape,
-        a_log: &Tensor,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: KdaShape, a_log: &Tensor) -> Result<Self, RuntimeError> {
         let KdaShape { hidden, heads, head_dim, d_conv, activation, norm_eps, .. } = shape;
         let channels = heads * head_dim;
         let linear = |name: &str, from: usize, to: usize| Linear::load(&weights.enter(name), from, to, false);

@@ -40,7 +40,7 @@ pub(crate) use ngram::{HashRules, NGramShape, NGrams};
 pub(crate) use norm::RmsNorm;
 pub(crate) use rope::{RopeConfig, RopeParameters};
 pub(crate) use short_conv::ShortConv;
-pub(crate) use streams::{Ending, GatedShape, GatedStreams, MixedShape, MixedStreams, Streams, StreamNorm, widened};
+pub(crate) use streams::{Ending, GatedShape, GatedStreams, MixedShape, MixedStreams, StreamNorm, Streams, widened};
 pub(crate) use token_shift::TokenShift;
 
 use cacheplan_kernels::{Rope, Run, StateBatch, StateWrites};

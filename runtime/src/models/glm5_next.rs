@@ -68,7 +68,6 @@ fn index_kpool() -> usize {
     16
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "a config may state that there is none")]
 fn lower_bound() -> Option<f64> {
     Some(-5.0)
 }
@@ -128,10 +127,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
             _ => return Err(layer.refuse(known)),
         };
         let feed_forward = config.feed_forward(layer, sizes)?;
-        Ok(vec![
-            mixer.among(config.streams(layer, "hc_attn")?),
-            feed_forward.among(config.streams(layer, "hc_ffn")?),
-        ])
+        Ok(vec![mixer.among(config.streams(layer, "hc_attn")?), feed_forward.among(config.streams(layer, "hc_ffn")?)])
     })
 }
 

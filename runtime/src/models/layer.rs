@@ -10,8 +10,8 @@ use crate::block::Block;
 use crate::decoder::{Blocks, Decoder, Head};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, AttentionShape, Ending, GatedShape, GatedStreams, LATENT_NORM_EPS, Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape,
-    MlpShape, RmsNorm, size,
+    Activation, AttentionShape, Ending, GatedShape, GatedStreams, LATENT_NORM_EPS, Linear, Mamba2, Mamba2Rules,
+    Mamba2Shape, MlaShape, MlpShape, RmsNorm, size,
 };
 use crate::prediction::{PredictionLayer, PredictionNames};
 use crate::step::Names;

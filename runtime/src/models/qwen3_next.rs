@@ -213,11 +213,7 @@ pub(super) fn delta_shape(
 }
 
 /// Attention with norms over heads, and a gate for its output.
-pub(super) fn gated_attention(
-    layer: &Layer<'_>,
-    shape: AttentionShape,
-    rope: Rope,
-) -> Result<Attention, RuntimeError> {
+pub(super) fn gated_attention(layer: &Layer<'_>, shape: AttentionShape, rope: Rope) -> Result<Attention, RuntimeError> {
     let weights = layer.enter("self_attn");
     let norm = |name: &str| layer.norm_of(&weights.enter(name), shape.head_dim);
     let attention = Attention::load_gated(&weights, layer.index, shape, Some(rope))?;

@@ -34,7 +34,8 @@ pub(crate) fn assert_caches_match(
                 assert_close(&ours, &theirs, name);
             }
             "conv1" => {
-                let ours = state_called(driven, sequence, &format!("ngram_conv_{layer}")).squeeze(2).unwrap().t().unwrap();
+                let ours =
+                    state_called(driven, sequence, &format!("ngram_conv_{layer}")).squeeze(2).unwrap().t().unwrap();
                 assert_close(&ours.contiguous().unwrap(), &theirs, name);
             }
             "conv2" => {

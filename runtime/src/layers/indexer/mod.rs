@@ -156,8 +156,7 @@ impl Indexer {
         let (q, shares) = self.source.queries(x, latent, step)?;
         let cache = step.paged(self.layer, &Kind::IndexKey)?;
         let scale = 1.0 / (self.shape.head_dim as f32).sqrt();
-        let scores =
-            IndexScores { scale, shares: shares.as_ref(), stride, most: budget / stride, quant: cache.quant };
+        let scores = IndexScores { scale, shares: shares.as_ref(), stride, most: budget / stride, quant: cache.quant };
         let best = scores.best(on, &q, cache.pool, &cache.view, &cache.batch)?;
         let choice = Arc::new(Choice::of(&best, stride, metadata));
         *step.chosen.borrow_mut() = Some(choice.clone());
@@ -231,11 +230,7 @@ mod tests {
 
     #[test]
     fn a_token_sees_the_tokens_of_chosen_keys_and_those_without_one() {
-        let metadata = StepMetadata {
-            cu_seqlens: vec![0, 2, 3, 5],
-            kv_lens: vec![9, 2, 0],
-            ..StepMetadata::default()
-        };
+        let metadata = StepMetadata { cu_seqlens: vec![0, 2, 3, 5], kv_lens: vec![9, 2, 0], ..StepMetadata::default() };
         // Positions 7 and 8, position 1, and padding.
         let entries = [vec![0], vec![0, 1], vec![], vec![], vec![]];
         let choice = Choice::of(&entries, 3, &metadata);

@@ -43,12 +43,7 @@ impl Hashes {
             let mixed = split_mix(base.wrapping_add(GAMMA.wrapping_mul(place + 1)));
             (2 * (mixed % half) + 1) as i64
         };
-        Self {
-            multipliers: (0..ngram as u64).map(multiplier).collect(),
-            heads: heads.collect(),
-            heads_per_ngram,
-            end,
-        }
+        Self { multipliers: (0..ngram as u64).map(multiplier).collect(), heads: heads.collect(), heads_per_ngram, end }
     }
 
     /// How many tokens before a token it depends on.

@@ -89,7 +89,8 @@ impl NGrams {
             _ => None,
         };
         let mut rows = Vec::with_capacity(tokens.len() * self.hashes.count());
-        for (sequence, span) in metadata.cu_seqlens.windows(2).map(|ends| ends[0] as usize..ends[1] as usize).enumerate()
+        for (sequence, span) in
+            metadata.cu_seqlens.windows(2).map(|ends| ends[0] as usize..ends[1] as usize).enumerate()
         {
             let slot = usize::try_from(kept.batch.slots[sequence]).ok();
             let is_first = metadata.kv_lens[sequence] as usize <= span.len();
