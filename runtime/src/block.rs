@@ -4,7 +4,7 @@ use cacheplan_kernels::Rows;
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
-use crate::exported::{Writer, refuse};
+use crate::exported::Writer;
 use crate::layers::{Mixer, RmsNorm, Streams};
 use crate::step::Step;
 
@@ -81,9 +81,6 @@ impl Block {
     }
 
     pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
-        if self.streams.is_some() {
-            return Err(refuse("the model", "it has several residual streams"));
-        }
         let normed = match &self.norm {
             Some(norm) => norm.trace(writer, x)?,
             None => x.to_owned(),

@@ -339,6 +339,9 @@ impl Decoder {
 
 impl TextModel for Blocks {
     fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+        let Ending::Norm(norm) = &self.ending else {
+            return Err(refuse("the model", "it has several residual streams"));
+        };
         let mut writer = Writer::new(form);
         let embedding = self.embedding.computed()?;
         let hidden = embedding.dim(1)?;
@@ -349,9 +352,6 @@ impl TextModel for Blocks {
         for block in &self.blocks {
             x = block.trace(&mut writer, &x)?;
         }
-        let Ending::Norm(norm) = &self.ending else {
-            return Err(refuse("the model", "it has several residual streams"));
-        };
         let x = norm.trace(&mut writer, &x)?;
         Ok(writer.finish(&x, hidden))
     }
