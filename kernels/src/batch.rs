@@ -24,6 +24,48 @@ pub struct PagedBatch<'a> {
     /// before the step. A token sees that and the tokens on its path, and stands behind them, wherever it is written.
     /// Without parents each token follows the row before it.
     pub parents: Option<&'a [i32]>,
+    /// What each token sees, where that is not all that stands before it.
+    pub chosen: Option<Chosen<'a>>,
+}
+
+/// The positions that each token of a step sees, its own among them if it is to see itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Chosen<'a> {
+    /// `[total_tokens + 1]`: those of token `i` are `positions[starts[i]..starts[i + 1]]`.
+    pub starts: &'a [u32],
+    /// Rising for each token, and none behind its own.
+    pub positions: &'a [u32],
+}
+
+impl Chosen<'_> {
+    /// The positions of a row.
+    pub(crate) fn of(&self, row: usize) -> &[u32] {
+        &self.positions[self.starts[row] as usize..self.starts[row + 1] as usize]
+    }
+
+    /// Checks that there is a list for each token, and that it sees nothing behind itself.
+    fn check(&self, op: &'static str, batch: &PagedBatch<'_>, total_tokens: usize) -> Result<()> {
+        let argument = |reason: String| Err(KernelError::Argument { op, reason });
+        if batch.parents.is_some() {
+            return argument("tokens of a tree cannot choose what they see".to_owned());
+        }
+        let ends = self.starts.first() == Some(&0) && self.starts.last() == Some(&(self.positions.len() as u32));
+        if self.starts.len() != total_tokens + 1 || !ends || !self.starts.is_sorted() {
+            let positions = self.positions.len();
+            return argument(format!("chosen.starts must rise from 0 to {positions} over {total_tokens} tokens"));
+        }
+        for (sequence, &kv_len) in batch.kv_lens.iter().enumerate().filter(|(_, kv_len)| **kv_len > 0) {
+            let rows = batch.rows(sequence);
+            for row in rows.clone() {
+                let (seen, position) = (self.of(row), kv_len as usize - (rows.end - row));
+                let rises = seen.is_sorted_by(|a, b| a < b);
+                if !rises || seen.last().is_some_and(|last| *last as usize > position) {
+                    return argument(format!("token {row} at position {position} cannot see {seen:?}"));
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<'a> PagedBatch<'a> {
@@ -35,13 +77,19 @@ impl<'a> PagedBatch<'a> {
         max_blocks: usize,
     ) -> Self {
         let (cu_seqlens, kv_lens) = (cu_seqlens.into(), kv_lens.into());
-        Self { cu_seqlens, kv_lens, block_tables: block_tables.into(), max_blocks, parents: None }
+        Self { cu_seqlens, kv_lens, block_tables: block_tables.into(), max_blocks, parents: None, chosen: None }
     }
 
     /// The same with tokens that form trees, see [`parents`](Self::parents).
     #[must_use]
     pub fn with_parents(self, parents: &'a [i32]) -> Self {
         Self { parents: Some(parents), ..self }
+    }
+
+    /// The same with tokens that see some positions alone.
+    #[must_use]
+    pub fn with_chosen(self, chosen: Chosen<'a>) -> Self {
+        Self { chosen: Some(chosen), ..self }
     }
 
     /// The rows on the path to a row of a tree, itself first.
@@ -101,7 +149,7 @@ impl<'a> PagedBatch<'a> {
                 });
             }
         }
-        Ok(())
+        self.chosen.map_or(Ok(()), |chosen| chosen.check(op, self, total_tokens))
     }
 }
 

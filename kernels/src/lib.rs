@@ -53,7 +53,7 @@ mod tests;
 mod view;
 
 pub use backend::{Backend, Run, StepBuffer};
-pub use batch::{PagedBatch, StateBatch, StateWrites};
+pub use batch::{Chosen, PagedBatch, StateBatch, StateWrites};
 pub use cpu::product::Matrix;
 pub use cuda::{Argument, Buffer, Contents, Launch, Launches, Target};
 pub use error::KernelError;
@@ -62,6 +62,7 @@ pub use numbers::{Numbers, StepLists, Word};
 pub use ops::attention::{PagedAttention, Window};
 pub use ops::conv1d::CausalConv1d;
 pub use ops::groups::GroupFormat;
+pub use ops::index_scores::IndexScores;
 pub use ops::kv_cache::KvWrite;
 pub use ops::linear_attention::{LinearAttentionScan, StateDecay};
 pub use ops::mamba1::Mamba1Scan;

@@ -5,10 +5,10 @@ use candle_core::Tensor;
 
 use crate::error::RuntimeError;
 use crate::exported::Writer;
-use crate::layers::{Mixer, RmsNorm};
+use crate::layers::{Mixer, RmsNorm, Streams};
 use crate::step::Step;
 
-/// `residual_scale · x + output_scale · post_norm(mixer(norm(x)))`.
+/// `residual_scale · x + output_scale · post_norm(mixer(norm(x)))`, or what several streams make of input and output.
 #[derive(Debug)]
 pub(crate) struct Block {
     /// Absent for mixers that normalise by themselves.
@@ -19,6 +19,8 @@ pub(crate) struct Block {
     pub(crate) residual_scale: f64,
     /// Whether the mixer's normalised input takes the place of `x` in the sum.
     pub(crate) residual_is_normed: bool,
+    /// How the mixer meets several residual streams, where there are several; then scales are 1.
+    pub(crate) streams: Option<Box<dyn Streams>>,
 }
 
 impl Block {
@@ -38,20 +40,43 @@ impl Block {
     }
 
     fn bare(mixer: Box<dyn Mixer>) -> Self {
-        Self { norm: None, mixer, post_norm: None, output_scale: 1.0, residual_scale: 1.0, residual_is_normed: false }
+        Self {
+            norm: None,
+            mixer,
+            post_norm: None,
+            output_scale: 1.0,
+            residual_scale: 1.0,
+            residual_is_normed: false,
+            streams: None,
+        }
+    }
+
+    /// The same among several residual streams.
+    pub(crate) fn among(self, streams: impl Streams + 'static) -> Self {
+        Self { streams: Some(Box::new(streams)), ..self }
     }
 
     pub(crate) fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let on = step.on();
+        let (x, back) = match &self.streams {
+            Some(streams) => {
+                let (read, back) = streams.read(on, x)?;
+                (read, Some(back))
+            }
+            None => (x.clone(), None),
+        };
         let normed = match &self.norm {
-            Some(norm) => norm.forward(on, x)?,
+            Some(norm) => norm.forward(on, &x)?,
             None => x.clone(),
         };
         let mut y = self.mixer.forward(&normed, step)?;
         if let Some(norm) = &self.post_norm {
             y = norm.forward(on, &y)?;
         }
-        let residual = if self.residual_is_normed { normed } else { x.clone() };
+        if let Some(back) = back {
+            return Ok(back.with(&y)?);
+        }
+        let residual = if self.residual_is_normed { normed } else { x };
         Ok(Rows(&residual).weighted_sum(on, self.residual_scale as f32, &y, self.output_scale as f32)?)
     }
 

@@ -17,11 +17,13 @@ pub struct CacheUse {
     pub shape: Vec<u64>,
     /// Tokens back that are read; `None` for all, or where nothing is kept per token.
     pub window: Option<u64>,
+    /// Tokens for which there is one entry; 1 where nothing is kept per token.
+    pub stride: u32,
 }
 
 impl CacheUse {
     pub(crate) fn new<const N: usize>(layer: u32, kind: Kind, shape: [usize; N]) -> Self {
-        Self { layer, kind, shape: shape.map(|size| size as u64).to_vec(), window: None }
+        Self { layer, kind, shape: shape.map(|size| size as u64).to_vec(), window: None, stride: 1 }
     }
 
     /// That of a planned resource.
@@ -31,28 +33,38 @@ impl CacheUse {
 
     /// That of a handler in a layer.
     pub(crate) fn of_handler(layer: u32, handler: &ResourceHandler) -> Option<Self> {
-        let window = match handler.growth() {
-            Growth::Paged { window, .. } => window.map(u64::from),
-            _ => None,
+        let (stride, window) = match handler.growth() {
+            Growth::Paged { stride, window } => (stride, window.map(u64::from)),
+            _ => (1, None),
         };
         let shape = handler.shape().iter().map(|dim| dim.size).collect();
-        Some(Self { layer, kind: handler.kind().clone(), shape, window })
+        Some(Self { layer, kind: handler.kind().clone(), shape, window, stride })
     }
 
     /// Checks that what is planned holds it: the same, or more tokens than are read.
     pub(crate) fn check(&self, resources: &Resources) -> Result<(), Box<Unplanned>> {
-        let planned = resources.of_kind(&self.kind).filter_map(Self::of).find(|planned| planned.layer == self.layer);
-        let holds = planned.as_ref().is_some_and(|planned| {
+        // A layer may have several of a kind.
+        let mut planned: Vec<Self> = resources.of_kind(&self.kind).filter_map(Self::of).collect();
+        planned.retain(|planned| planned.layer == self.layer);
+        let holds = planned.iter().any(|planned| {
             planned.shape == self.shape
+                && planned.stride == self.stride
                 && planned.window.is_none_or(|kept| self.window.is_some_and(|read| read <= kept))
         });
-        if holds { Ok(()) } else { Err(Box::new(Unplanned { needs: self.clone(), planned })) }
+        if holds {
+            Ok(())
+        } else {
+            Err(Box::new(Unplanned { needs: self.clone(), planned: planned.into_iter().next() }))
+        }
     }
 }
 
 impl Display for CacheUse {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?}", self.kind, self.shape)?;
+        if self.stride > 1 {
+            write!(f, " for every {} tokens", self.stride)?;
+        }
         self.window.map_or(Ok(()), |window| write!(f, " of the last {window} tokens"))
     }
 }

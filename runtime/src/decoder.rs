@@ -1,5 +1,6 @@
 //! A decoder: a model of text and its vocabulary projection; and the model that is made of blocks.
 
+use std::cell::RefCell;
 use std::fmt::Debug;
 
 use cacheplan_handlers::Kind;
@@ -17,7 +18,7 @@ use crate::drafts::Drafts;
 use crate::error::RuntimeError;
 use crate::exported::{GraphForm, Writer, int, refuse};
 use crate::inputs::{HostStep, StepInputs};
-use crate::layers::{LayerInputs, Linear, RmsNorm};
+use crate::layers::{Ending, LayerInputs, Linear, widened};
 use crate::prediction::PredictionLayer;
 use crate::step::{Names, Step};
 use crate::weights::{Matrix, Weights};
@@ -135,7 +136,8 @@ impl Head {
 pub(crate) struct Blocks {
     pub(crate) embedding: Matrix,
     pub(crate) blocks: Vec<Block>,
-    pub(crate) norm: RmsNorm,
+    /// What stands behind the last block.
+    pub(crate) ending: Ending,
     /// Factor on the embedded tokens.
     pub(crate) embedding_scale: f64,
     pub(crate) layer_inputs: Option<LayerInputs>,
@@ -338,6 +340,9 @@ impl Decoder {
 
 impl TextModel for Blocks {
     fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+        let Ending::Norm(norm) = &self.ending else {
+            return Err(refuse("the model", "it has several residual streams"));
+        };
         let mut writer = Writer::new(form);
         let embedding = self.embedding.computed()?;
         let hidden = embedding.dim(1)?;
@@ -351,7 +356,7 @@ impl TextModel for Blocks {
         for block in &self.blocks {
             x = block.trace(&mut writer, &x)?;
         }
-        let x = self.norm.trace(&mut writer, &x)?;
+        let x = norm.trace(&mut writer, &x)?;
         Ok(writer.finish(&x, hidden))
     }
 
@@ -393,14 +398,18 @@ impl TextModel for Blocks {
         let layer_inputs = self.layer_inputs.as_ref();
         let layer_inputs = layer_inputs.map(|of| of.forward(on, inputs.tokens, &embedded)).transpose()?;
         let (names, layer_inputs, drafts) = (&self.names, layer_inputs.as_ref(), drafts.as_ref());
-        let step = Step { on, inputs, caches, names, embedded: &embedded, layer_inputs, drafts };
-        let mut x = embedded.clone();
+        let chosen = RefCell::default();
+        let step = Step { on, inputs, caches, names, embedded: &embedded, layer_inputs, drafts, chosen: &chosen };
+        let mut x = match self.ending.streams() {
+            1 => embedded.clone(),
+            streams => widened(&embedded, streams)?,
+        };
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }
         drafts.map_or(Ok(()), Drafts::keep)?;
         let chosen = x.index_select(&on.tensor(inputs.rows)?, 0)?;
-        Ok(self.norm.forward(on, &chosen)?)
+        self.ending.forward(on, &chosen)
     }
 }
 

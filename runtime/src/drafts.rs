@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{StateBatch, StateLayerView, StateWrites};
-use cacheplan_managers::device::{CacheManager, StateLayer};
+use cacheplan_managers::device::{CacheManager, Route, StateLayer};
 use candle_core::Tensor;
 
 use crate::error::RuntimeError;
@@ -27,8 +27,8 @@ pub(crate) struct Drafts<'a> {
     parents: Vec<i32>,
     /// Rows of the states after each candidate.
     after: Vec<i32>,
-    /// The pool of the layer that ran last, and what it is a twin of.
-    pending: RefCell<Option<(Tensor, u32, Kind)>>,
+    /// The pool of the layer that ran last, and where it is to be kept.
+    pending: RefCell<Option<(Tensor, Route)>>,
 }
 
 impl<'a> Drafts<'a> {
@@ -53,29 +53,31 @@ impl<'a> Drafts<'a> {
         Some(Self { caches, inputs, slots, parents, after, pending: RefCell::new(None) })
     }
 
-    /// The pool for a layer's kernel.
-    pub(crate) fn state<'b>(
-        &'b self,
+    /// The pool for the kernel of a layer whose live state is at `own`, and whose states after candidates are at `twin`, if
+    /// they are kept.
+    pub(crate) fn state(
+        &self,
         layer: u32,
-        kind: &Kind,
+        own: Route,
+        twin: Option<Route>,
         live: &StateLayer<'_>,
-    ) -> Result<StateCache<'b>, RuntimeError> {
+    ) -> Result<StateCache<'_>, RuntimeError> {
         self.keep()?;
         let Self { caches, inputs, parents, .. } = self;
         let metadata = inputs.metadata;
-        if caches.route(layer, &twin(kind)).is_err() {
+        let Some(twin) = twin else {
             let writes = StateWrites::Tree { parents, slots: &[] };
             let batch = inputs.states.with_writes(writes);
-            let inputs = Some(KeptInputs { caches, metadata, layer });
+            let inputs = Some(KeptInputs { caches, metadata, layer, own });
             return Ok(StateCache { pool: live.pool.clone(), view: live.view, batch, inputs });
-        }
+        };
         let view = live.view;
         let rows: Vec<u32> = self.inputs.metadata.slots.iter().map(|slot| u32::try_from(*slot).unwrap_or(0)).collect();
         let device = live.pool.device();
         let own = live.pool.index_select(&Tensor::new(rows, device)?, 0)?.narrow(1, view.layer_offset, view.elems())?;
         let candidates = Tensor::zeros((self.after.len(), view.elems()), own.dtype(), device)?;
         let pool = Tensor::cat(&[&own.contiguous()?, &candidates], 0)?;
-        *self.pending.borrow_mut() = Some((pool.clone(), layer, kind.clone()));
+        *self.pending.borrow_mut() = Some((pool.clone(), twin));
         let writes = StateWrites::Tree { parents: &self.parents, slots: &self.after };
         let batch = StateBatch::new(inputs.states.cu_seqlens, &self.slots).with_writes(writes);
         let view = StateLayerView { slot_elems: view.elems(), layer_offset: 0, ..view };
@@ -84,8 +86,8 @@ impl<'a> Drafts<'a> {
 
     /// Brings what the last layer wrote into the planned rows.
     pub(crate) fn keep(&self) -> Result<(), RuntimeError> {
-        let Some((pool, layer, kind)) = self.pending.borrow_mut().take() else { return Ok(()) };
-        let planned = self.caches.state_layer(self.caches.route(layer, &twin(&kind))?)?;
+        let Some((pool, twin)) = self.pending.borrow_mut().take() else { return Ok(()) };
+        let planned = self.caches.state_layer(twin)?;
         let rows = planned.pool.flatten_all()?;
         for (sequence, range) in self.inputs.metadata.cu_seqlens.windows(2).enumerate() {
             let Ok(row) = usize::try_from(self.inputs.metadata.draft_rows[sequence]) else { continue };
@@ -98,7 +100,7 @@ impl<'a> Drafts<'a> {
 }
 
 /// The kind of the states that are kept after candidates.
-fn twin(kind: &Kind) -> Kind {
+pub(crate) fn twin(kind: &Kind) -> Kind {
     match kind {
         Kind::Ssm => Kind::IntermediateSsm,
         Kind::CausalConv => Kind::IntermediateCausalConv,

@@ -86,6 +86,8 @@ impl Feature {
             of == self
                 && match (self, dtype) {
                     (_, DType::F32 | DType::F16 | DType::Bf16) => false,
+                    // Numbers of tokens, with which nothing is computed.
+                    (_, DType::Int32) => !matches!(kind, Kind::State | Kind::IntermediateState),
                     (Self::KvDtype, DType::Int8) => !by_operator,
                     (Self::KvDtype, DType::Int8PerTokenHead | DType::F8E4m3 | DType::F8E5m2) => false,
                     (Self::KvDtype, DType::Nvfp4 | DType::Mxfp4 | DType::Q8_0 | DType::Q4_0) => false,

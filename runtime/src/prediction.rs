@@ -1,6 +1,8 @@
 //! A model's own layer that says what comes behind the next token: of the model's hidden row at a token and of the token
 //! behind it. Its caches are those that a plan has for a prediction head, `draft.mtp_0`.
 
+use std::cell::RefCell;
+
 use cacheplan_kernels::Run;
 use cacheplan_managers::device::CacheManager;
 use cacheplan_planner::CachePlan;
@@ -107,8 +109,9 @@ impl PredictionLayer {
         let embedded = embedding.select(&next)?.computed()?;
         let both = [self.token_norm.forward(on, &embedded)?, self.hidden_norm.forward(on, hidden)?];
         let mut x = self.projection.forward(on, &Tensor::cat(&both, 1)?)?;
-        let names = &self.names;
-        let step = Step { on, inputs, caches, names, embedded: &embedded, layer_inputs: None, drafts: None };
+        let (names, chosen) = (&self.names, RefCell::default());
+        let step =
+            Step { on, inputs, caches, names, embedded: &embedded, layer_inputs: None, drafts: None, chosen: &chosen };
         for block in &self.blocks {
             x = block.forward(&x, &step)?;
         }

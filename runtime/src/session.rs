@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cacheplan_graphs::GraphEngine;
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_kernels::{Backend, MlaCacheMode, Products};
 use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
 use cacheplan_managers::device::{CacheSet, PrefixFiles};
@@ -278,6 +278,9 @@ impl Session {
             let guesses = draft.is_some() || decoder.prediction().is_some();
             let refused = match () {
                 () if first.limits.draft_positions <= 1 => Some("it needs --draft-tokens or [speculation]"),
+                () if decoder.caches().iter().any(|cache| cache.kind == Kind::Ring) => Some(
+                    "the model keeps keys of several tokens each, which stand in a row; leave it out to look lines up",
+                ),
                 () if guesses => {
                     Some("a draft model and a prediction layer guess chains; leave them out to look trees up")
                 }

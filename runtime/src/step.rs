@@ -1,6 +1,8 @@
 //! One step as a layer sees it: where each token stands, and where the layer's cache is.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use cacheplan_handlers::Kind;
 use cacheplan_kernels::{Positions, Run};
@@ -8,10 +10,11 @@ use cacheplan_managers::device::{CacheManager, Route};
 use cacheplan_managers::{BookError, ManagerError};
 use candle_core::Tensor;
 
-use crate::drafts::Drafts;
+use crate::drafts::{Drafts, twin};
 use crate::error::RuntimeError;
 use crate::inputs::StepInputs;
-use crate::layer_cache::{PagedCache, StateCache};
+use crate::layer_cache::{PagedCache, RingCache, StateCache};
+use crate::layers::Choice;
 
 /// The names of a draft model's caches by layer and kind; those of the model itself are found by these alone.
 pub(crate) type Names = HashMap<(u32, Kind), String>;
@@ -28,6 +31,8 @@ pub(crate) struct Step<'a> {
     pub(crate) layer_inputs: Option<&'a Tensor>,
     /// Where states go instead, in a step that verifies drafts.
     pub(crate) drafts: Option<&'a Drafts<'a>>,
+    /// What the last layer that chose tokens has chosen.
+    pub(crate) chosen: &'a RefCell<Option<Arc<Choice>>>,
 }
 
 impl<'a> Step<'a> {
@@ -71,11 +76,33 @@ impl<'a> Step<'a> {
 
     /// The state of `kind` in `layer`.
     pub(crate) fn state(&self, layer: u32, kind: &Kind) -> Result<StateCache<'a>, RuntimeError> {
-        let state = self.caches.state_layer(self.route(layer, kind)?)?;
+        self.state_at(layer, self.route(layer, kind)?, || self.caches.route(layer, &twin(kind)).ok())
+    }
+
+    /// The state of `layer` that the model's description calls `part`, where a layer has several of a kind.
+    pub(crate) fn state_called(&self, layer: u32, part: &str) -> Result<StateCache<'a>, RuntimeError> {
+        let name = format!("{part}_{layer}");
+        let twin = || self.caches.route_of(&format!("intermediate.{name}")).ok();
+        self.state_at(layer, self.caches.route_of(&name)?, twin)
+    }
+
+    fn state_at(
+        &self,
+        layer: u32,
+        own: Route,
+        twin: impl FnOnce() -> Option<Route>,
+    ) -> Result<StateCache<'a>, RuntimeError> {
+        let state = self.caches.state_layer(own)?;
         if let Some(drafts) = self.drafts {
-            return drafts.state(layer, kind, &state);
+            return drafts.state(layer, own, twin(), &state);
         }
         let batch = self.inputs.states;
         Ok(StateCache { pool: state.pool.clone(), view: state.view, batch, inputs: None })
+    }
+
+    /// The ring of `layer`, which holds what candidates wrote as it does all else: by position.
+    pub(crate) fn ring(&self, layer: u32) -> Result<RingCache<'a>, RuntimeError> {
+        let ring = self.caches.state_layer(self.route(layer, &Kind::Ring)?)?;
+        Ok(RingCache { pool: ring.pool, view: ring.view })
     }
 }

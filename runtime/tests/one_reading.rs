@@ -178,12 +178,16 @@ fn planned(model: &Model) -> Vec<CacheUse> {
             Growth::Paged { window, .. } => window.map(u64::from),
             _ => None,
         },
+        stride: match resource.handler.growth() {
+            Growth::Paged { stride, .. } => stride,
+            _ => 1,
+        },
     });
     sorted(uses.collect())
 }
 
 fn sorted(mut uses: Vec<CacheUse>) -> Vec<CacheUse> {
-    uses.sort_by_key(|cache| (cache.layer, cache.kind.to_string()));
+    uses.sort_by_key(|cache| (cache.layer, cache.kind.to_string(), cache.shape.clone()));
     uses
 }
 

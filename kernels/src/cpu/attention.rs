@@ -5,7 +5,7 @@ mod tile;
 use super::codec::RowCodec;
 use super::storage::{DisjointMut, Element, Input, Output, Rows, with_kv_pool, with_pool};
 use super::tasks::for_each;
-use crate::batch::PagedBatch;
+use crate::batch::{Chosen, PagedBatch};
 use crate::error::Result;
 use crate::ops::attention::PagedAttention;
 use crate::view::KvLayerView;
@@ -66,15 +66,16 @@ struct QueryTile {
     parts: usize,
     /// Number of tasks of the tiles before.
     first_task: usize,
-    /// What a token of a tree sees of its own step, in the workspace's list of positions.
-    path: Range<usize>,
+    /// Stretches that it sees besides, in the workspace's list of them: of a tree the tokens on its path, of a token that
+    /// chooses all that it sees.
+    besides: Range<usize>,
 }
 
 /// What a decode step would otherwise allocate anew each time.
 #[derive(Default)]
 struct Workspace {
     tiles: Vec<QueryTile>,
-    paths: Vec<usize>,
+    stretches: Vec<Range<usize>>,
     partials: Vec<f32>,
 }
 
@@ -84,8 +85,8 @@ impl<T: Element> Step<'_, T> {
             static WORKSPACE: RefCell<Workspace> = RefCell::default();
         }
         let mut workspace = WORKSPACE.take();
-        let Workspace { tiles, paths, partials } = &mut workspace;
-        self.plan(tiles, paths);
+        let Workspace { tiles, stretches, partials } = &mut workspace;
+        self.plan(tiles, stretches);
         out.clear_padding(self.batch.padding(), self.num_heads * self.attention.value_dim);
         let heads = self.view.num_kv_heads;
         let tasks = tiles.last().map_or(0, |tile| tile.first_task + tile.parts) * heads;
@@ -102,7 +103,7 @@ impl<T: Element> Step<'_, T> {
             if tile.parts == 1 {
                 Scratch::with(partial_elems, |scratch, memory| {
                     let mut sum = self.attend(tile, head, tile.context.clone(), memory, scratch);
-                    self.attend_path(tile, paths, head, &mut sum, scratch);
+                    self.attend_besides(tile, stretches, head, &mut sum, scratch);
                     self.finish(tile, head, &sum, out);
                 });
             } else {
@@ -113,7 +114,7 @@ impl<T: Element> Step<'_, T> {
                 Scratch::with(0, |scratch, _| {
                     let mut sum = self.attend(tile, head, context, memory, scratch);
                     if part == 0 {
-                        self.attend_path(tile, paths, head, &mut sum, scratch);
+                        self.attend_besides(tile, stretches, head, &mut sum, scratch);
                     }
                 });
             }
@@ -154,9 +155,9 @@ impl<T: Element> Step<'_, T> {
         tiles.iter().map(|tile| self.query_rows(tile)).max().unwrap_or(0)
     }
 
-    fn plan(&self, tiles: &mut Vec<QueryTile>, paths: &mut Vec<usize>) {
+    fn plan(&self, tiles: &mut Vec<QueryTile>, stretches: &mut Vec<Range<usize>>) {
         tiles.clear();
-        paths.clear();
+        stretches.clear();
         let mut first_task = 0;
         for sequence in 0..self.batch.len() {
             let rows = self.batch.rows(sequence);
@@ -164,9 +165,13 @@ impl<T: Element> Step<'_, T> {
             if kv_len == 0 {
                 continue;
             }
-            if let Some(parents) = self.batch.parents {
+            if self.batch.parents.is_some() || self.batch.chosen.is_some() {
                 for row in rows.clone() {
-                    let tile = self.tile_of_tree(sequence, row, parents, first_task, paths);
+                    let tile = match (self.batch.parents, self.batch.chosen) {
+                        (Some(parents), _) => self.tile_of_tree(sequence, row, parents, first_task, stretches),
+                        (None, Some(chosen)) => self.tile_of_chosen(sequence, row, chosen, first_task, stretches),
+                        (None, None) => continue,
+                    };
                     first_task += tile.parts;
                     tiles.push(tile);
                 }
@@ -178,8 +183,8 @@ impl<T: Element> Step<'_, T> {
                 let last_position = kv_len - 1 - (rows.end - end);
                 let context = self.attention.window.first_visible(first_position)..last_position + 1;
                 let parts = if end - start < QUERY_TILE { part_count(&context) } else { 1 };
-                let path = 0..0;
-                tiles.push(QueryTile { sequence, rows: start..end, first_position, context, parts, first_task, path });
+                let (rows, besides) = (start..end, 0..0);
+                tiles.push(QueryTile { sequence, rows, first_position, context, parts, first_task, besides });
                 first_task += parts;
             }
         }
@@ -192,33 +197,56 @@ impl<T: Element> Step<'_, T> {
         row: usize,
         parents: &[i32],
         first_task: usize,
-        paths: &mut Vec<usize>,
+        stretches: &mut Vec<Range<usize>>,
     ) -> QueryTile {
         let rows = self.batch.rows(sequence);
         let before = self.batch.kv_lens[sequence] as usize - rows.len();
         let first_position = before + PagedBatch::path(parents, row).count() - 1;
         let first_visible = self.attention.window.first_visible(first_position);
-        let path = paths.len();
+        let besides = stretches.len();
         let on_path = PagedBatch::path(parents, row).take(first_position + 1 - first_visible);
-        paths.extend(on_path.map(|row| before + row - rows.start));
+        stretches.extend(on_path.map(|row| before + row - rows.start).map(|position| position..position + 1));
         let context = first_visible.min(before)..before;
         let parts = part_count(&context).max(1);
-        QueryTile { sequence, rows: row..row + 1, first_position, context, parts, first_task, path: path..paths.len() }
+        let (rows, besides) = (row..row + 1, besides..stretches.len());
+        QueryTile { sequence, rows, first_position, context, parts, first_task, besides }
     }
 
-    /// Adds the tokens of a tree that a token of it sees, each at the position where it is written.
-    fn attend_path(
+    /// A token that chooses what it sees is a tile of its own, without a context.
+    fn tile_of_chosen(
+        &self,
+        sequence: usize,
+        row: usize,
+        chosen: Chosen<'_>,
+        first_task: usize,
+        stretches: &mut Vec<Range<usize>>,
+    ) -> QueryTile {
+        let first_position = self.batch.kv_lens[sequence] as usize - (self.batch.rows(sequence).end - row);
+        let besides = stretches.len();
+        for &position in chosen.of(row) {
+            let position = position as usize;
+            match stretches[besides..].last_mut().filter(|stretch| stretch.end == position) {
+                Some(stretch) => stretch.end += 1,
+                None => stretches.push(position..position + 1),
+            }
+        }
+        let (rows, besides) = (row..row + 1, besides..stretches.len());
+        QueryTile { sequence, rows, first_position, context: 0..0, parts: 1, first_task, besides }
+    }
+
+    /// Adds the stretches that a token sees besides its context, each where it is written.
+    fn attend_besides(
         &self,
         tile: &QueryTile,
-        paths: &[usize],
+        stretches: &[Range<usize>],
         kv_head: usize,
         sum: &mut Accumulator<'_>,
         scratch: &mut Scratch,
     ) {
-        for &position in &paths[tile.path.clone()] {
-            // As its own query, so that it is seen whatever the window.
-            let at = QueryTile { first_position: position, ..tile.clone() };
-            tile::attend(self, &at, kv_head, position..position + 1, sum, scratch);
+        for stretch in &stretches[tile.besides.clone()] {
+            // As if the query were the last of it, so that it is seen whatever the window.
+            let at = QueryTile { first_position: stretch.end - 1, ..tile.clone() };
+            tile::attend(self, &at, kv_head, stretch.clone(), sum, scratch);
         }
     }
 

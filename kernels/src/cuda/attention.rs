@@ -14,8 +14,8 @@ pub(crate) fn paged_attention<'a>(
     attention: &PagedAttention<'a>,
     target: &Target,
 ) -> Option<Launches<'a>> {
-    // No kernel walks trees: they are a guess's verification, which candle's ops compute.
-    if batch.parents.is_some() {
+    // No kernel walks trees, which are a guess's verification, or reads some positions alone: candle's ops do.
+    if batch.parents.is_some() || batch.chosen.is_some() {
         return None;
     }
     let &[tokens, heads, head_dim] = q.dims() else { return None };

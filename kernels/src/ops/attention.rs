@@ -90,6 +90,10 @@ pub(super) fn check(
         let reason = "keys of a tree have no distance by where they lie; slopes are for tokens in a row".to_owned();
         return Err(KernelError::Argument { op: OP, reason });
     }
+    if batch.chosen.is_some() && (attention.window != Window::Full || attention.alibi_slopes.is_some()) {
+        let reason = "tokens that choose what they see have neither a window nor slopes".to_owned();
+        return Err(KernelError::Argument { op: OP, reason });
+    }
     check_quant(OP, pool, view, attention.quant.as_ref(), head_dim)?;
     check_blocks(view, batch, attention.window, num_blocks)
 }

@@ -10,6 +10,7 @@ pub(crate) mod conv1d;
 mod elementwise;
 pub(crate) mod experts;
 pub(crate) mod groups;
+pub(crate) mod index_scores;
 pub(crate) mod kv_cache;
 pub(crate) mod linear;
 pub(crate) mod linear_attention;

@@ -7,6 +7,7 @@ use crate::ops::attention::PagedAttention;
 use crate::ops::quant::KvQuant;
 use crate::view::KvLayerView;
 use candle_core::{D, DType, Tensor};
+use std::ops::Range;
 
 pub(crate) fn paged_attention(
     q: &Tensor,
@@ -52,33 +53,9 @@ fn one_sequence(
     let first_key = attention.window.first_visible(first_position);
     let keys = kv_len - first_key;
 
-    // For each row of a head its block and its place in it.
-    let places = |kv: usize| {
-        let blocks = batch.blocks(sequence);
-        (0..view.num_kv_heads).flat_map(move |head| (first_key..kv_len).map(move |position| (head, position))).map(
-            move |(head, position)| {
-                let block = blocks[position / view.tokens_per_block] as usize;
-                (block, view.row(kv, head, position % view.tokens_per_block))
-            },
-        )
-    };
-    let gather = |kv: usize| -> Result<Tensor> {
-        let first = |block: usize| (block * view.block_elems + view.layer_offset) / view.head_dim;
-        let index = row_index(places(kv).map(|(block, row)| first(block) + row), pool.device())?;
-        let rows = pool.reshape(((), view.head_dim))?.index_select(&index, 0)?;
-        let shape = (view.num_kv_heads, keys, head_dim);
-        let Some(quant) = attention.quant else { return Ok(widen(&rows)?.reshape(shape)?) };
-        if let KvQuant::Grouped(format) = quant {
-            return Ok(format.dequantize(&rows, head_dim)?.reshape(shape)?);
-        }
-        let factors = match quant {
-            KvQuant::PerToken(scales) => {
-                let index = row_index(places(kv).map(|(block, row)| block * view.layer_rows() + row), pool.device())?;
-                scales.flatten_all()?.index_select(&index, 0)?.reshape((view.num_kv_heads, keys, 1))?
-            }
-            _ => head_factors(view, kv, &quant, pool.device())?.unsqueeze(2)?,
-        };
-        Ok(widen(&rows)?.reshape(shape)?.broadcast_mul(&factors)?)
+    let gather = |kv: usize| {
+        let (entries, quant) = (first_key..kv_len, attention.quant);
+        stored_rows(pool, view, batch.blocks(sequence), &StoredRows { kv, entries, head_dim, quant })
     };
     let k = gather(0)?;
     let v = match view.kv_factor {
@@ -104,7 +81,9 @@ fn one_sequence(
         let path: Option<Vec<usize>> = path.map(Iterator::collect);
         let stands_at = path.as_ref().map_or(query, |path| first_position + path.len() - 1);
         let first = attention.window.first_visible(stands_at);
+        let chosen = batch.chosen.map(|chosen| chosen.of(first_row + query - first_position).to_vec());
         seen.extend((first_key..kv_len).map(|key| match (&path, key.checked_sub(first_position)) {
+            _ if chosen.is_some() => chosen.iter().flatten().any(|position| *position as usize == key),
             (Some(path), Some(row)) => {
                 let behind = path.iter().position(|on_path| *on_path == first_row + row);
                 behind.is_some_and(|behind| stands_at - behind >= first)
@@ -139,4 +118,43 @@ fn one_sequence(
         .reshape((view.num_kv_heads, group, queries, attention.value_dim))?
         .permute((2, 0, 1, 3))?
         .contiguous()?)
+}
+
+/// Which rows of a sequence are read, and how they are stored.
+pub(crate) struct StoredRows<'a> {
+    /// 0 for keys, 1 for values.
+    pub(crate) kv: usize,
+    /// Tokens, or what else a block holds one of.
+    pub(crate) entries: Range<usize>,
+    /// Elements of a row, which stored bytes may not tell.
+    pub(crate) head_dim: usize,
+    pub(crate) quant: Option<KvQuant<'a>>,
+}
+
+/// Rows of a sequence in f32, `[num_kv_heads, entries, head_dim]`, whose blocks are `blocks`.
+pub(crate) fn stored_rows(pool: &Tensor, view: &KvLayerView, blocks: &[i32], of: &StoredRows<'_>) -> Result<Tensor> {
+    let StoredRows { kv, ref entries, head_dim, quant } = *of;
+    // For each row of a head its block and its place in it.
+    let places = || {
+        (0..view.num_kv_heads).flat_map(|head| entries.clone().map(move |entry| (head, entry))).map(|(head, entry)| {
+            let block = blocks[entry / view.tokens_per_block] as usize;
+            (block, view.row(kv, head, entry % view.tokens_per_block))
+        })
+    };
+    let first = |block: usize| (block * view.block_elems + view.layer_offset) / view.head_dim;
+    let index = row_index(places().map(|(block, row)| first(block) + row), pool.device())?;
+    let rows = pool.reshape(((), view.head_dim))?.index_select(&index, 0)?;
+    let shape = (view.num_kv_heads, entries.len(), head_dim);
+    let Some(quant) = quant else { return Ok(widen(&rows)?.reshape(shape)?) };
+    if let KvQuant::Grouped(format) = quant {
+        return Ok(format.dequantize(&rows, head_dim)?.reshape(shape)?);
+    }
+    let factors = match quant {
+        KvQuant::PerToken(scales) => {
+            let index = row_index(places().map(|(block, row)| block * view.layer_rows() + row), pool.device())?;
+            scales.flatten_all()?.index_select(&index, 0)?.reshape((view.num_kv_heads, entries.len(), 1))?
+        }
+        _ => head_factors(view, kv, &quant, pool.device())?.unsqueeze(2)?,
+    };
+    Ok(widen(&rows)?.reshape(shape)?.broadcast_mul(&factors)?)
 }

@@ -7,6 +7,7 @@
 mod attention;
 mod conv1d;
 mod experts;
+mod index_scores;
 mod linear;
 mod linear_attention;
 mod mamba;
@@ -18,6 +19,7 @@ mod rope;
 pub(crate) use attention::{AttentionCase, attention};
 pub(crate) use conv1d::causal_conv1d;
 pub(crate) use experts::{expert, route};
+pub(crate) use index_scores::index_scores;
 pub(crate) use linear::linear;
 pub(crate) use linear_attention::{LinearAttentionCase, linear_attention};
 pub(crate) use mamba::{MambaCase, mamba};

@@ -20,6 +20,9 @@ pub(super) struct Paged {
     pub(super) max_blocks: usize,
     /// The row that each token follows, of a step of trees.
     parents: Option<Vec<i32>>,
+    /// The positions that each token sees, of a step whose tokens choose them.
+    chosen: Option<Vec<Vec<u32>>>,
+    listed: (Vec<u32>, Vec<u32>),
 }
 
 pub(super) struct Layout {
@@ -62,6 +65,8 @@ impl Paged {
             block_tables: Vec::new(),
             max_blocks,
             parents: None,
+            chosen: None,
+            listed: Default::default(),
         };
         for (sequence, &(queries, context)) in sequences.iter().enumerate() {
             // Blocks of all sequences in turn, from the last to the first; where there is no context, none.
@@ -87,13 +92,28 @@ impl Paged {
 
     pub(super) fn batch(&self) -> PagedBatch<'_> {
         let batch = PagedBatch::new(&self.cu_seqlens, &self.kv_lens, &self.block_tables, self.max_blocks);
-        self.parents.as_ref().map_or(batch, |parents| batch.with_parents(parents))
+        let batch = self.parents.as_ref().map_or(batch, |parents| batch.with_parents(parents));
+        let (starts, positions) = &self.listed;
+        self.chosen.as_ref().map_or(batch, |_| batch.with_chosen(Chosen { starts, positions }))
+    }
+
+    /// Lets tokens choose what they see.
+    fn choose(&mut self, chosen: Vec<Vec<u32>>) {
+        let ends = chosen.iter().scan(0, |end, seen| {
+            *end += seen.len() as u32;
+            Some(*end)
+        });
+        self.listed = (std::iter::once(0).chain(ends).collect(), chosen.concat());
+        self.chosen = Some(chosen);
     }
 
     /// The positions of a sequence that a row's token stands behind, by where they are written, its own last.
     fn line(&self, sequence: usize, position: usize) -> Vec<usize> {
         let first = self.cu_seqlens[sequence] as usize;
         let before = self.kv_lens[sequence] as usize - (self.cu_seqlens[sequence + 1] as usize - first);
+        if let Some(chosen) = &self.chosen {
+            return chosen[first + position - before].iter().map(|seen| *seen as usize).collect();
+        }
         let (Some(parents), Some(row)) = (&self.parents, position.checked_sub(before)) else {
             return (0..=position).collect();
         };
@@ -177,7 +197,7 @@ impl Paged {
             let sees = |query: usize, key: usize| {
                 let line = self.line(sequence, query);
                 let Some(key) = line.iter().position(|at| *at == key) else { return false };
-                let query = line.len() - 1;
+                let query = line.len().saturating_sub(1);
                 match attention.window {
                     Window::Full => true,
                     Window::Sliding(n) => query - key < n,
@@ -340,6 +360,40 @@ fn trees(#[case] window: Window, #[values(1, 4)] kv_heads: usize, #[values(2, 16
     let candle = Backend::Candle(Device::Cpu);
     let run = |q: &Tensor| attention.run(&candle.run(), q, &paged.pool, &paged.view, &paged.batch()).unwrap();
     paged.check_as(run, DType::F32, heads, &attention, 1e-5);
+}
+
+/// Rows that see some positions alone, one of them nothing, by kernels and by candle's ops.
+#[rstest]
+fn chosen_positions(#[values(1, 2)] kv_factor: usize, #[values(2, 16)] heads: usize) {
+    let kv_heads = if kv_factor == 1 { 1 } else { 2 };
+    let layout = Layout { kv_heads, head_dim: 32, kv_factor, block: 8, order: KvLayout::Hnd, dtype: DType::F32 };
+    let sequences = [(6, 20), (3, 17), (2, 0), (1, 1), (2, 1100)];
+    let mut paged = Paged::new(&layout, &sequences);
+    let positions = sequences.iter().flat_map(|&(queries, context)| (0..queries).map(move |i| (context + i, queries)));
+    let chosen = positions.enumerate().map(|(row, (end, queries))| match end.checked_sub(queries) {
+        Some(own) if row != 4 => (0..=own as u32).filter(|at| (at / 4 * 7 + row as u32) % 5 < 2).collect(),
+        _ => Vec::new(),
+    });
+    paged.choose(chosen.collect());
+    let attention = PagedAttention::new(0.3, if kv_factor == 1 { 24 } else { 32 });
+    paged.check(heads, &attention, 1e-5);
+    let candle = Backend::Candle(Device::Cpu);
+    let run = |q: &Tensor| attention.run(&candle.run(), q, &paged.pool, &paged.view, &paged.batch()).unwrap();
+    paged.check_as(run, DType::F32, heads, &attention, 1e-5);
+}
+
+#[rstest]
+#[case::behind_itself(vec![vec![0, 4], vec![1], vec![2]], "token 0 at position 3 cannot see [0, 4]")]
+#[case::falling(vec![vec![1, 0], vec![1], vec![2]], "token 0 at position 3 cannot see [1, 0]")]
+#[case::twice(vec![vec![1], vec![1, 1], vec![2]], "token 1 at position 4 cannot see [1, 1]")]
+#[case::too_few(vec![vec![1]], "chosen.starts must rise from 0 to 1 over 3 tokens")]
+fn positions_that_no_token_can_see_are_refused(#[case] chosen: Vec<Vec<u32>>, #[case] message: &str) {
+    let layout = Layout { kv_heads: 1, head_dim: 16, kv_factor: 2, block: 4, order: KvLayout::Hnd, dtype: DType::F32 };
+    let mut paged = Paged::new(&layout, &[(2, 5), (1, 3)]);
+    paged.choose(chosen);
+    let q = Random::new(1).tensor(&[3, 2, 16]);
+    let error = plain(16).run(&on_cpu(), &q, &paged.pool, &paged.view, &paged.batch()).unwrap_err();
+    assert!(error.to_string().contains(message), "{error}");
 }
 
 #[rstest]

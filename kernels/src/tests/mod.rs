@@ -6,6 +6,7 @@ mod cases;
 mod cuda;
 mod elementwise;
 mod experts;
+mod index_scores;
 mod invariance;
 mod linear;
 mod mla;

@@ -143,6 +143,13 @@ impl Layout {
         for pool in &plan.pools {
             layout.add(pool, &resources)?;
         }
+        // Pools are in another order than resources: a layer's first of a kind is the first that the plan lists.
+        for resource in &plan.resources {
+            let Some(&place) = layout.by_name.get(&resource.name) else { continue };
+            for layer in resource.layer.iter().chain(&resource.shared_by) {
+                layout.by_layer.entry((*layer, resource.handler.kind().clone())).or_insert(place);
+            }
+        }
         let moves_back =
             |resource: &&PlannedResource| resource.handler.is_state() && resource.handler.as_ring().is_none();
         let mut states = plan.resources.iter().filter(moves_back).peekable();
@@ -154,7 +161,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Finds a layer's resource of a kind; layers that share another's resource are routed to it.
+    /// Finds a layer's resource of a kind, the first of several; layers that share another's are routed to it.
     pub fn place(&self, layer: u32, kind: &Kind) -> Option<PoolIndex> {
         self.by_layer.get(&(layer, kind.clone())).copied()
     }
@@ -237,9 +244,6 @@ impl Layout {
         for (member, (_, resource)) in members.iter().enumerate() {
             let place = PoolIndex { pool: index, member, indexing };
             self.by_name.insert(resource.name.clone(), place);
-            for layer in resource.layer.iter().chain(&resource.shared_by) {
-                self.by_layer.entry((*layer, resource.handler.kind().clone())).or_insert(place);
-            }
         }
         Ok(())
     }

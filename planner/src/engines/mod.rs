@@ -19,8 +19,8 @@ mod tier_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
-pub use layout::{Layout, LayoutFlag};
 pub use known::vllm::Stored;
+pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};

@@ -4,10 +4,10 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::{PagedAttention, Rope, Run, Window};
 use candle_core::Tensor;
 
-use super::{Linear, Mixer, RmsNorm, sigmoid};
+use super::{Chooser, Linear, Mixer, RmsNorm, sigmoid};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::exported::{Attending, Writer};
+use crate::exported::{Attending, Writer, refuse};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -26,6 +26,8 @@ pub(crate) struct Attention {
     scale: f32,
     /// One logit per head that takes part in the softmax's denominator alone.
     sinks: Option<Vec<f32>>,
+    /// Who chooses the tokens that are seen, where not all are.
+    chooser: Option<Chooser>,
 }
 
 /// Norms over queries, keys and values, before the rotation.
@@ -148,7 +150,13 @@ impl Attention {
             shape,
             scale: 1.0 / (shape.head_dim as f32).sqrt(),
             sinks: None,
+            chooser: None,
         })
+    }
+
+    /// The same over tokens that are chosen.
+    pub(crate) fn choosing(self, chooser: Chooser) -> Self {
+        Self { chooser: Some(chooser), ..self }
     }
 
     /// Norms over each head of queries and of keys, before the rotation.
@@ -260,7 +268,9 @@ impl Mixer for Attention {
             quant: cache.quant,
             ..PagedAttention::new(self.scale, head_dim)
         };
-        let y = rule.run(on, &q, cache.pool, &cache.view, &cache.batch)?;
+        let choice = self.chooser.as_ref().map(|chooser| chooser.choose(x, None, step)).transpose()?;
+        let batch = choice.as_ref().map_or(cache.batch, |choice| cache.batch.with_chosen(choice.chosen()));
+        let y = rule.run(on, &q, cache.pool, &cache.view, &batch)?;
         let mut y = y.reshape((tokens, heads * head_dim))?;
         if let Some(gate) = &self.output_gate {
             y = (y * sigmoid(&gate.forward(on, x)?)?)?;
@@ -270,6 +280,9 @@ impl Mixer for Attention {
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
         let AttentionShape { heads, kv_heads, head_dim, keys, window, .. } = self.shape;
+        if self.chooser.is_some() {
+            return Err(refuse("attention", "it chooses the tokens that it sees"));
+        }
         let inward = self.inward.trace(writer, x)?;
         let [queries, each] = [heads, kv_heads].map(|heads| heads * head_dim);
         let Norms { q: q_norm, k: k_norm, v: v_norm, .. } = &self.norms;
@@ -313,6 +326,7 @@ impl Mixer for Attention {
             Window::Sliding(tokens) => Some(tokens as u64),
             _ => None,
         };
-        vec![CacheUse { window, ..CacheUse::new(self.cache_layer(), Kind::KvPaged, [2, kv_heads, head_dim]) }]
+        let own = CacheUse { window, ..CacheUse::new(self.cache_layer(), Kind::KvPaged, [2, kv_heads, head_dim]) };
+        std::iter::once(own).chain(self.chooser.iter().flat_map(Chooser::caches)).collect()
     }
 }

@@ -1,6 +1,5 @@
 //! The causal depthwise convolution that recurrent mixers start with.
 
-use cacheplan_handlers::Kind;
 use cacheplan_kernels::{CausalConv1d, Run};
 use cacheplan_transforms::onnx::EDGE_LLM;
 use candle_core::Tensor;
@@ -81,7 +80,7 @@ impl CausalConv {
         };
         let conv = CausalConv1d { weight: &self.weight, bias: self.bias.as_ref(), silu };
         let y = conv.run(on, x, &state.pool, &state.view, &state.batch)?;
-        state.keep_as(&Kind::CausalConv, x)?;
+        state.keep_columns(x)?;
         Ok(match after {
             Some(activation) => activation.forward(&y)?,
             None => y,

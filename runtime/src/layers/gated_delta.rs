@@ -4,6 +4,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::{GateOrder, LinearAttentionScan, RmsNorm, Run, StateDecay};
 use cacheplan_managers::device::ReplayLayer;
 use candle_core::{DType, Tensor};
+use serde::Deserialize;
 
 use super::{Activation, CausalConv, Linear, Mixer, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
@@ -77,6 +78,16 @@ pub(crate) struct GatedDeltaShape {
     pub(crate) norm_eps: f32,
     /// Factor on the write strength: with 2 a state may turn its sign.
     pub(crate) strength: f64,
+    pub(crate) gate: OutputGate,
+}
+
+/// What the output's gate passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum OutputGate {
+    #[default]
+    Silu,
+    Sigmoid,
 }
 
 impl GatedDeltaShape {
@@ -146,6 +157,19 @@ impl GatedDelta {
         })
     }
 
+    /// Each head's output `y` `[tokens, values]` normalised, behind the gate `z`.
+    fn gated(&self, on: &Run<'_>, y: &Tensor, z: &Tensor) -> Result<Tensor, RuntimeError> {
+        let norm = RmsNorm { weight: &self.norm_weight, eps: self.shape.norm_eps };
+        let GatedDeltaShape { value_heads, value_dim, .. } = self.shape;
+        Ok(match self.shape.gate {
+            OutputGate::Silu => norm.run_gated(on, y, z, value_dim, GateOrder::NormThenGate)?,
+            OutputGate::Sigmoid => {
+                let y = norm.run(on, &y.reshape((y.dim(0)?, value_heads, value_dim))?)?.flatten_from(1)?;
+                (y * sigmoid(z)?)?
+            }
+        })
+    }
+
     fn scan<'a>(&self, q: &'a Tensor, [k, v, decay, beta]: [&'a Tensor; 4]) -> LinearAttentionScan<'a> {
         let (decay, beta) = (StateDecay::PerHead(decay), Some(beta));
         LinearAttentionScan { q, k, v, decay, beta, scale: 1.0 / (self.shape.key_dim as f32).sqrt(), l2_norm: true }
@@ -170,14 +194,7 @@ impl Mixer for GatedDelta {
         let q = qkv.narrow(1, 0, keys)?;
         let y = self.scan(&q, [&k, &v, &decay, &beta]).run(on, &state.pool, &state.view, &state.batch)?;
         state.keep([("k", &k), ("v", &v), ("g", &decay), ("beta", &beta)])?;
-        let (eps, group) = (self.shape.norm_eps, self.shape.value_dim);
-        let y = RmsNorm { weight: &self.norm_weight, eps }.run_gated(
-            on,
-            &y,
-            &z.forward(on, x)?,
-            group,
-            GateOrder::NormThenGate,
-        )?;
+        let y = self.gated(on, &y, &z.forward(on, x)?)?;
         let y = match &self.out_order {
             Some(order) => y.index_select(order, 1)?,
             None => y,
@@ -220,7 +237,10 @@ impl Mixer for GatedDelta {
         let y = writer.node("Mul", &[&y, &weight]);
         let y = writer.reshape(&y, &[0, 0, self.shape.values() as i64]);
         let z = z.trace(writer, x)?;
-        let gate = writer.silu(&z);
+        let gate = match self.shape.gate {
+            OutputGate::Silu => writer.silu(&z),
+            OutputGate::Sigmoid => writer.node("Sigmoid", &[&z]),
+        };
         let mut y = writer.node("Mul", &[&y, &gate]);
         if let Some(order) = &self.out_order {
             let order: Vec<i64> = order.to_vec1::<u32>()?.into_iter().map(i64::from).collect();

@@ -8,7 +8,7 @@ use candle_core::{DType, Tensor};
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::exported::{Decay, Recurrence, Writer, int};
+use crate::exported::{Decay, Recurrence, Writer, int, refuse};
 use crate::step::Step;
 use crate::weights::Scope;
 
@@ -20,7 +20,7 @@ pub(crate) struct Kda {
     conv: CausalConv,
     /// The decay, through a narrow layer.
     forget: [Linear; 2],
-    /// `-exp(A_log)` in f32, `[heads, 1]`.
+    /// `exp(A_log)` in f32, `[heads, 1]`.
     rate: Tensor,
     dt_bias: Tensor,
     beta: Linear,
@@ -41,16 +41,35 @@ pub(crate) struct KdaShape {
     /// What follows the convolution.
     pub(crate) activation: Activation,
     pub(crate) norm_eps: f64,
+    pub(crate) decay: KdaDecay,
+}
+
+/// How a decay follows from what the forget gate gives: `x` with its bias, and the head's rate.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KdaDecay {
+    /// `-rate * softplus(x)`.
+    Softplus,
+    /// `bound * sigmoid(rate * x)`, no lower than the bound.
+    Bounded(f64),
+}
+
+impl KdaDecay {
+    /// Of `x` `[tokens, heads, head_dim]`.
+    fn forward(self, x: &Tensor, rate: &Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Softplus => softplus(x)?.broadcast_mul(rate)?.neg(),
+            Self::Bounded(bound) => sigmoid(&x.broadcast_mul(rate)?)? * bound,
+        }
+    }
 }
 
 impl Kda {
-    /// Reads the mixer of absolute layer `layer`.
-    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: KdaShape) -> Result<Self, RuntimeError> {
-        let KdaShape { hidden, heads, head_dim, d_conv, activation, norm_eps } = shape;
+    /// Reads the mixer of absolute layer `layer`, whose heads decay by `a_log` in f32.
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: KdaShape, a_log: &Tensor) -> Result<Self, RuntimeError> {
+        let KdaShape { hidden, heads, head_dim, d_conv, activation, norm_eps, .. } = shape;
         let channels = heads * head_dim;
         let linear = |name: &str, from: usize, to: usize| Linear::load(&weights.enter(name), from, to, false);
         let conv = |name: &str| CausalConv::load(&weights.enter(name), channels, d_conv, false);
-        let a_log = weights.float("A_log", (1, 1, heads, 1))?;
         Ok(Self {
             layer,
             qkv: [
@@ -61,7 +80,7 @@ impl Kda {
             conv: CausalConv::beside(&[conv("q_conv1d")?, conv("k_conv1d")?, conv("v_conv1d")?])?
                 .with_activation(activation),
             forget: [linear("f_a_proj", hidden, head_dim)?, linear("f_b_proj", head_dim, channels)?],
-            rate: a_log.exp()?.neg()?.reshape((heads, 1))?,
+            rate: a_log.exp()?.reshape((heads, 1))?,
             dt_bias: weights.float("dt_bias", channels)?,
             beta: linear("b_proj", hidden, heads)?,
             gate: [linear("g_a_proj", hidden, head_dim)?, linear("g_b_proj", head_dim, channels)?],
@@ -88,8 +107,8 @@ impl Mixer for Kda {
         let qkv = Tensor::cat(&[q.forward(on, x)?, k.forward(on, x)?, v.forward(on, x)?], 1)?;
         let qkv = self.conv.forward(on, &qkv, &step.state(self.layer, &Kind::CausalConv)?)?;
         let forget = through(&self.forget)?.to_dtype(DType::F32)?.broadcast_add(&self.dt_bias)?;
-        let decay = softplus(&forget)?.reshape((tokens, heads, head_dim))?.broadcast_mul(&self.rate)?;
-        let decay = decay.reshape((tokens, channels))?;
+        let forget = forget.reshape((tokens, heads, head_dim))?;
+        let decay = self.shape.decay.forward(&forget, &self.rate)?.reshape((tokens, channels))?;
         let beta = sigmoid(&self.beta.forward(on, x)?)?;
 
         let state = step.state(self.layer, &Kind::Ssm)?;
@@ -130,10 +149,13 @@ impl Mixer for Kda {
             writer.reshape(&unit, &flat)
         });
         let forget = through(writer, &self.forget)?;
+        if let KdaDecay::Bounded(_) = self.shape.decay {
+            return Err(refuse("delta attention", "its decay has a bound"));
+        }
         let (forget, bias) = (writer.wide(&forget), writer.wide_weight(&self.dt_bias)?);
         let forget = writer.node("Add", &[&forget, &bias]);
         let forget = writer.node("Softplus", &[&forget]);
-        let (forget, rate) = (writer.reshape(&forget, &apart), writer.wide_weight(&self.rate)?);
+        let (forget, rate) = (writer.reshape(&forget, &apart), writer.wide_weight(&self.rate.neg()?)?);
         let decay = writer.node("Mul", &[&forget, &rate]);
         let decay = writer.reshape(&decay, &flat);
         let decay = Decay::PerChannel(writer.narrow(&decay));

@@ -4,15 +4,15 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::{PagedAttention, Rope};
 use candle_core::Tensor;
 
-use super::{Linear, Mixer, RmsNorm};
+use super::{Chooser, Linear, Mixer, RmsNorm};
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
-use crate::exported::{Writer, int};
+use crate::exported::{Writer, int, refuse};
 use crate::step::Step;
 use crate::weights::Scope;
 
-/// The norms of the latents have an epsilon of their own, whatever the config's `rms_norm_eps`.
-pub(super) const LATENT_NORM_EPS: f64 = 1e-6;
+/// The norms of the latents have an epsilon of their own in most models, whatever the config's `rms_norm_eps`.
+pub(crate) const LATENT_NORM_EPS: f64 = 1e-6;
 
 /// The attention of one layer.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct Mla {
     from_latent: Tensor,
     o: Linear,
     rope: Option<Rope>,
+    /// Who chooses the tokens that are seen, where not all are.
+    chooser: Option<Chooser>,
     shape: MlaShape,
 }
 
@@ -49,6 +51,8 @@ pub(crate) struct MlaShape {
     pub(crate) bias: bool,
     /// Factor on scores.
     pub(crate) scale: f64,
+    /// Of the norms of latents.
+    pub(crate) norm_eps: f64,
     /// Whether the checkpoint pairs neighbours (2i, 2i + 1) in the rotation, rather than halves.
     pub(crate) interleaved: bool,
 }
@@ -61,7 +65,7 @@ impl Mla {
         shape: MlaShape,
         rope: Option<Rope>,
     ) -> Result<Self, RuntimeError> {
-        let MlaShape { hidden, heads, kv_lora_rank, nope, rope: rotated, value, bias, .. } = shape;
+        let MlaShape { hidden, heads, kv_lora_rank, nope, rope: rotated, value, bias, norm_eps, .. } = shape;
         let queries = heads * (nope + rotated);
         let query = match shape.q_lora_rank {
             None => {
@@ -69,7 +73,7 @@ impl Mla {
             }
             Some(rank) => Query::Compressed {
                 a: Linear::load(&weights.enter("q_a_proj"), hidden, rank, bias)?,
-                norm: RmsNorm::load(&weights.enter("q_a_layernorm"), rank, LATENT_NORM_EPS)?,
+                norm: RmsNorm::load(&weights.enter("q_a_layernorm"), rank, norm_eps)?,
                 b: shape.in_halves(Linear::load(&weights.enter("q_b_proj"), rank, queries, false)?, heads)?,
             },
         };
@@ -79,13 +83,19 @@ impl Mla {
             layer,
             query,
             kv_a: shape.in_halves(kv_a, 1)?,
-            kv_a_norm: RmsNorm::load(&weights.enter("kv_a_layernorm"), kv_lora_rank, LATENT_NORM_EPS)?,
+            kv_a_norm: RmsNorm::load(&weights.enter("kv_a_layernorm"), kv_lora_rank, norm_eps)?,
             to_latent,
             from_latent,
             o: Linear::load(&weights.enter("o_proj"), heads * value, hidden, bias)?,
             rope,
+            chooser: None,
             shape,
         })
+    }
+
+    /// The same over tokens that are chosen.
+    pub(crate) fn choosing(self, chooser: Chooser) -> Self {
+        Self { chooser: Some(chooser), ..self }
     }
 }
 
@@ -126,27 +136,35 @@ impl Mixer for Mla {
     fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
         let MlaShape { heads, kv_lora_rank, nope, rope: rotated, value, scale, .. } = self.shape;
         let (on, tokens) = (step.on(), x.dim(0)?);
-        let q = match &self.query {
-            Query::Direct(q) => q.forward(on, x)?,
-            Query::Compressed { a, norm, b } => b.forward(on, &norm.forward(on, &a.forward(on, x)?)?)?,
+        let (q, query_latent) = match &self.query {
+            Query::Direct(q) => (q.forward(on, x)?, None),
+            Query::Compressed { a, norm, b } => {
+                let latent = norm.forward(on, &a.forward(on, x)?)?;
+                (b.forward(on, &latent)?, Some(latent))
+            }
         };
         let q = q.reshape((tokens, heads, nope + rotated))?;
         let kv = self.kv_a.forward(on, x)?;
         let latent = self.kv_a_norm.forward(on, &kv.narrow(1, 0, kv_lora_rank)?)?.unsqueeze(1)?;
-        let mut k_rope = kv.narrow(1, kv_lora_rank, rotated)?.unsqueeze(1)?;
-        let mut q_rope = q.narrow(2, nope, rotated)?;
-        if let Some(rope) = &self.rope {
-            let positions = step.positions();
-            (q_rope, k_rope) = (rope.apply(on, &q_rope, positions)?, rope.apply(on, &k_rope, positions)?);
-        }
-        let q_latent = q.narrow(2, 0, nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.to_latent)?;
-        let q = Tensor::cat(&[&q_latent.transpose(0, 1)?, &q_rope], 2)?;
-        let k = Tensor::cat(&[&latent, &k_rope], 2)?;
+        let q_latent = q.narrow(2, 0, nope)?.transpose(0, 1)?.contiguous()?.matmul(&self.to_latent)?.transpose(0, 1)?;
+        let (q, k) = if rotated == 0 {
+            (q_latent.contiguous()?, latent)
+        } else {
+            let mut k_rope = kv.narrow(1, kv_lora_rank, rotated)?.unsqueeze(1)?;
+            let mut q_rope = q.narrow(2, nope, rotated)?;
+            if let Some(rope) = &self.rope {
+                let positions = step.positions();
+                (q_rope, k_rope) = (rope.apply(on, &q_rope, positions)?, rope.apply(on, &k_rope, positions)?);
+            }
+            (Tensor::cat(&[&q_latent, &q_rope], 2)?, Tensor::cat(&[&latent, &k_rope], 2)?)
+        };
 
         let cache = step.paged(self.layer, &Kind::MlaPaged)?;
         cache.write(&k, None)?;
         let rule = PagedAttention { quant: cache.quant, ..PagedAttention::new(scale as f32, kv_lora_rank) };
-        let y = rule.run(on, &q, cache.pool, &cache.view, &cache.batch)?;
+        let choice = self.chooser.as_ref().map(|chooser| chooser.choose(x, query_latent.as_ref(), step)).transpose()?;
+        let batch = choice.as_ref().map_or(cache.batch, |choice| cache.batch.with_chosen(choice.chosen()));
+        let y = rule.run(on, &q, cache.pool, &cache.view, &batch)?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
         Ok(self.o.forward(on, &y.reshape((tokens, heads * value))?)?)
     }
@@ -157,6 +175,9 @@ impl Mixer for Mla {
 
     fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
         let MlaShape { heads, kv_lora_rank, nope, rope: rotated, value, scale, .. } = self.shape;
+        if self.chooser.is_some() {
+            return Err(refuse("latent attention", "it chooses the tokens that it sees"));
+        }
         let q = match &self.query {
             Query::Direct(q) => q.trace(writer, x)?,
             Query::Compressed { a, norm, b } => {
@@ -190,6 +211,7 @@ impl Mixer for Mla {
 
     fn caches(&self) -> Vec<CacheUse> {
         let width = self.shape.kv_lora_rank + self.shape.rope;
-        vec![CacheUse::new(self.layer, Kind::MlaPaged, [1, 1, width])]
+        let own = CacheUse::new(self.layer, Kind::MlaPaged, [1, 1, width]);
+        std::iter::once(own).chain(self.chooser.iter().flat_map(Chooser::caches)).collect()
     }
 }

@@ -84,8 +84,8 @@ pub(super) enum Inner {
     Plain(Activation),
     /// `act(gate) · up` of one projection to both, the gate first.
     Gated(Activation),
-    /// `gate · sigmoid(alpha · gate) · (up + 1)` with both bounded by `limit`, of one projection to both.
-    ClampedSwiglu { alpha: f64, limit: f64 },
+    /// `gate · sigmoid(alpha · gate) · (up + lift)` with both bounded by `limit`, of one projection to both.
+    Clamped(ClampedSwiglu),
 }
 
 impl Inner {
@@ -99,16 +99,16 @@ impl Inner {
                 let gate = activation.trace(writer, &gate)?;
                 Ok(writer.node("Mul", &[&gate, &up]))
             }
-            Self::ClampedSwiglu { alpha, limit } => {
+            Self::Clamped(ClampedSwiglu { alpha, limit, lift }) => {
                 let [gate, up] = writer.split(x, halves);
-                let [least, most, one] = [-limit, limit, 1.0].map(|number| writer.data_number(number as f32));
+                let [least, most, lift] = [-limit, limit, lift].map(|number| writer.data_number(number as f32));
                 let gate = writer.node("Min", &[&gate, &most]);
                 let up = writer.node("Min", &[&up, &most]);
                 let up = writer.node("Max", &[&up, &least]);
                 let steep = writer.scaled(&gate, alpha);
                 let sigmoid = writer.node("Sigmoid", &[&steep]);
                 let swish = writer.node("Mul", &[&gate, &sigmoid]);
-                let above = writer.node("Add", &[&up, &one]);
+                let above = writer.node("Add", &[&up, &lift]);
                 Ok(writer.node("Mul", &[&swish, &above]))
             }
         }
@@ -123,14 +123,25 @@ impl Inner {
                 let (gate, up) = halves(x)?;
                 activation.forward(&gate)? * up
             }
-            Self::ClampedSwiglu { alpha, limit } => {
+            Self::Clamped(ClampedSwiglu { alpha, limit, lift }) => {
                 let (gate, up) = halves(x)?;
                 let (gate, up) = (gate.minimum(limit)?, up.clamp(-limit, limit)?);
                 let swish = (&gate * sigmoid(&(&gate * alpha)?)?)?;
-                swish * (up + 1.0)?
+                swish * (up + lift)?
             }
         }
     }
+}
+
+/// A SwiGLU whose parts are bounded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct ClampedSwiglu {
+    /// How steep the gate's sigmoid is; with 1 it is SiLU.
+    pub(crate) alpha: f64,
+    /// The gate is no more than this, and `up` is no further from 0.
+    pub(crate) limit: f64,
+    /// What is added to `up`.
+    pub(crate) lift: f64,
 }
 
 /// A feed-forward layer.
@@ -191,9 +202,9 @@ impl Mlp {
         Self { inward: gate_up, inner: Inner::Gated(activation), down }
     }
 
-    /// The clamped and shifted SwiGLU of gpt-oss, of one projection to gate and up.
-    pub(crate) fn clamped_swiglu(gate_up: Linear, down: Linear, alpha: f64, limit: f64) -> Self {
-        Self { inward: gate_up, inner: Inner::ClampedSwiglu { alpha, limit }, down }
+    /// The same with what lies between clamped.
+    pub(crate) fn clamped(self, swiglu: ClampedSwiglu) -> Self {
+        Self { inner: Inner::Clamped(swiglu), ..self }
     }
 
     /// `[rows, hidden]` to `[rows, hidden]`.

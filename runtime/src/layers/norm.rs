@@ -22,6 +22,11 @@ impl RmsNorm {
         Ok(writer.node("Mul", &[&normalised, &weight]))
     }
 
+    /// A norm with these weights.
+    pub(crate) fn new(weight: Tensor, eps: f64) -> Self {
+        Self { weight, eps: eps as f32 }
+    }
+
     /// Reads `weight` `[size]`.
     pub(crate) fn load(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, RuntimeError> {
         Ok(Self { weight: weights.get("weight", size)?, eps: eps as f32 })

@@ -12,7 +12,9 @@ use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Attention, ExpertMlps, Linear, Mlp, Moe, RopeConfig, checked_routing, size};
+use crate::layers::{
+    Activation, Attention, ClampedSwiglu, ExpertMlps, Linear, Mlp, Moe, RopeConfig, checked_routing, size,
+};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a gpt-oss `config.json` that its decoder reads.
@@ -67,6 +69,10 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
+    fn swiglu(&self) -> ClampedSwiglu {
+        ClampedSwiglu { alpha: self.swiglu_alpha, limit: self.swiglu_limit, lift: 1.0 }
+    }
+
     fn moe(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
         let (hidden, size, count) = (layer.hidden, size(sizes.intermediate_size), size(sizes.experts));
         let weights = layer.enter("mlp");
@@ -84,7 +90,7 @@ impl Config {
     fn expert(&self, weights: &Scope<'_>, hidden: usize, size: usize) -> Result<Mlp, RuntimeError> {
         let linear = |name: &str, from, to| Linear::load(&weights.enter(name), from, to, true);
         let gate_up = Linear::stacked(&[linear("gate_proj", hidden, size)?, linear("up_proj", hidden, size)?])?;
-        Ok(Mlp::clamped_swiglu(gate_up, linear("down_proj", size, hidden)?, self.swiglu_alpha, self.swiglu_limit))
+        Ok(Mlp::fused(gate_up, linear("down_proj", size, hidden)?, Activation::Silu).clamped(self.swiglu()))
     }
 
     /// The experts of a checkpoint, which has all of them in a few tensors.
@@ -102,7 +108,7 @@ impl Config {
         let expert = |i: usize| -> candle_core::Result<Mlp> {
             let gate_up = taken_apart(&gate_up.get(i)?, &gate_up_bias.get(i)?)?;
             let down = Linear::new(down.get(i)?.t()?.contiguous()?, Some(down_bias.get(i)?));
-            Ok(Mlp::clamped_swiglu(gate_up, down, self.swiglu_alpha, self.swiglu_limit))
+            Ok(Mlp::fused(gate_up, down, Activation::Silu).clamped(self.swiglu()))
         };
         Ok(ExpertMlps::load(experts.backend(), count, expert)?)
     }

@@ -12,7 +12,7 @@ use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Kda, KdaShape, Mla, Mlp, Moe, size};
+use crate::layers::{Activation, Kda, KdaDecay, KdaShape, Mla, Mlp, Moe, size};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a Kimi Linear `config.json` that its decoder reads.
@@ -69,8 +69,10 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                     d_conv: size(d_conv),
                     activation: config.hidden_act,
                     norm_eps: config.rms_norm_eps,
+                    decay: KdaDecay::Softplus,
                 };
-                Block::new(before, Kda::load(&weights, layer.index, shape)?)
+                let a_log = weights.float("A_log", (1, 1, shape.heads, 1))?;
+                Block::new(before, Kda::load(&weights, layer.index, shape, &a_log)?)
             }
             _ => return Err(layer.refuse(known)),
         };

@@ -10,8 +10,8 @@ use crate::block::Block;
 use crate::decoder::{Blocks, Decoder, Head};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, AttentionShape, Keys, LayerInputs, LayerInputsShape, Linear, Mamba2, Mamba2Rules, Mamba2Shape,
-    MlaShape, MlpShape, RmsNorm, size,
+    Activation, AttentionShape, Ending, GatedShape, GatedStreams, Keys, LATENT_NORM_EPS, LayerInputs, LayerInputsShape,
+    Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size,
 };
 use crate::prediction::{PredictionLayer, PredictionNames};
 use crate::step::Names;
@@ -20,14 +20,27 @@ use crate::weights::{Scope, Weights};
 /// A norm's weights, its channels and its epsilon give the norm.
 pub(crate) type LoadNorm = fn(&Scope<'_>, usize, f64) -> Result<RmsNorm, RuntimeError>;
 
+/// What stands behind the last layer, and of how many residual streams it makes one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Ends {
+    /// A norm of the only one.
+    Norm,
+    /// Their mean, and a norm of it.
+    Mean { streams: usize },
+    /// A mixture by gates that come through a layer of so many channels.
+    Gated { streams: usize, rank: usize },
+}
+
 /// What stands around the layers, and what it is called.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TensorNames {
     /// What the names of all tensors but the head's begin with.
     pub(crate) root: &'static str,
     pub(crate) embedding: &'static str,
-    /// The norm behind the last layer.
+    /// The norm behind the last layer, or what else makes one stream of several there.
     pub(crate) norm: &'static str,
+    /// What it is.
+    pub(crate) ends: Ends,
     /// The epsilon of all norms.
     pub(crate) eps: f64,
     /// How a norm of so many channels is read.
@@ -53,6 +66,7 @@ impl TensorNames {
             root: "model",
             embedding: "embed_tokens",
             norm: "norm",
+            ends: Ends::Norm,
             eps,
             load_norm: RmsNorm::load,
             tied,
@@ -71,6 +85,17 @@ impl TensorNames {
 
     fn norm(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm, RuntimeError> {
         (self.load_norm)(weights, size, self.eps)
+    }
+
+    fn ending(&self, weights: &Scope<'_>, hidden: usize) -> Result<Ending, RuntimeError> {
+        Ok(match self.ends {
+            Ends::Norm => Ending::Norm(self.norm(weights, hidden)?),
+            Ends::Mean { streams } => Ending::Mean { streams, norm: self.norm(weights, hidden)? },
+            Ends::Gated { streams, rank } => {
+                let shape = GatedShape { hidden, streams, rank, norm_eps: self.eps };
+                Ending::Gated(GatedStreams::load(weights, shape, false)?)
+            }
+        })
     }
 }
 
@@ -110,14 +135,14 @@ pub(crate) fn decoder<'a>(
         None => None,
     };
     let embedding = root.enter(frame.embedding).product("weight", [vocab_size, hidden])?;
-    let norm = frame.norm(&root.enter(frame.norm), hidden)?;
+    let ending = frame.ending(&root.enter(frame.norm), hidden)?;
     let head = Head::load(&embedding, weights, hidden, frame.tied)?;
     let head = Head { scale: frame.logit_scale, softcap: frame.logit_softcap, ..head };
     // Layers that graphs compute have theirs in these too.
     let layer_inputs = frame.layer_inputs.filter(|_| !model.layers.is_empty());
     let layer_inputs = layer_inputs.map(|shape| LayerInputs::load(&root, hidden, model.layers.len(), shape));
     let (layer_inputs, names, embedding_scale) = (layer_inputs.transpose()?, Names::new(), frame.embedding_scale);
-    let text = Blocks { embedding, blocks, norm, embedding_scale, layer_inputs, names, prediction };
+    let text = Blocks { embedding, blocks, ending, embedding_scale, layer_inputs, names, prediction };
     Ok(Decoder::new(text, Some(head), weights.backend()).with_mapped(weights.mapped_bytes()))
 }
 
@@ -206,6 +231,7 @@ impl<'a> Layer<'a> {
             value: size(dims.v_head_dim),
             bias,
             scale: 1.0 / ((nope + rope) as f64).sqrt(),
+            norm_eps: LATENT_NORM_EPS,
             interleaved: false,
         })
     }

@@ -6,6 +6,7 @@ mod experts;
 mod falcon_h1;
 mod gemma3;
 mod gemma4;
+mod glm5_next;
 mod gpt_oss;
 mod granitemoehybrid;
 mod jamba;
@@ -19,6 +20,7 @@ mod minimax;
 mod nemotron_h;
 mod olmo_hybrid;
 mod qwen3_next;
+mod qwen4_exp;
 mod zamba2;
 
 use std::sync::LazyLock;
@@ -70,7 +72,7 @@ macro_rules! relative {
 }
 
 /// The types that there is a decoder for.
-static DECODERS: [Entry; 29] = [
+static DECODERS: [Entry; 31] = [
     entry!("bamba", bamba::load),
     entry!("deepseek_v2", deepseek_v3::load_v2),
     Entry { predicts: true, preprocesses: true, ..entry!("deepseek_v3", deepseek_v3::load) },
@@ -80,6 +82,7 @@ static DECODERS: [Entry; 29] = [
     entry!("gemma4_text", gemma4::load),
     entry!("gemma4_unified", gemma4::load_unified),
     entry!("gemma4_unified_text", gemma4::load_unified),
+    entry!("glm5_next_text", glm5_next::load),
     entry!("gpt_oss", gpt_oss::load),
     entry!("granitemoehybrid", granitemoehybrid::load),
     entry!("jamba", jamba::load),
@@ -99,6 +102,7 @@ static DECODERS: [Entry; 29] = [
     Entry { predicts: true, ..entry!("qwen3_5_text", qwen3_next::load_qwen3_5) },
     relative!("qwen3_moe", llama::QWEN3_MOE),
     Entry { predicts: true, ..entry!("qwen3_next", qwen3_next::load) },
+    entry!("qwen4_exp_text", qwen4_exp::load),
     entry!("zamba2", zamba2::load),
 ];
 

@@ -13,7 +13,7 @@ use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
     Activation, Attention, CausalConv, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mlp,
-    RopeConfig, size,
+    OutputGate, RopeConfig, size,
 };
 use crate::weights::{Scope, Weights};
 
@@ -67,6 +67,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                     activation: config.hidden_act,
                     norm_eps: GATED_NORM_EPS,
                     strength: if config.linear_allow_neg_eigval { 2.0 } else { 1.0 },
+                    gate: OutputGate::Silu,
                 };
                 let delta = gated_delta(&layer.enter("linear_attn"), layer, shape)?;
                 Ok(vec![

@@ -1,6 +1,7 @@
 //! Qwen3-Next and Qwen3.5: gated delta nets and gated attention, then a gated MLP or experts.
 
 use cacheplan_handlers::DecayKind;
+use cacheplan_kernels::Rope;
 use cacheplan_transforms::{
     Model,
     layers::{BlockSpec, FeedForward, LinearAttention},
@@ -13,8 +14,8 @@ use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
-    Activation, Attention, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mixer, Mlp, Moe,
-    RmsNorm, RopeConfig, SharedExpert, size,
+    Activation, Attention, AttentionShape, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear,
+    Mixer, Mlp, Moe, OutputGate, RmsNorm, RopeConfig, SharedExpert, size,
 };
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
@@ -79,27 +80,9 @@ fn build(
         };
         let before = layer.norm("input_layernorm")?;
         let mixer = match *mixer {
-            BlockSpec::LinearAttention(LinearAttention {
-                num_k_heads,
-                num_v_heads,
-                head_k_dim,
-                head_v_dim,
-                delta_rule: true,
-                decay: DecayKind::PerHead,
-                d_conv: Some(d_conv),
-                ..
-            }) => {
-                let shape = GatedDeltaShape {
-                    hidden: layer.hidden,
-                    key_heads: size(num_k_heads),
-                    value_heads: size(num_v_heads),
-                    key_dim: size(head_k_dim),
-                    value_dim: size(head_v_dim),
-                    d_conv: size(d_conv),
-                    activation: config.hidden_act,
-                    norm_eps: config.rms_norm_eps as f32,
-                    strength: 1.0,
-                };
+            BlockSpec::LinearAttention(ref dims) => {
+                let shape = delta_shape(layer, dims, config.hidden_act, config.rms_norm_eps);
+                let shape = shape.ok_or_else(|| layer.refuse(known))?;
                 let weights = layer.enter("linear_attn");
                 let projections = projections(&weights, shape)?;
                 let rest = GatedDeltaRest::load(&weights, &shape)?;
@@ -107,11 +90,9 @@ fn build(
                 Block::new(before, if config.value_heads_in_tiles { delta.out_of_tiles()? } else { delta })
             }
             BlockSpec::Attention(ref dims) => {
-                let (shape, weights) = (layer.attention(dims, config.attention_bias)?, layer.enter("self_attn"));
-                let norm = |name: &str| layer.norm_of(&weights.enter(name), shape.head_dim);
-                let rope = Some(rope.partial_rope(shape.head_dim)?);
-                let attention = Attention::load_gated(&weights, layer.index, shape, rope)?;
-                Block::new(before, attention.with_head_norms(norm("q_norm")?, norm("k_norm")?))
+                let shape = layer.attention(dims, config.attention_bias)?;
+                let rope = rope.partial_rope(shape.head_dim)?;
+                Block::new(before, gated_attention(layer, shape, rope)?)
             }
             _ => return Err(layer.refuse(known)),
         };
@@ -152,7 +133,11 @@ fn interleaved_projections(weights: &Scope<'_>, shape: GatedDeltaShape) -> Resul
     })
 }
 
-fn plain_projections(weights: &Scope<'_>, shape: GatedDeltaShape) -> Result<GatedDeltaProjections, RuntimeError> {
+/// One matrix for queries, keys and values, and one each for gate, strength and decay.
+pub(super) fn plain_projections(
+    weights: &Scope<'_>,
+    shape: GatedDeltaShape,
+) -> Result<GatedDeltaProjections, RuntimeError> {
     let linear = |name: &str, outputs: usize| Linear::load(&weights.enter(name), shape.hidden, outputs, false);
     Ok(GatedDeltaProjections {
         qkv: linear("in_proj_qkv", 2 * shape.keys() + shape.values())?,
@@ -168,16 +153,69 @@ impl Config {
         if sizes.experts == 0 {
             return Ok(Box::new(Mlp::load_gated(&weights, layer.mlp(sizes.intermediate_size, activation))?));
         }
-        if sizes.shared_size == 0 {
-            return Err(layer.refuse("a shared expert beside experts, of `shared_expert_intermediate_size`"));
-        }
-        let shared = layer.mlp(sizes.shared_size, activation);
-        Ok(Box::new(Moe {
-            shared: Some(SharedExpert {
-                mlp: Mlp::load_gated(&weights.enter("shared_expert"), shared)?,
-                gate: Some(Linear::load(&weights.enter("shared_expert_gate"), layer.hidden, 1, false)?),
-            }),
-            ..self.experts.load(&weights, layer, sizes, activation)?
-        }))
+        Ok(Box::new(shared_experts(&self.experts, layer, sizes, activation)?))
     }
+}
+
+/// Experts beside a shared one behind a gate of its own.
+pub(super) fn shared_experts(
+    experts: &Experts,
+    layer: &Layer<'_>,
+    sizes: &FeedForward,
+    activation: Activation,
+) -> Result<Moe, RuntimeError> {
+    let weights = layer.enter("mlp");
+    if sizes.shared_size == 0 {
+        return Err(layer.refuse("a shared expert beside experts, of `shared_expert_intermediate_size`"));
+    }
+    let shared = layer.mlp(sizes.shared_size, activation);
+    Ok(Moe {
+        shared: Some(SharedExpert {
+            mlp: Mlp::load_gated(&weights.enter("shared_expert"), shared)?,
+            gate: Some(Linear::load(&weights.enter("shared_expert_gate"), layer.hidden, 1, false)?),
+        }),
+        ..experts.load(&weights, layer, sizes, activation)?
+    })
+}
+
+/// The shape of a gated delta net with a decay per head, if the layer is one.
+pub(super) fn delta_shape(
+    layer: &Layer<'_>,
+    dims: &LinearAttention,
+    activation: Activation,
+    norm_eps: f64,
+) -> Option<GatedDeltaShape> {
+    let &LinearAttention {
+        num_k_heads,
+        num_v_heads,
+        head_k_dim,
+        head_v_dim,
+        delta_rule: true,
+        decay: DecayKind::PerHead,
+        d_conv: Some(d_conv),
+        ..
+    } = dims
+    else {
+        return None;
+    };
+    Some(GatedDeltaShape {
+        hidden: layer.hidden,
+        key_heads: size(num_k_heads),
+        value_heads: size(num_v_heads),
+        key_dim: size(head_k_dim),
+        value_dim: size(head_v_dim),
+        d_conv: size(d_conv),
+        activation,
+        norm_eps: norm_eps as f32,
+        strength: 1.0,
+        gate: OutputGate::Silu,
+    })
+}
+
+/// Attention with norms over heads, and a gate for its output.
+pub(super) fn gated_attention(layer: &Layer<'_>, shape: AttentionShape, rope: Rope) -> Result<Attention, RuntimeError> {
+    let weights = layer.enter("self_attn");
+    let norm = |name: &str| layer.norm_of(&weights.enter(name), shape.head_dim);
+    let attention = Attention::load_gated(&weights, layer.index, shape, Some(rope))?;
+    Ok(attention.with_head_norms(norm("q_norm")?, norm("k_norm")?))
 }

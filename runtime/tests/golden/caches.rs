@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_managers::book::SequenceId;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 
 use crate::harness::{Driven, Golden, assert_close};
 
@@ -33,6 +33,33 @@ pub(crate) fn assert_caches_match(
                 let ours = state(driven, sequence, layer, &Kind::Ssm).reshape(theirs.dims()).unwrap();
                 assert_close(&ours, &theirs, name);
             }
+            "conv1" => {
+                let ours =
+                    state_called(driven, sequence, &format!("ngram_conv_{layer}")).squeeze(2).unwrap().t().unwrap();
+                assert_close(&ours.contiguous().unwrap(), &theirs, name);
+            }
+            "conv2" => {
+                let ours = state_called(driven, sequence, &format!("ngram_context_{layer}")).flatten_all().unwrap();
+                let ids = |tensor: &Tensor| tensor.to_dtype(DType::U32).unwrap().to_vec1::<u32>().unwrap();
+                assert_eq!(ids(&ours), ids(&theirs), "{name}");
+            }
+            "index_keys" => {
+                let caches = driven.caches();
+                let dense = caches.read_kv(sequence, caches.route(layer, &Kind::IndexKey).unwrap()).unwrap();
+                // Behind the keys of full entries may be a place for one that is not.
+                let ours = dense.keys.squeeze(1).unwrap().narrow(0, 0, theirs.dim(0).unwrap()).unwrap();
+                assert_close(&ours.contiguous().unwrap(), &theirs, name);
+            }
+            "index_rows" => {
+                let ours = state(driven, sequence, layer, &Kind::Ring).squeeze(2).unwrap();
+                let (rows, width) = ours.dims2().unwrap();
+                let tokens = theirs.dim(0).unwrap();
+                // Those of the entry in the making; theirs have a mark of padding behind them.
+                for position in tokens / rows * rows..tokens {
+                    let theirs = theirs.get(position).unwrap().narrow(0, 0, width).unwrap();
+                    assert_close(&ours.get(position % rows).unwrap(), &theirs, name);
+                }
+            }
             "k" | "keys" => assert_rows_match(&kv(driven, sequence, layer).0, &theirs, name),
             "v" | "values" => assert_rows_match(&kv(driven, sequence, layer).1, &theirs, name),
             other => panic!("`{name}`: no cache is called `{other}`"),
@@ -57,6 +84,11 @@ fn assert_rows_match(ours: &Tensor, theirs: &Tensor, name: &str) {
     let tokens = ours.dim(1).unwrap().min(theirs.dim(1).unwrap());
     let last = |tensor: &Tensor| tensor.narrow(1, tensor.dim(1).unwrap() - tokens, tokens).unwrap();
     assert_close(&last(ours).contiguous().unwrap(), &last(theirs).contiguous().unwrap(), name);
+}
+
+fn state_called(driven: &mut Driven, sequence: SequenceId, name: &str) -> Tensor {
+    let caches = driven.caches();
+    caches.read_state(sequence, caches.route_of(name).unwrap()).unwrap()
 }
 
 fn state(driven: &mut Driven, sequence: SequenceId, layer: u32, kind: &Kind) -> Tensor {

@@ -51,7 +51,7 @@ fn assert_same(ours: &[Output], theirs: &[Output]) {
 
 #[rstest]
 fn the_size_of_a_step_does_not_change_what_is_generated(
-    #[values("gemma4", "nemotron_h", "llama", "mamba2")] model: &str,
+    #[values("gemma4", "nemotron_h", "llama", "mamba2", "glm5_next_text", "qwen4_exp_text")] model: &str,
 ) {
     let whole = generate(model, &mut session(model, BUDGET));
     let small_steps = "max_seq_len = 96\nmax_batch_size = 3\nmax_num_tokens = 4\ntokens_per_block = 8\n";
@@ -90,7 +90,7 @@ fn a_prompt_takes_no_more_than_its_share_of_a_step_beside_decoding() {
 
 #[rstest]
 fn sequences_that_lose_their_caches_generate_what_they_would_have(
-    #[values("gemma4", "nemotron_h", "llama")] model: &str,
+    #[values("gemma4", "nemotron_h", "llama", "glm5_next_text", "qwen4_exp_text")] model: &str,
 ) {
     let roomy = generate(model, &mut session(model, BUDGET));
     let mut crowded = session(model, BUDGET);

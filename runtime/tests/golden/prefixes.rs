@@ -50,11 +50,13 @@ fn a_prompt_goes_on_from_the_caches_of_an_earlier_one(
         "falcon_h1",
         "gemma3",
         "gemma4",
+        "glm5_next_text",
         "gpt_oss",
         "jamba",
         "llama",
         "nemotron_h",
         "qwen3_next",
+        "qwen4_exp_text",
         "zamba2"
     )]
     model: &str,
@@ -150,6 +152,19 @@ fn the_next_turn_goes_on_where_the_last_one_ended(
     #[values("bamba", "falcon_h1", "jamba", "nemotron_h", "qwen3_next")] model: &str,
     #[values(5, 8, 16)] block: usize,
 ) {
+    goes_on_where_the_last_turn_ended(model, block);
+}
+
+/// Blocks are of whole keys.
+#[rstest]
+fn the_next_turn_goes_on_within_a_key_of_several_tokens(
+    #[values("glm5_next_text", "qwen4_exp_text")] model: &str,
+    #[values(8, 16)] block: usize,
+) {
+    goes_on_where_the_last_turn_ended(model, block);
+}
+
+fn goes_on_where_the_last_turn_ended(model: &str, block: usize) {
     let budget = BUDGET.replace("tokens_per_block = 8", &format!("tokens_per_block = {block}"));
     let mut cached = session(model, &format!("{budget}[workload]\ncheckpoints_per_sequence = 3\n"));
     let mut plain = session_without_reuse(model, &budget);

@@ -76,7 +76,7 @@ fn guessing_ahead_generates_the_same_tokens(model: &str) {
     assert!(manager.book().stats().pools.iter().all(|pool| pool.used == 0));
 }
 
-over_every_model!(trees_of_guesses_generate_the_same_tokens);
+over_models_that_verify_trees!(trees_of_guesses_generate_the_same_tokens);
 #[expect(clippy::print_stdout, reason = "how many guesses were right, beside those of chains")]
 fn trees_of_guesses_generate_the_same_tokens(model: &str) {
     let budget = BUDGET.to_owned() + "\n[speculation]\ndraft_tokens = 6\n";
@@ -117,17 +117,25 @@ fn trees_of_guesses_generate_the_same_tokens(model: &str) {
 }
 
 #[rstest]
-#[case::without_guesses("", None, "it needs --draft-tokens or [speculation]")]
-#[case::of_a_draft(DRAFTS, Some("llama"), "guess chains")]
-fn trees_that_nobody_looks_up_are_refused(#[case] budget: &str, #[case] draft: Option<&str>, #[case] message: &str) {
+#[case::without_guesses("llama", "", None, "it needs --draft-tokens or [speculation]")]
+#[case::of_a_draft("llama", DRAFTS, Some("llama"), "guess chains")]
+#[case::of_keys_of_several_tokens("glm5_next_text", DRAFTS, None, "keys of several tokens")]
+fn trees_that_nobody_looks_up_are_refused(
+    #[case] model: &str,
+    #[case] budget: &str,
+    #[case] draft: Option<&str>,
+    #[case] message: &str,
+) {
     let budget = BUDGET.to_owned() + budget;
     let options = SessionOptions { draft_tree: true, draft: draft.map(folder), ..options(&budget) };
-    let error = Session::open(&folder("llama"), options).unwrap_err();
+    let error = Session::open(&folder(model), options).unwrap_err();
     assert!(error.to_string().contains(message) && error.exit_code() == 2, "{error}");
 }
 
 #[rstest]
-fn guessing_goes_together_with_preemption_and_kept_prefixes(#[values("llama", "nemotron_h")] model: &str) {
+fn guessing_goes_together_with_preemption_and_kept_prefixes(
+    #[values("llama", "nemotron_h", "glm5_next_text", "qwen4_exp_text")] model: &str,
+) {
     let checkpoints = if model == "llama" { "" } else { "\n[workload]\ncheckpoints_per_sequence = 2\n" };
     let sampling = Sampling { frequency_penalty: -4.0, ..Sampling::default() };
     let long = prompts(3, 90).into_iter().map(|prompt| prompt.into_iter().cycle().take(27).collect());

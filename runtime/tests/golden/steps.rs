@@ -57,6 +57,7 @@ fn a_prompt_in_two_chunks_gives_the_golden_logits_and_caches(
         "gemma3",
         "gemma4",
         "gemma4_moe",
+        "glm5_next_text",
         "gpt_oss",
         "granitemoehybrid",
         "lfm2_moe",
@@ -65,6 +66,7 @@ fn a_prompt_in_two_chunks_gives_the_golden_logits_and_caches(
         "nemotron_h",
         "olmo_hybrid",
         "qwen3_next",
+        "qwen4_exp_text",
         "zamba2"
     )]
     model: &str,
@@ -81,7 +83,8 @@ fn a_prompt_in_two_chunks_gives_the_golden_logits_and_caches(
 
 #[rstest]
 fn sequences_of_different_lengths_in_one_step_do_not_disturb_each_other(
-    #[values("llama", "mamba2", "nemotron_h", "gemma3", "gemma4", "gemma4_moe")] model: &str,
+    #[values("llama", "mamba2", "nemotron_h", "gemma3", "gemma4", "gemma4_moe", "glm5_next_text", "qwen4_exp_text")]
+    model: &str,
 ) {
     let golden = Golden::load(model);
     let ids = golden.ids("ids");
@@ -99,7 +102,7 @@ fn sequences_of_different_lengths_in_one_step_do_not_disturb_each_other(
 
 #[rstest]
 fn a_decoder_reads_nothing_but_the_pools(
-    #[values("llama", "mamba2", "nemotron_h", "deepseek_v3", "gemma4")] model: &str,
+    #[values("llama", "mamba2", "nemotron_h", "deepseek_v3", "gemma4", "glm5_next_text", "qwen4_exp_text")] model: &str,
 ) {
     let ids = Golden::load(model).ids("ids");
     let mut driven = Driven::open(model);
@@ -112,7 +115,7 @@ fn a_decoder_reads_nothing_but_the_pools(
 
 #[rstest]
 fn a_decoder_reads_nothing_that_belongs_to_nobody(
-    #[values("llama", "mamba2", "nemotron_h", "gemma3", "gemma4")] model: &str,
+    #[values("llama", "mamba2", "nemotron_h", "gemma3", "gemma4", "glm5_next_text", "qwen4_exp_text")] model: &str,
 ) {
     let golden = Golden::load(model);
     let ids = golden.ids("ids");

@@ -24,6 +24,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "gemma4_unified_keys",
         "gemma4_unified_of_a_wrapper",
         "gemma4_wide_experts",
+        "glm5_next_older_keys",
+        "glm5_next_token_keys",
         "gpt_oss_defaults",
         "kimi_linear_own_head",
         "lfm2_moe_uncorrected",
@@ -42,6 +44,8 @@ fn an_option_changes_the_logits_as_in_the_golden_file(
         "qwen3_moe_stacked",
         "qwen3_next_gelu",
         "qwen3_window",
+        "qwen4_exp_long_ngrams",
+        "qwen4_exp_sigmoid",
         "zamba2_attention_adapters",
         "zamba2_untied"
     )]

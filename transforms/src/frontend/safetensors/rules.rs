@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::header::TensorHeader;
 use crate::frontend::FrontendError;
-use crate::graph::{Extent, Graph, Op};
+use crate::graph::{Attribute, Extent, Graph, Op};
 
 /// A weight whose size along one axis follows from the tensors of an op.
 struct Rule {
@@ -162,6 +162,10 @@ pub(super) fn check(file: &str, tensors: &[TensorHeader], graph: &Graph) -> Resu
     for id in graph.op_ids() {
         let op = graph.op(id);
         let Some(weights) = op.name.layer.and_then(|layer| layers.get(&layer)) else { continue };
+        // Descriptions state convolutions by what they keep, and not what their weights are called.
+        if op.number(Attribute::DILATION).is_some() {
+            continue;
+        }
         let shapes = Shapes { graph, op };
         for rule in RULES.iter().filter(|rule| rule.op == op.kind) {
             let Some(weight) = weights.iter().find(|weight| weight.plain && has_suffix(&weight.name, rule.weight))

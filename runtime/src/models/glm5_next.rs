@@ -1,0 +1,209 @@
+//! GLM-5.3-Flash: Kimi delta attention with a bounded decay, and latent attention without rope over tokens that an indexer
+//! chooses, then a gated MLP or experts, all among several residual streams.
+
+use cacheplan_handlers::DecayKind;
+use cacheplan_kernels::Routing;
+use cacheplan_transforms::{
+    Model,
+    layers::{BlockSpec, FeedForward, LinearAttention, Mla as MlaSpec},
+};
+use serde::Deserialize;
+
+use super::layer::{Ends, Layer, TensorNames, decoder};
+use crate::block::Block;
+use crate::decoder::Decoder;
+use crate::error::{ConfigError, RuntimeError};
+use crate::layers::{
+    Activation, Chooser, ClampedSwiglu, GatedKeys, GatedKeysShape, Indexer, IndexerShape, Kda, KdaDecay, KdaShape,
+    MixedShape, MixedStreams, Mla, MlaShape, Mlp, Moe, size,
+};
+use crate::weights::{Scope, Weights};
+
+/// The keys of a GLM-5.3-Flash `config.json` that its decoder reads.
+#[derive(Debug, Deserialize)]
+pub(super) struct Config {
+    hidden_act: Activation,
+    rms_norm_eps: f64,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    num_experts_per_tok: usize,
+    #[serde(default = "one")]
+    n_group: usize,
+    #[serde(default = "one")]
+    topk_group: usize,
+    #[serde(default = "super::default_true")]
+    norm_topk_prob: bool,
+    routed_scaling_factor: f64,
+    swiglu_limit: f64,
+    hc_mult: usize,
+    hc_eps: f64,
+    hc_sinkhorn_iters: usize,
+    index_topk: usize,
+    index_n_heads: usize,
+    index_head_dim: usize,
+    #[serde(default = "index_kpool")]
+    index_kpool: usize,
+    #[serde(default = "super::default_true")]
+    index_kpool_always_select_tail: bool,
+    #[serde(default = "lower_bound")]
+    linear_lower_bound: Option<f64>,
+    linear_attn_config: Option<OlderKda>,
+}
+
+/// Where older configs have what belongs to delta attention.
+#[derive(Debug, Deserialize)]
+struct OlderKda {
+    gate_lower_bound: Option<f64>,
+    #[serde(default = "super::default_true")]
+    safe_gate: bool,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn index_kpool() -> usize {
+    16
+}
+
+fn lower_bound() -> Option<f64> {
+    Some(-5.0)
+}
+
+/// Builds a GLM-5.3-Flash decoder.
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+    let unsupported = |key, found: String, known| Err(ConfigError::Unsupported { key, found, known }.into());
+    if config.hidden_act != Activation::Silu {
+        return unsupported("hidden_act", format!("{:?}", config.hidden_act), "silu, since experts have no other");
+    }
+    if !config.index_kpool_always_select_tail && config.index_kpool > 1 {
+        return unsupported("index_kpool_always_select_tail", "false".to_owned(), "true, so that a token sees itself");
+    }
+    let ends = Ends::Mean { streams: config.hc_mult };
+    let frame = TensorNames { ends, ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let mut someone_chose = false;
+    decoder(model, weights, frame, |layer| {
+        let known = "mla behind an indexer of its own or of an earlier layer, or delta attention with a decay per channel, \
+                     and a gated feed-forward block";
+        let [mixer, own @ .., BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] =
+            layer.blocks
+        else {
+            return Err(layer.refuse(known));
+        };
+        let (before, weights) = (layer.norm("input_layernorm")?, layer.enter("self_attn"));
+        let mixer = match *mixer {
+            BlockSpec::Mla(ref dims) => {
+                let chooses = own.iter().any(|block| block.name() == "indexer");
+                if !chooses && !someone_chose {
+                    return Err(layer.refuse(known));
+                }
+                someone_chose = true;
+                Block::new(before, config.attention(&weights, layer, dims, chooses)?)
+            }
+            BlockSpec::LinearAttention(LinearAttention {
+                num_k_heads,
+                num_v_heads,
+                head_k_dim,
+                head_v_dim,
+                delta_rule: true,
+                decay: DecayKind::PerChannel,
+                d_conv: Some(d_conv),
+                ..
+            }) if (num_k_heads, head_k_dim) == (num_v_heads, head_v_dim) => {
+                let shape = KdaShape {
+                    hidden: layer.hidden,
+                    heads: size(num_k_heads),
+                    head_dim: size(head_k_dim),
+                    d_conv: size(d_conv),
+                    activation: config.hidden_act,
+                    norm_eps: config.rms_norm_eps,
+                    decay: config.decay(),
+                };
+                let a_log = weights.float("A_log", shape.heads)?;
+                Block::new(before, Kda::load(&weights, layer.index, shape, &a_log)?)
+            }
+            _ => return Err(layer.refuse(known)),
+        };
+        let feed_forward = config.feed_forward(layer, sizes)?;
+        Ok(vec![mixer.among(config.streams(layer, "hc_attn")?), feed_forward.among(config.streams(layer, "hc_ffn")?)])
+    })
+}
+
+impl Config {
+    fn streams(&self, layer: &Layer<'_>, name: &str) -> Result<MixedStreams, RuntimeError> {
+        let shape = MixedShape {
+            hidden: layer.hidden,
+            streams: self.hc_mult,
+            norm_eps: self.rms_norm_eps,
+            eps: self.hc_eps,
+            iterations: self.hc_sinkhorn_iters,
+        };
+        MixedStreams::load(&layer.weights, name, shape)
+    }
+
+    fn decay(&self) -> KdaDecay {
+        let stated = match &self.linear_attn_config {
+            None => self.linear_lower_bound,
+            Some(older) => {
+                let safe = older.safe_gate.then(lower_bound).flatten();
+                older.gate_lower_bound.or(self.linear_lower_bound).or(safe)
+            }
+        };
+        stated.map_or(KdaDecay::Softplus, KdaDecay::Bounded)
+    }
+
+    fn attention(
+        &self,
+        weights: &Scope<'_>,
+        layer: &Layer<'_>,
+        dims: &MlaSpec,
+        chooses: bool,
+    ) -> Result<Mla, RuntimeError> {
+        let shape = MlaShape { norm_eps: self.rms_norm_eps, ..layer.mla(dims, self.attention_bias)? };
+        let Some(rank) = shape.q_lora_rank.filter(|_| shape.rope == 0) else {
+            return Err(layer.refuse("mla with a latent of queries and without rope"));
+        };
+        let chooser = if chooses {
+            let keys = GatedKeysShape {
+                hidden: layer.hidden,
+                rank,
+                heads: self.index_n_heads,
+                head_dim: self.index_head_dim,
+                stride: self.index_kpool,
+            };
+            let keys = GatedKeys::load(&weights.enter("indexer"), keys)?;
+            let (head_dim, stride) = (self.index_head_dim, self.index_kpool);
+            let shape = IndexerShape { head_dim, stride, budget: self.index_topk };
+            Chooser::Own(Indexer::new(layer.index, shape, keys))
+        } else {
+            Chooser::Earlier
+        };
+        Ok(Mla::load(weights, layer.index, shape, None)?.choosing(chooser))
+    }
+
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Block, RuntimeError> {
+        let (before, weights) = (layer.norm("post_attention_layernorm")?, layer.enter("mlp"));
+        let clamped = |weights: &Scope<'_>, size: u64| -> Result<Mlp, RuntimeError> {
+            let swiglu = ClampedSwiglu { alpha: 1.0, limit: self.swiglu_limit, lift: 0.0 };
+            Ok(Mlp::load_gated(weights, layer.mlp(size, self.hidden_act))?.clamped(swiglu))
+        };
+        if sizes.experts == 0 {
+            return Ok(Block::new(before, clamped(&weights, sizes.intermediate_size)?));
+        }
+        let routing = Routing {
+            groups: self.n_group,
+            top_groups: self.topk_group,
+            softmax: false,
+            scale: self.routed_scaling_factor,
+            ..Routing::softmax(size(sizes.experts), self.num_experts_per_tok, self.norm_topk_prob)
+        };
+        let shared = match sizes.shared_size {
+            0 => None,
+            size => Some(clamped(&weights.enter("shared_experts"), size)?),
+        };
+        let expert = |weights: &Scope<'_>| clamped(weights, sizes.intermediate_size);
+        Ok(Block::new(before, Moe::load_corrected(&weights, layer.hidden, routing, expert, shared)?))
+    }
+}
