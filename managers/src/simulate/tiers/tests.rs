@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use cacheplan_planner::{Budget, CachePlan, PlanRequest};
+use cacheplan_planner::{Budget, CachePlan, PlanRequest, StoredStates};
 use cacheplan_transforms::{Model, ReadOptions};
 use proptest::prelude::*;
 use rstest::rstest;
@@ -196,6 +196,7 @@ fn question(plan: &CachePlan) -> TiersQuestion<'_> {
         running: Some(2),
         host: 1 << 30,
         disk: 0,
+        stored: StoredStates::Own,
         target: None,
         links: FAST,
         compute: None,
