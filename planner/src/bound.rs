@@ -286,7 +286,8 @@ impl Work {
         sequences: u64,
         batch: f64,
     ) -> StepBound {
-        let mean = |of: &dyn Fn(u64) -> f64| lengths.iter().map(|length| of(*length)).sum::<f64>() / lengths.len() as f64;
+        let mean =
+            |of: &dyn Fn(u64) -> f64| lengths.iter().map(|length| of(*length)).sum::<f64>() / lengths.len() as f64;
         let tokens = mean(&|length| self.attends.iter().map(|of| of.each * self.seen(of.window, length)).sum());
         let mut terms = self.weights(parallel, rates, [batch, batch], 1.0);
         let own = mean(&|length| stages.iter().map(|plan| self.caches(plan, length)).sum());

@@ -79,7 +79,8 @@ pub use measured::MeasuredLedger;
 pub use model_caches::ModelCaches;
 pub use parallel::Parallel;
 pub use plan::{
-    CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, RankPlans, SlotDomain, StoredStates, Unit,
+    CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, RankPlans, SlotDomain,
+    StoredStates, Unit,
 };
 pub use request::PlanRequest;
 pub use size::ByteSize;

@@ -88,6 +88,8 @@ fn lengths(request: &PlanRequest) -> Result<(u64, u64), Failure> {
     let workload = request.config().budget.workload.as_ref();
     match workload.map(|workload| (&workload.prompt, &workload.output)) {
         Some((Lengths::Fixed(prompt @ 1..), Lengths::Fixed(output @ 1..))) => Ok((*prompt, *output)),
-        _ => Err(Failure::new(2, "a handover is that of one request: state --prompt and --output as numbers of tokens")),
+        _ => {
+            Err(Failure::new(2, "a handover is that of one request: state --prompt and --output as numbers of tokens"))
+        }
     }
 }

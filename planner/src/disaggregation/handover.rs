@@ -156,9 +156,8 @@ impl Handover {
             let copies = u64::from(to.tp) * u64::from(to.cp);
             let received = of_rank.saturating_mul(copies);
             arrived[receiver] = arrived[receiver].saturating_add(of_rank);
-            let shares = |held: &PlannedResource| {
-                resource.handler.unit_bytes() as f64 / held.handler.unit_bytes().max(1) as f64
-            };
+            let shares =
+                |held: &PlannedResource| resource.handler.unit_bytes() as f64 / held.handler.unit_bytes().max(1) as f64;
             sent[sender] += received as f64 / busy(from.tp, to.tp, shares(left), shares(right)) / f64::from(from.cp);
             let tokens = if let Needs::Tail { tokens, .. } = needs { Some(tokens) } else { None };
             let kind = name(resource, *drafts);

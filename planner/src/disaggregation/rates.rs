@@ -56,10 +56,8 @@ impl DeviceRates {
     pub(super) fn of(asked: &[PlanRequest; 2], sides: [&Side; 2], handing: f64, question: &Disaggregation) -> Self {
         let [prefill, decode] = sides;
         let bound = prefill.stages.first().and_then(|plan| asked[0].prefill(plan));
-        let of_prompt = |bound: PrefillBound| Prompts {
-            seconds: bound.seconds(0, question.prompt),
-            source: bound.source(),
-        };
+        let of_prompt =
+            |bound: PrefillBound| Prompts { seconds: bound.seconds(0, question.prompt), source: bound.source() };
         Self { prefill: bound.map(of_prompt), decode: Tokens::of(&asked[1], decode, handing, question) }
     }
 
@@ -122,7 +120,7 @@ impl Tokens {
     /// As many sequences write as the pool holds beside those that arrive.
     fn of(request: &PlanRequest, side: &Side, handing: f64, question: &Disaggregation) -> Option<Self> {
         let (work, rates) = (request.work()?, request.device()?.rates()?);
-        let lengths = [question.prompt, question.prompt + question.output];
+        let lengths = [question.prompt, question.prompt.saturating_add(question.output)];
         let step = |sequences: u64| work.decoding(&side.stages, side.parallel, rates, lengths, sequences);
         let steps = (question.output - 1) as f64;
         let fits = |writing: u64| {

@@ -124,7 +124,9 @@ impl Handing {
         if keeps.states && (prefill.pp > 1 || decode.pp > 1) {
             refuses.push("NixlConnector takes no pipeline stages with states".to_owned());
         } else if keeps.windows && prefill.pp > 1 {
-            refuses.push("NixlConnector takes no pipeline stages with windows; NixlPushConnector does of prefill".to_owned());
+            refuses.push(
+                "NixlConnector takes no pipeline stages with windows; NixlPushConnector does of prefill".to_owned(),
+            );
         }
         if !keeps.states && decode.pp > 1 {
             refuses.push("NixlConnector takes no pipeline stages where tokens are written".to_owned());
@@ -167,7 +169,8 @@ impl Handing {
         let [prefill, decode] = self.layouts;
         let mut refuses = Vec::new();
         if self.blocks[0] != page {
-            refuses.push(format!("blocks of {} and {page} tokens: one page size for both is asked for", self.blocks[0]));
+            refuses
+                .push(format!("blocks of {} and {page} tokens: one page size for both is asked for", self.blocks[0]));
         }
         if keeps.windows && prefill.tp != decode.tp && !keeps.latents && prefill.pp > 1 {
             refuses.push("pipeline stages of prefill with windows and another tp".to_owned());

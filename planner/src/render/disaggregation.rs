@@ -45,7 +45,8 @@ fn lines(answer: &DisaggregationAnswer) -> Vec<String> {
             let (of_prefill, of_decode) = (balance.of_prefill_replica, balance.of_decode_replica);
             lines.push(format!("          a replica: {of_prefill:.2} requests/s computed, {of_decode:.2} written"));
         }
-        None => lines.extend(wrapped("no rates of the devices, or no weights, are known, so that only the link is bounded", 2)),
+        None => lines
+            .extend(wrapped("no rates of the devices, or no weights, are known, so that only the link is bounded", 2)),
     }
     answer.engines.iter().for_each(|flags| lines.extend(words(flags)));
     lines
@@ -59,7 +60,8 @@ fn side(name: &str, side: &Side, what: &str) -> Vec<String> {
     let device = if device.is_empty() { String::new() } else { format!(" {device}") };
     let by = engine.as_ref().map(|engine| format!(" by {engine}")).unwrap_or_default();
     let each = if *replicas == 1 { "holds".to_owned() } else { format!("in {replicas} replicas, each holds") };
-    let text = format!("{devices} x{device}{}: {each} {sequences} {what} at once{by}, capped by {capped_by}", sizes.concat());
+    let text =
+        format!("{devices} x{device}{}: {each} {sequences} {what} at once{by}, capped by {capped_by}", sizes.concat());
     let mut lines = wrapped(&text, 10);
     if let Some(first) = lines.first_mut() {
         *first = format!("{name:10}{}", first.trim_start());
@@ -87,7 +89,10 @@ fn handed(handover: &Handover) -> Vec<String> {
     lines.push(format!("  {shares}"));
     lines.push(format!("  the busiest device sends {sent}, and receives {arrives}"));
     if handover.received > handover.bytes {
-        lines.extend(wrapped("received is more where blocks are not full, or ranks keep copies of one head or latent", 2));
+        lines.extend(wrapped(
+            "received is more where blocks are not full, or ranks keep copies of one head or latent",
+            2,
+        ));
     }
     if let Some([from, to]) = handover.turned {
         let said = format!(

@@ -1,7 +1,7 @@
 //! Prefill and decode apart: bytes counted by hand and by the plan of one device, and rates by their definitions.
 
 use cacheplan_handlers::{Growth, KvLayout};
-use cacheplan_planner::budget::{Budget, Lengths, Workload};
+use cacheplan_planner::budget::{Lengths, Workload};
 use cacheplan_planner::disaggregation::{Ceiling, DisaggregationAnswer, DisaggregationError, Handed};
 use cacheplan_planner::{Devices, Disaggregation, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
@@ -18,10 +18,11 @@ const GPT_OSS: &str = "openai__gpt-oss-120b";
 /// 400 Gb/s.
 const LINK: f64 = 50e9;
 
+/// Devices of which 0.9 is divided; without a limit of its own, as many sequences as fit.
 fn place(model: &Model, devices: &str, text: &str) -> PlanRequest {
-    let stated = format!("{text}\n[memory]\nfraction = 0.9\nof = 'total'\n");
+    let memory = if text.contains("max_batch_size") { "" } else { "[memory]\nfraction = 0.9\nof = 'total'\n" };
     let devices: Devices = devices.parse().unwrap();
-    PlanRequest::of(model.clone()).with_budget(budget(&stated)).with_devices(devices)
+    PlanRequest::of(model.clone()).with_budget(budget(&format!("{text}\n{memory}"))).with_devices(devices)
 }
 
 fn question(model: &Model, sides: [(&str, &str); 2], prompt: u64) -> Disaggregation {
@@ -33,7 +34,7 @@ fn answer(name: &str, sides: [(&str, &str); 2], prompt: u64) -> DisaggregationAn
     question(&published(name), sides, prompt).answer().unwrap()
 }
 
-const ALIKE: [(&str, &str); 2] = [("h100", ""), ("h100", "")];
+const ALIKE: [(&str, &str); 2] = [("h100", ""); 2];
 
 #[rstest]
 // 32 layers of 8 heads of 128 channels, keys and values of 16 bits; 500 blocks of 16 tokens, and one more token.
@@ -62,8 +63,7 @@ fn each_kind_has_the_bytes_of_its_shape(
     #[case] prompt: u64,
     #[case] expected: &[(&str, u64, Option<u64>, u64, u64)],
 ) {
-    let dtypes = "[dtypes]\nkv = 'bf16'";
-    let found = answer(name, [("2xh100", dtypes), ("2xh100", dtypes)].map(|(_, text)| ("h200", text)), prompt).handover;
+    let found = answer(name, [("h200", "[dtypes]\nkv = 'bf16'"); 2], prompt).handover;
     let expected = expected.iter().map(|(kind, caches, tokens, bytes, received)| Handed {
         kind: (*kind).to_owned(),
         caches: *caches,
@@ -268,9 +268,7 @@ fn the_table_says_it_for_people(#[case] file: &str, #[case] name: &str, #[case] 
 fn planned(answer: &DisaggregationAnswer, prompt: u64) -> u64 {
     let plan = &answer.prefill.stages[0];
     let of = |resource: &cacheplan_planner::PlannedResource| match resource.handler.growth() {
-        Growth::Paged { window: Some(window), .. } => {
-            resource.bytes_per_token * prompt.min(u64::from(window) - 1)
-        }
+        Growth::Paged { window: Some(window), .. } => resource.bytes_per_token * prompt.min(u64::from(window) - 1),
         _ => resource.bytes_per_token * prompt + resource.bytes_per_sequence,
     };
     plan.resources.iter().map(of).sum()
@@ -286,9 +284,10 @@ proptest! {
         block in prop::sample::select(vec![1u64, 16, 64]),
         decode in prop::sample::select(vec!["b200", "2xb200", "4xb200"]),
     ) {
-        let text = format!("tokens_per_block = {block}\n[dtypes]\nkv = 'bf16'");
-        let found = answer(name, [("2xb200", &format!("{text}\n[parallel]\npp = 2")), (decode, &text)].map(|(devices, text)| (devices, text)), prompt);
-        let of_one = answer(name, [("b300", &text), (decode, &text)], prompt);
+        let text = format!("tokens_per_block = {block}\nmax_batch_size = 2\n[dtypes]\nkv = 'bf16'");
+        let staged = format!("{text}\n[parallel]\npp = 2");
+        let found = answer(name, [("2xb200", &staged), (decode, &text)], prompt);
+        let of_one = answer(name, [("b200", &text), (decode, &text)], prompt);
         prop_assert_eq!(found.handover.bytes, planned(&of_one, prompt));
         let ranks = u64::from(found.decode.parallel.tp);
         for part in &found.handover.parts {
@@ -306,7 +305,6 @@ fn lengths_of_a_workload_give_way_to_those_of_the_request() {
     let found = answer(LLAMA, [("h100", stated), ("h100", stated)], 8192);
     assert_eq!(found.decode.stages[0].capacity.tokens_per_sequence, 8192 + 513);
     assert_eq!(found.prefill.stages[0].capacity.tokens_per_sequence, 8192);
-    let _: Budget = budget(stated);
 }
 
 #[test]

@@ -1,8 +1,8 @@
-"""SGLang's own tree over a device and host memory, on a CPU: how many prompt tokens it hits of each request.
+"""SGLang's own tree over a device and host memory, on a CPU: what it hits of each request of small traces.
 
-A question is a line of JSON: {"page": tokens of a page, "device": pages, "host": pages, "prompts": lists of pages, by number}.
-A prompt has one token more than its pages. An answer is {"hits": pages of each request that were not computed, "host": those
-of them that came from host memory}. Requests come one after the other: each prompt is computed, inserted and let go before
+Each line that it prints is one trace: {"page": tokens of a page, "device": pages, "host": pages, "prompts": lists of pages, by
+number, "hits": pages of each prompt that were not computed, "loaded": those of them that came from host memory}. A prompt has one
+token more than its pages, an answer none. Requests come one after the other: each prompt is computed, inserted and let go before
 the next.
 
 What is SGLang's own: `UnifiedRadixCache` with its tree core in Python and its component for keys, its allocator of device
@@ -16,6 +16,7 @@ slots, its eviction, its write-back to host memory and its loads. What stands fo
 
 import json
 import os
+import random
 import sys
 from array import array
 from types import SimpleNamespace
@@ -121,6 +122,7 @@ class Request:
     rid = "request"
     swa_host_hit_length = 0
     mamba_host_hit_length = 0
+    kv = SimpleNamespace(mamba_pool_idx=None)
 
 
 def tree(question):
@@ -152,12 +154,12 @@ def tree(question):
 def answer(question):
     cache, device = tree(question)
     page = question["page"]
-    hits, from_host = [], []
+    hits, loads = [], []
     for at, pages in enumerate(question["prompts"]):
         prompt = array("q", [number * page + token for number in pages for token in range(page)] + [1 << 40 | at])
         # The last token is always computed.
-        whole = (len(prompt) - 1) // page * page
-        found = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=prompt[:whole], extra_key=None)))
+        whole = len(pages) * page
+        found = cache.match_prefix(MatchPrefixParams(key=RadixKey(token_ids=prompt[:whole])))
         node, hit, loaded = found.last_device_node, found.device_prefix_len, 0
         if cache.cache_controller is not None and found.host_hit_length > 0:
             request = Request()
@@ -168,19 +170,37 @@ def answer(question):
             cache.loading_check()
         hit += loaded
         lock = cache.inc_lock_ref(node).to_dec_params()
-        tail = len(prompt) // page * page - hit
+        # The last token has a page of its own, which nobody keeps.
+        tail = whole - hit + page
         if device.available_size() < tail:
             cache.evict_for_alloc(EvictParams(num_tokens=tail - device.available_size()))
         slots = device.alloc(tail)
         assert slots is not None, "the device holds no request"
         held = cache.path_device_indices(node)[:hit]
-        key = RadixKey(token_ids=prompt[: hit + tail], extra_key=None)
-        cache.insert(InsertParams(key=key, value=torch.cat([held, slots]), prev_prefix_len=hit))
+        value = torch.cat([held, slots[:-page]])
+        cache.insert(InsertParams(key=RadixKey(token_ids=prompt[:whole]), value=value, prev_prefix_len=hit))
         cache.dec_lock_ref(node, lock)
+        device.free(slots[-page:])
         hits.append(hit // page)
-        from_host.append(loaded // page)
-    return {"hits": hits, "host": from_host}
+        loads.append(loaded // page)
+    return question | {"hits": hits, "loaded": loads}
 
 
-for line in sys.stdin:
-    print(json.dumps(answer(json.loads(line))), file=ANSWERS, flush=True)
+def traces():
+    """Documents that come again, of which some go on and some turn off."""
+    for seed, (device, host) in enumerate([(12, 0), (20, 0), (12, 400), (20, 400), (32, 400), (12, 16), (20, 24), (20, 60), (32, 48)]):
+        source = random.Random(seed)
+        texts, prompts, new = [], [], 0
+        for _ in range(80):
+            start = source.choice(texts) if texts and source.random() < 0.8 else []
+            kept = start[: source.randint(0, len(start))] if source.random() < 0.4 else start
+            more = source.randint(0 if kept else 1, 4)
+            text = (kept + list(range(new + 1, new + 1 + more)))[:10]
+            new += more
+            texts.append(text)
+            prompts.append(text)
+        yield {"page": 4, "device": device, "host": host, "prompts": prompts}
+
+
+for question in traces():
+    print(json.dumps(answer(question), separators=(",", ":")), file=ANSWERS, flush=True)

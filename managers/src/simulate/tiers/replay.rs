@@ -123,7 +123,12 @@ impl<'a> Replay<'a> {
         match stored {
             StoredStates::Own => own,
             // What nothing would make smaller stays.
-            _ => self.question.plan.stored_state_bytes(stored).and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(own),
+            _ => self
+                .question
+                .plan
+                .stored_state_bytes(stored)
+                .and_then(|bytes| usize::try_from(bytes).ok())
+                .unwrap_or(own),
         }
     }
 

@@ -244,8 +244,7 @@ impl<'a> Search<'a> {
         let has_lower = at.sizes.host.states + at.sizes.disk.states > 0;
         let smaller = |stored: &StoredStates| self.question.plan.stored_state_bytes(*stored).is_some();
         let tried = StoredStates::ALL.into_iter().filter(|stored| has_lower && *stored != at.stored && smaller(stored));
-        let jobs: Vec<Job> =
-            tried.map(|stored| Job { sizes: at.sizes, distance: at.distance, stored }).collect();
+        let jobs: Vec<Job> = tried.map(|stored| Job { sizes: at.sizes, distance: at.distance, stored }).collect();
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
