@@ -63,7 +63,7 @@ fn each_kind_has_the_bytes_of_its_shape(
     #[case] prompt: u64,
     #[case] expected: &[(&str, u64, Option<u64>, u64, u64)],
 ) {
-    let found = answer(name, [("h200", "[dtypes]\nkv = 'bf16'"); 2], prompt).handover;
+    let found = answer(name, [("h200", "max_batch_size = 8\n[dtypes]\nkv = 'bf16'"); 2], prompt).handover;
     let expected = expected.iter().map(|(kind, caches, tokens, bytes, received)| Handed {
         kind: (*kind).to_owned(),
         caches: *caches,
@@ -225,7 +225,7 @@ fn orders_of_heads_and_tokens_that_differ_are_said() {
 #[rstest]
 #[case(LLAMA, ["2xh100", "4xh100"], "", [&[][..], &[], &[], &[]])]
 #[case(NEMOTRON, ["2xh100", "2xh100"], "[parallel]\npp = 2", [&["takes no pipeline stages with states"][..], &[], &[], &["takes no pipeline"]])]
-#[case("LiquidAI__LFM2-1.2B", ["h100", "h100"], "", [&["not short convolutions"][..], &[], &[], &["not short conv"]])]
+#[case("LiquidAI__LFM2-1.2B", ["h100", "h100"], "max_batch_size = 8", [&["not short convolutions"][..], &[], &[], &["not short conv"]])]
 #[case("MiniMaxAI__MiniMax-Text-01", ["16xh200", "16xh200"], "[parallel]\ntp = 8\npp = 2", [&["not lightning attention", "pipeline"][..], &[], &[], &["lightning", "pipeline"]])]
 fn engines_that_refuse_do_so_by_name(
     #[case] name: &str,
