@@ -72,6 +72,8 @@ enum Command {
     Simulate(commands::simulate::Args),
     /// Say how large host memory and disk must be, from a trace
     Tiers(Box<commands::tiers::Args>),
+    /// Plan prefill and decode on devices of their own, and the link between
+    Disaggregate(Box<commands::disaggregate::Args>),
     /// Say how full the pools of a run were
     Stats(commands::stats::Args),
     /// Serve the planner as a page on this machine
@@ -114,6 +116,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => commands::demo::run(&args),
         Command::Simulate(args) => commands::simulate::run(&args),
         Command::Tiers(args) => commands::tiers::run(&args),
+        Command::Disaggregate(args) => commands::disaggregate::run(&args),
         Command::Stats(args) => commands::stats::run(&args),
         Command::Web(args) => commands::web::run(&args),
         Command::Config(args) => commands::config::run(&args),

@@ -248,7 +248,7 @@ impl Work {
         let sequences = sequences.max(1);
         // Stages work at once, each on a part of the sequences.
         let parts = sequences.min(parallel.pp.into()) as f64;
-        let step = |sequences: u64, batch: f64| self.step(stages, parallel, rates, context, sequences, batch);
+        let step = |sequences: u64, batch: f64| self.step(stages, parallel, rates, &[context], sequences, batch);
         let one = step(1, 1.0);
         let all = step(sequences, sequences as f64 / parts);
         let tokens_per_second = (sequences * u64::from(parallel.dp)) as f64 / all.seconds;
@@ -258,20 +258,44 @@ impl Work {
         is_sound.then_some(SpeedBound { context, one, all, tokens_per_second, prompt, source })
     }
 
-    /// A step of `batch` tokens, each of another sequence.
+    /// A step of so many sequences of a replica, of which each is as likely to be of one length from the first to the last as of
+    /// another.
+    pub(crate) fn decoding(
+        &self,
+        stages: &[CachePlan],
+        parallel: Parallel,
+        rates: Rates,
+        [first, last]: [u64; 2],
+        sequences: u64,
+    ) -> StepBound {
+        const PARTS: u64 = 16;
+        // What a sequence reads grows with its length, so that the starts of the parts give no more than there is.
+        let lengths: Vec<u64> = (0..PARTS).map(|part| first + (last - first.min(last)) * part / PARTS).collect();
+        let sequences = sequences.max(1);
+        let batch = sequences as f64 / sequences.min(parallel.pp.into()) as f64;
+        self.step(stages, parallel, rates, &lengths, sequences, batch)
+    }
+
+    /// A step of `batch` tokens, each of another sequence, whose lengths are these alike.
     fn step(
         &self,
         stages: &[CachePlan],
         parallel: Parallel,
         rates: Rates,
-        context: u64,
+        lengths: &[u64],
         sequences: u64,
         batch: f64,
     ) -> StepBound {
-        let tokens: f64 = self.attends.iter().map(|of| of.each * self.seen(of.window, context)).sum();
+        let mean =
+            |of: &dyn Fn(u64) -> f64| lengths.iter().map(|length| of(*length)).sum::<f64>() / lengths.len() as f64;
+        let tokens = mean(&|length| self.attends.iter().map(|of| of.each * self.seen(of.window, length)).sum());
         let mut terms = self.weights(parallel, rates, [batch, batch], 1.0);
-        let own: f64 = stages.iter().map(|plan| self.caches(plan, context)).sum();
+        let own = mean(&|length| stages.iter().map(|plan| self.caches(plan, length)).sum());
         let operations = batch * tokens / (f64::from(parallel.tp) * f64::from(parallel.cp));
+        let context = match lengths {
+            [one] => one.to_string(),
+            lengths => format!("{} to {}", lengths[0], lengths[lengths.len() - 1]),
+        };
         let reason =
             format!("{context} tokens, of windows and sparse attention what is seen; states are read and written");
         let bytes = batch * own / parallel.context_ranks() as f64;

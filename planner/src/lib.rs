@@ -19,7 +19,7 @@
 //! ```
 //!
 //! [`budget`], [`plan`], [`check`] and [`error`] are data and its proof; the solver knows no engine; [`engines`], [`logs`] and
-//! [`export`] are what is known of others; [`fit`], [`compare`] and [`curves`] ask many requests; nothing knows [`pictures`].
+//! [`export`] are what is known of others; [`fit`], [`compare`], [`curves`] and [`disaggregation`] ask many requests; nothing knows [`pictures`].
 #![forbid(unsafe_code)]
 #![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -33,6 +33,7 @@ pub mod curves;
 pub mod device;
 pub mod devices;
 pub mod diff;
+pub mod disaggregation;
 pub mod engines;
 pub mod error;
 pub mod explain;
@@ -66,6 +67,7 @@ pub use compare::Comparison;
 pub use config::{Config, Override};
 pub use device::DeviceInfo;
 pub use devices::Devices;
+pub use disaggregation::Disaggregation;
 pub use engines::{Engine, EngineSpec};
 pub use error::PlanError;
 pub use export::{ExportError, Serving, Target};
@@ -77,7 +79,8 @@ pub use measured::MeasuredLedger;
 pub use model_caches::ModelCaches;
 pub use parallel::Parallel;
 pub use plan::{
-    CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, RankPlans, SlotDomain, Unit,
+    CachePlan, Grouping, Limits, ManagerKind, Member, Owner, PlannedResource, Pool, RankPlans, SlotDomain,
+    StoredStates, Unit,
 };
 pub use request::PlanRequest;
 pub use size::ByteSize;

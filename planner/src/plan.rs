@@ -191,6 +191,34 @@ impl Scheme {
     }
 }
 
+/// How recurrent states are stored where they wait for a later request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoredStates {
+    /// As checkpoints are on the device.
+    #[default]
+    Own,
+    /// Those of float32 in bfloat16.
+    Bf16,
+    /// In 8 bits, with a float32 scale for each channel of each head.
+    Int8,
+}
+
+impl StoredStates {
+    /// All of them, the exact one first.
+    pub const ALL: [Self; 3] = [Self::Own, Self::Bf16, Self::Int8];
+}
+
+impl fmt::Display for StoredStates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Own => "own",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
 /// Which manager a plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_files::Shown;
 use cacheplan_handlers::DType;
-use cacheplan_transforms::{ModelInfo, Resources};
+use cacheplan_transforms::{ModelInfo, Resource, Resources};
 
 use crate::budget::Budget;
 use crate::check::Violation;
@@ -382,6 +382,14 @@ impl PlanRequest {
         let counted = |devices: &Devices| if devices.count() > 1 { devices.times(ranks) } else { devices.clone() };
         let devices = self.devices.as_ref().map(counted);
         Self { devices, ..self.changed(|budget| budget.parallel = parallel) }
+    }
+
+    /// The caches that a rank would hold if there were no other, those of drafts included, and which are those.
+    pub(crate) fn undivided(&self) -> Result<Vec<(Resource, bool)>, PlanError> {
+        let whole = self.divided(Parallel::default()).of_stage(0);
+        let settled = whole.settled()?;
+        let held = settled.inputs().held()?;
+        Ok(held.iter().map(|(resource, drafts)| (resource.clone(), drafts)).collect())
     }
 
     /// How many devices are taken for tensor parallel ranks where nobody says how they divide the model.

@@ -49,6 +49,13 @@ impl BudgetArgs {
         found
     }
 
+    /// The same with more above them.
+    pub(crate) fn with(&self, more: &[Override]) -> Self {
+        let mut with = self.clone();
+        with.overrides.extend_from_slice(more);
+        with
+    }
+
     /// Nothing is searched for where the length is that of what is run or read.
     pub(crate) fn refuse_finding(&self) -> Result<(), Failure> {
         let stated = "--max-seq-len auto is an answer of `plan`; state here the tokens that it finds";

@@ -1,8 +1,10 @@
 //! Reading a model and a budget: the first half of every subcommand.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::{
@@ -120,6 +122,34 @@ impl ModelArgs {
     /// Reads everything that the plan follows from, and says what is taken for granted.
     pub(crate) fn request(&self, target: &Target) -> Result<PlanRequest, Failure> {
         self.reading.request(&self.model, target, None)
+    }
+}
+
+/// One of several places for a model: its devices, and the keys that hold there alone.
+pub(crate) struct Place<'a> {
+    pub(crate) devices: &'a Devices,
+    pub(crate) keys: &'a [Override],
+}
+
+impl ModelArgs {
+    /// A request for each place, about a model that is read once; what is taken for granted is said once.
+    pub(crate) fn requests<const N: usize>(&self, places: [Place<'_>; N]) -> Result<[PlanRequest; N], Failure> {
+        self.reading.budget.refuse_finding()?;
+        let model = Arc::new(self.reading.open(&self.model)?);
+        let mut notes = Vec::new();
+        let mut asked = Vec::with_capacity(N);
+        for Place { devices, keys } in places {
+            let device = OnDevice { device_memory: Some(devices.clone()) };
+            let config = device.resolve(&self.reading.budget.with(keys))?;
+            let request = device.put(PlanRequest::of(Arc::clone(&model)).with_config(config));
+            request.caches().map_err(refused)?;
+            notes.extend(request.notes());
+            asked.push(if self.reading.budget.budget.is_none() { request.stated_in(Stated::Flags) } else { request });
+        }
+        let mut said = BTreeSet::new();
+        notes.iter().filter(|text| said.insert(*text)).for_each(|text| note(text));
+        // There is one for each place.
+        asked.try_into().map_err(|_| Failure::new(1, "a place is missing"))
     }
 }
 

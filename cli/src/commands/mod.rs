@@ -10,6 +10,7 @@ pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod diff;
+pub(crate) mod disaggregate;
 pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod export;

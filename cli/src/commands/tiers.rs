@@ -8,7 +8,7 @@ use cacheplan::managers::simulate::{Compute, Links};
 use cacheplan::planner::bound::PrefillBound;
 use cacheplan::planner::engines::{LowerTiers, TierFlags};
 use cacheplan::planner::pictures::TierCurve;
-use cacheplan::planner::{ByteSize, CachePlan, DeviceInfo};
+use cacheplan::planner::{ByteSize, CachePlan, DeviceInfo, StoredStates};
 use serde::Serialize;
 
 use crate::commands::Format;
@@ -66,6 +66,10 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_name = "POLICY", default_value_t = PolicyName::CompleteLru)]
     policy: PolicyName,
 
+    /// How states are stored in host memory and on the disk
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = Stored::Own)]
+    stored_states: Stored,
+
     /// Tokens per chunk of the model's scan
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     chunk: u32,
@@ -81,6 +85,27 @@ pub(crate) struct Args {
     /// Also draw the curve
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+}
+
+/// How states are stored below the device.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Stored {
+    /// As checkpoints are on the device
+    Own,
+    /// Those of float32 in bfloat16: half the bytes, less precision
+    Bf16,
+    /// One byte an element and a scale for each head and channel: a quarter, less precision still
+    Int8,
+}
+
+impl From<Stored> for StoredStates {
+    fn from(stored: Stored) -> Self {
+        match stored {
+            Stored::Own => Self::Own,
+            Stored::Bf16 => Self::Bf16,
+            Stored::Int8 => Self::Int8,
+        }
+    }
 }
 
 /// A tier, or a rate, of nothing is left out instead of stated.
@@ -140,6 +165,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         running: args.running.map(|running| running as usize),
         host: args.host.map_or(0, |size| size.0),
         disk: args.disk.map_or(0, |size| size.0),
+        stored: args.stored_states.into(),
         target: args.target_hit,
         links: Links { host: host_rate, disk: disk_rate },
         compute: compute.as_ref().map(|compute| compute as Compute<'_>),
@@ -187,7 +213,7 @@ fn flags(answer: &TiersAnswer, plan: &CachePlan) -> Vec<TierFlags> {
     LowerTiers {
         host: point.host(),
         disk: point.disk(),
-        host_states: point.sizes.host.states.checked_div(state as u64).unwrap_or(0),
+        host_states: point.sizes.host.states.checked_div(answer.stored_state_bytes as u64).unwrap_or(0),
         running: answer.running as u64,
         distance: point.distance as u64,
         // Engines count the states of running sequences with those of prefixes.
@@ -232,7 +258,12 @@ fn table(said: &Said<'_>, plan: &CachePlan) -> String {
     if state > 0 {
         let _ = write!(units, ", {} a state", ByteSize(state as u64));
     }
+    let stored = answer.point().stored;
     line(format!("CACHES    {units}"));
+    if stored != StoredStates::Own {
+        let bytes = ByteSize(answer.stored_state_bytes as u64);
+        line(format!("          a state below the device is stored in {stored}: {bytes}; no engine does that"));
+    }
     let rate = |rate: f64| format!("{:.1} GB/s", rate / 1e9);
     let links = answer.links;
     line(format!("LINKS     host {} ({}), disk {}", rate(links.host), said.sources.host_rate, rate(links.disk)));
@@ -299,6 +330,12 @@ fn table(said: &Said<'_>, plan: &CachePlan) -> String {
         for some in said.chunks(5) {
             line(format!("  {}", some.join(" · ")));
         }
+    }
+    if !answer.storages.is_empty() {
+        line(String::new());
+        let said = answer.storages.iter().map(|point| format!("{} {:.4}", point.stored, point.hit_rate));
+        line("THE SAME TIERS, STATES BELOW STORED IN".to_owned());
+        line(format!("  {}", said.collect::<Vec<_>>().join(" · ")));
     }
     for TierFlags { engine, read_in, lines, notes } in &said.engines {
         line(String::new());

@@ -208,6 +208,12 @@ impl<'a> Run<'a> {
         self.next_slot as usize + 1
     }
 
+    /// Prompt tokens that were not computed, of requests so far.
+    #[cfg(test)]
+    pub(super) fn hit_tokens(&self) -> u64 {
+        self.counted.hit
+    }
+
     pub(super) fn prompt_tokens(&self) -> u64 {
         self.cache.metrics().prompt_tokens
     }

@@ -16,6 +16,7 @@ mod registry;
 pub(crate) mod rules;
 mod situation;
 mod tier_flags;
+mod transfer_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
@@ -25,4 +26,5 @@ pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
 pub use tier_flags::{LowerTiers, TierFlags};
+pub use transfer_flags::{Handing, TransferFlags};
 pub use version::Version;

@@ -1,6 +1,7 @@
 //! Plans for people.
 
 mod columns;
+mod disaggregation;
 mod engines;
 mod fit;
 mod markdown;

@@ -7,6 +7,7 @@ mod common;
 mod compare;
 mod config;
 mod diff;
+mod disaggregation;
 mod draft;
 mod explain;
 mod export;

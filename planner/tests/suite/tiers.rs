@@ -1,10 +1,10 @@
 //! Where states wait: in the host tier and as checkpoints in 8 bits.
 
 use cacheplan_handlers::{DType, ResourceHandler};
-use cacheplan_planner::{CachePlan, Parallel};
+use cacheplan_planner::{CachePlan, Parallel, StoredStates};
 use rstest::rstest;
 
-use super::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano, nemotron_3_nano_with};
 
 const CHECKPOINTS: &str = "max_seq_len = 4096\nmax_batch_size = 3\n[workload]\nprompt = { fixed = 4096 }\n\
                            checkpoints_per_sequence = 2\n";
@@ -27,6 +27,27 @@ fn a_host_holds_whole_sequences_pool_by_pool() {
     let text = model.request(&budget).explain(&plan, "host").unwrap().to_string();
     assert!(text.contains(&format!("the host tier holds {sequences} sequences in 1073741824 bytes")), "{text}");
     assert!(plan.table().contains(&format!("\nHOST TIER\n{sequences} sequences in 1.00 GiB\n")));
+}
+
+/// 23 states of 64 heads of 64 x 128, and as many convolutions of 6,144 channels.
+#[test]
+fn a_state_that_waits_takes_the_bytes_of_how_it_is_stored() {
+    let conv = 23 * 6144 * 3 * 2;
+    let state = 64 * 64 * 128;
+    let int8 = 23 * (state + 4 * 64 * 128) + conv;
+    let stored = |model: Model, text: &str| {
+        let plan = model.request(&budget(text)).plan().unwrap();
+        StoredStates::ALL.map(|stored| plan.stored_state_bytes(stored))
+    };
+    let wide = stored(nemotron_3_nano(), "max_seq_len = 4096");
+    assert_eq!(wide, [Some(23 * state * 4 + conv), Some(23 * state * 2 + conv), Some(int8)]);
+    let narrow = stored(nemotron_3_nano_with(DType::Bf16, DType::Bf16), "max_seq_len = 4096");
+    assert_eq!(narrow, [Some(23 * state * 2 + conv), None, Some(int8)]);
+    // Checkpoints that lie in 8 bits already are no smaller in any way.
+    let apart = stored(nemotron_3_nano(), &format!("{CHECKPOINTS}checkpoint_dtype = 'int8'"));
+    assert_eq!(apart, [Some(int8), None, None]);
+    let keys = stored(Model::new("llama", 1).with("kv", 0, kv(8, 128)), "max_seq_len = 4096");
+    assert_eq!(keys, [Some(0), None, None]);
 }
 
 #[test]

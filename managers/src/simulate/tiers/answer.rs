@@ -1,5 +1,6 @@
 //! What was found of tiers.
 
+use cacheplan_planner::StoredStates;
 use serde::Serialize;
 
 use super::sizes::{Sizes, Split};
@@ -16,6 +17,8 @@ pub struct TierPoint {
     pub lower_split: Split,
     /// Tokens between two states that a prompt leaves.
     pub distance: usize,
+    /// How states are stored below the device.
+    pub stored: StoredStates,
     /// Tokens that were not computed over prompt tokens.
     pub hit_rate: f64,
     /// Prompt tokens that were not computed.
@@ -62,6 +65,8 @@ pub struct TiersAnswer {
     pub page: usize,
     /// Bytes of a page, of a page of windows, and of a state.
     pub unit_bytes: [usize; 3],
+    /// Bytes of a state below the device.
+    pub stored_state_bytes: usize,
     /// Requests that run at a time.
     pub running: usize,
     /// How fast tiers are read.
@@ -82,6 +87,8 @@ pub struct TiersAnswer {
     pub gains: Vec<Gain>,
     /// The same tiers with states at other distances.
     pub distances: Vec<TierPoint>,
+    /// The same tiers with states stored otherwise below the device.
+    pub storages: Vec<TierPoint>,
     /// Price of the chosen tiers, where prices were stated.
     pub price: Option<f64>,
     /// How often the trace was replayed.

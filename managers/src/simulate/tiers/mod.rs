@@ -9,6 +9,8 @@ mod error;
 mod question;
 mod replay;
 mod search;
+#[cfg(test)]
+mod sglang;
 mod sizes;
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,6 @@
 //! What is asked of tiers.
 
-use cacheplan_planner::CachePlan;
+use cacheplan_planner::{CachePlan, StoredStates};
 
 use super::error::TiersError;
 use crate::simulate::{Compute, Links, Policy};
@@ -20,6 +20,8 @@ pub struct TiersQuestion<'a> {
     pub host: u64,
     /// The most disk, in bytes; 0 for none.
     pub disk: u64,
+    /// How states are stored in host memory and on the disk; converting them is taken to cost nothing.
+    pub stored: StoredStates,
     /// The hit rate to reach.
     pub target: Option<f64>,
     /// How fast tiers are read.
@@ -51,6 +53,9 @@ impl TiersQuestion<'_> {
         }
         if let Some(price) = self.prices.into_iter().flatten().find(|price| !(price.is_finite() && *price >= 0.0)) {
             return refuse("prices", price.to_string(), "at least 0");
+        }
+        if self.plan.stored_state_bytes(self.stored).is_none() {
+            return refuse("stored-states", self.stored.to_string(), "what is smaller than the plan's own states");
         }
         if self.running == Some(0) || self.chunk == 0 {
             return refuse("running and chunk", "0".into(), "at least 1");

@@ -1,5 +1,7 @@
 //! One replay of a trace over tiers of some sizes.
 
+use cacheplan_planner::StoredStates;
+
 use super::answer::TierPoint;
 use super::error::TiersError;
 use super::question::TiersQuestion;
@@ -38,6 +40,7 @@ pub(super) struct Replay<'a> {
 pub(super) struct Job {
     pub(super) sizes: Sizes,
     pub(super) distance: usize,
+    pub(super) stored: StoredStates,
 }
 
 impl<'a> Replay<'a> {
@@ -114,9 +117,24 @@ impl<'a> Replay<'a> {
         Ok(rate(counted.hit, counted.prompt))
     }
 
+    /// Bytes of a state below the device.
+    pub(super) fn stored_bytes(&self, stored: StoredStates) -> usize {
+        let own = self.unit_bytes[2];
+        match stored {
+            StoredStates::Own => own,
+            // What nothing would make smaller stays.
+            _ => self
+                .question
+                .plan
+                .stored_state_bytes(stored)
+                .and_then(|bytes| usize::try_from(bytes).ok())
+                .unwrap_or(own),
+        }
+    }
+
     /// Replays with tiers of these sizes. `None` where the device holds no request of the longest.
     pub(super) fn run(&self, job: Job) -> Result<Option<TierPoint>, TiersError> {
-        let Job { sizes, distance } = job;
+        let Job { sizes, distance, stored } = job;
         let page = self.base.page;
         let [block, window, state] = self.unit_bytes;
         let units = |bytes: u64, unit: usize| match unit {
@@ -124,10 +142,11 @@ impl<'a> Replay<'a> {
             0 => self.pages,
             _ => usize::try_from(bytes / unit as u64).unwrap_or(usize::MAX).min(self.pages),
         };
+        let stored_state = self.stored_bytes(stored);
         let of = |kinds: Kinds| HostTier {
             blocks: u32::try_from(units(kinds.keys, block)).unwrap_or(u32::MAX),
             windows: u32::try_from(units(kinds.windows, window)).unwrap_or(u32::MAX),
-            slots: u32::try_from(units(kinds.states, state)).unwrap_or(u32::MAX),
+            slots: u32::try_from(units(kinds.states, stored_state)).unwrap_or(u32::MAX),
         };
         let device_blocks =
             usize::try_from(sizes.device.keys.checked_div(block as u64).unwrap_or(0)).unwrap_or(usize::MAX);
@@ -150,7 +169,8 @@ impl<'a> Replay<'a> {
             ..self.base
         };
         let links = self.question.links;
-        let below = has_lower.then(|| Below::new(host, self.unit_bytes, page, links, self.question.compute));
+        let bytes = [block, window, stored_state];
+        let below = has_lower.then(|| Below::new(host, bytes, page, links, self.question.compute));
         let windows = self.window_pages.map(|pages| WindowPool::new(pages, Some(units(sizes.device.windows, window))));
         let mut run = Run::with(scenario, Extras { unit: page, windows, below })?;
         for sequence in &self.sequences {
@@ -168,6 +188,7 @@ impl<'a> Replay<'a> {
             device_split: Split::in_proportion_to(sizes.device),
             lower_split: Split::in_proportion_to(lower),
             distance,
+            stored,
             hit_rate: rate(counted.hit, counted.prompt),
             hit_tokens: counted.hit,
             moved,

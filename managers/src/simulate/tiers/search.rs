@@ -7,6 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use cacheplan_planner::StoredStates;
+
 use super::answer::{Gain, TierPoint, TiersAnswer};
 use super::error::TiersError;
 use super::question::TiersQuestion;
@@ -70,7 +72,7 @@ impl<'a> Search<'a> {
         };
         let chosen = self.cheaper(chosen, reached)?;
         let at = chosen.as_ref().or(curve.last()).unwrap_or(&planned).clone();
-        let (gains, distances) = (self.gains(&at)?, self.distances(&at)?);
+        let (gains, distances, storages) = (self.gains(&at)?, self.distances(&at)?, self.storages(&at)?);
         let gib = |bytes: u64| bytes as f64 / GIB as f64;
         Ok(TiersAnswer {
             requests: self.replay.requests(),
@@ -78,6 +80,7 @@ impl<'a> Search<'a> {
             prompt_tokens: self.replay.prompt_tokens(),
             page: self.replay.base().page,
             unit_bytes: self.replay.unit_bytes,
+            stored_state_bytes: self.replay.stored_bytes(self.question.stored),
             running: self.replay.base().concurrency,
             links: self.question.links,
             bounded: self.question.compute.is_some(),
@@ -89,6 +92,7 @@ impl<'a> Search<'a> {
             chosen,
             gains,
             distances,
+            storages,
             replays: self.replays.load(Ordering::Relaxed),
         })
     }
@@ -108,7 +112,7 @@ impl<'a> Search<'a> {
     fn job(&self, device: Split, lower: Split, host: u64, disk: u64) -> Job {
         let device = device.of(self.replay.planned.bytes());
         let sizes = Sizes { device, host: lower.of(host), disk: lower.of(disk) };
-        Job { sizes, distance: self.replay.base().prefill_chunk }
+        Job { sizes, distance: self.replay.base().prefill_chunk, stored: self.question.stored }
     }
 
     /// The first of these, and the one with the most hits; of equals the first.
@@ -188,7 +192,7 @@ impl<'a> Search<'a> {
             let added = step(tier(&mut sizes).bytes());
             let bytes = kind(tier(&mut sizes));
             *bytes = bytes.saturating_add(added);
-            (place, added, Job { sizes, distance: at.distance })
+            (place, added, Job { sizes, distance: at.distance, stored: at.stored })
         };
         let mut tried = Vec::new();
         if has_keys {
@@ -212,7 +216,8 @@ impl<'a> Search<'a> {
         if disk > 0 {
             let added = step(at.disk());
             let more = at.lower_split.of(at.disk().saturating_add(added));
-            tried.push(("disk", added, Job { sizes: Sizes { disk: more, ..at.sizes }, distance: at.distance }));
+            let sizes = Sizes { disk: more, ..at.sizes };
+            tried.push(("disk", added, Job { sizes, distance: at.distance, stored: at.stored }));
         }
         let jobs: Vec<Job> = tried.iter().map(|(.., job)| *job).collect();
         let gains = tried.iter().zip(self.all(&jobs)?).filter_map(|(&(place, added, _), point)| {
@@ -228,9 +233,23 @@ impl<'a> Search<'a> {
         }
         let page = self.replay.base().page;
         let tried = DISTANCES.into_iter().filter(|distance| *distance >= page && *distance != at.distance);
-        let jobs: Vec<Job> = tried.map(|distance| Job { sizes: at.sizes, distance }).collect();
+        let jobs: Vec<Job> = tried.map(|distance| Job { sizes: at.sizes, distance, stored: at.stored }).collect();
         let mut points: Vec<TierPoint> = self.all(&jobs)?.into_iter().flatten().chain([at.clone()]).collect();
         points.sort_by_key(|point| point.distance);
+        Ok(points)
+    }
+
+    /// The same tiers with states stored in each way that takes less than the device's.
+    fn storages(&self, at: &TierPoint) -> Result<Vec<TierPoint>, TiersError> {
+        let has_lower = at.sizes.host.states + at.sizes.disk.states > 0;
+        let smaller = |stored: &StoredStates| self.question.plan.stored_state_bytes(*stored).is_some();
+        let tried = StoredStates::ALL.into_iter().filter(|stored| has_lower && *stored != at.stored && smaller(stored));
+        let jobs: Vec<Job> = tried.map(|stored| Job { sizes: at.sizes, distance: at.distance, stored }).collect();
+        if jobs.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut points: Vec<TierPoint> = self.all(&jobs)?.into_iter().flatten().chain([at.clone()]).collect();
+        points.sort_by_key(|point| StoredStates::ALL.iter().position(|stored| *stored == point.stored));
         Ok(points)
     }
 

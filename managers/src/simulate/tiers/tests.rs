@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use cacheplan_planner::{Budget, CachePlan, PlanRequest};
+use cacheplan_planner::{Budget, CachePlan, PlanRequest, StoredStates};
 use cacheplan_transforms::{Model, ReadOptions};
 use proptest::prelude::*;
 use rstest::rstest;
@@ -196,6 +196,7 @@ fn question(plan: &CachePlan) -> TiersQuestion<'_> {
         running: Some(2),
         host: 1 << 30,
         disk: 0,
+        stored: StoredStates::Own,
         target: None,
         links: FAST,
         compute: None,
@@ -227,12 +228,49 @@ fn the_smallest_tiers_that_reach_the_target_reach_it() {
 #[case(|question: &mut TiersQuestion<'_>| question.links.disk = 0.0, "`disk-rate` is 0")]
 #[case(|question: &mut TiersQuestion<'_>| question.prices = Some([-1.0, 0.0]), "`prices` is -1")]
 #[case(|question: &mut TiersQuestion<'_>| question.running = Some(0), "at least 1")]
+#[case(|question: &mut TiersQuestion<'_>| question.stored = StoredStates::Bf16, "`stored-states` is bf16")]
 fn what_is_no_question_is_refused(#[case] change: fn(&mut TiersQuestion<'_>), #[case] said: &str) {
     let plan = plan(BUDGET);
     let mut question = question(&plan);
     change(&mut question);
     let error = question.answer(&Workload::Rag.requests()).unwrap_err().to_string();
     assert!(error.contains(said), "{error}");
+}
+
+/// States of float32 in half the bytes, and in 8 bits with their scales.
+#[test]
+fn states_below_are_counted_in_the_bytes_that_they_are_stored_in() {
+    let file = format!("{}/../tests/fixtures/configs/ibm-granite__granite-4.0-h-350m.json", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::read(file.as_ref(), &ReadOptions::default()).unwrap();
+    let budget = "max_seq_len = 16384\n[dtypes]\nssm = 'f32'\n[memory]\nbytes = '2GiB'\n[workload]\nprompt = { fixed = 8192 }\n\
+                  checkpoints_per_sequence = 1";
+    let plan = PlanRequest::of(model).with_budget(Budget::from_toml(budget, "budget.toml").unwrap()).plan().unwrap();
+    let requests: Vec<TraceRequest> = Workload::Agents.requests().into_iter().take(150).collect();
+    let asked = TiersQuestion { host: 1 << 36, ..question(&plan) };
+    let answer = asked.answer(&requests).unwrap();
+    let stored: Vec<StoredStates> = answer.storages.iter().map(|point| point.stored).collect();
+    assert_eq!(stored, StoredStates::ALL);
+    assert!(answer.storages.iter().all(|point| point.sizes == answer.storages[0].sizes));
+
+    // Where host memory holds everything all of them hit alike, and loads differ by what states are smaller.
+    let replay = super::replay::Replay::of(asked, &requests).unwrap();
+    let half = super::Split { windows: 0.0, states: 0.5 };
+    let sizes = super::Sizes { device: half.of(128 << 20), host: half.of(1 << 36), disk: super::Kinds::default() };
+    let points = StoredStates::ALL.map(|stored| {
+        let job = super::replay::Job { sizes, distance: 1024, stored };
+        replay.run(job).unwrap().unwrap()
+    });
+    let [own, bf16, int8] = StoredStates::ALL.map(|stored| plan.stored_state_bytes(stored).unwrap());
+    assert!(points.iter().all(|point| point.hit_tokens == points[0].hit_tokens) && points[0].moved.host_bytes > 0);
+    let less = |point: &super::TierPoint| points[0].moved.host_bytes - point.moved.host_bytes;
+    assert!(less(&points[1]) > 0);
+    assert_eq!(less(&points[1]) * (own - int8), less(&points[2]) * (own - bf16));
+
+    // Of a little host memory twice as many states hold no less than they did.
+    let sizes = super::Sizes { host: super::Kinds { states: 4 * own, ..sizes.host }, ..sizes };
+    let narrow = StoredStates::ALL
+        .map(|stored| replay.run(super::replay::Job { sizes, distance: 1024, stored }).unwrap().unwrap().hit_tokens);
+    assert!(narrow[0] < narrow[1] && narrow[1] <= narrow[2], "{narrow:?}");
 }
 
 #[test]

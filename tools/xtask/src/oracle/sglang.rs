@@ -1,4 +1,4 @@
-//! SGLang's argument parser and pool sizes.
+//! SGLang's argument parser, its pool sizes, and its tree.
 //!
 //! They need about 6 GB in `target/oracles`.
 
@@ -19,4 +19,11 @@ pub(super) fn run() -> Result<(), String> {
         write(&format!("sglang-{VERSION}.{what}.txt"), &said)?;
     }
     Ok(())
+}
+
+/// Asks its tree what it hits of small traces, with host memory below a device.
+pub(super) fn tiers() -> Result<(), String> {
+    let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
+    let said = answers(Command::new(python).arg(script("sglang_tiers.py")), "")?;
+    write(&format!("sglang-{VERSION}.tiers.jsonl"), &said)
 }
