@@ -8,7 +8,7 @@ use cacheplan_planner::{ByteSize, ModelCaches, PlanRequest};
 use serde_json::Value;
 
 use super::calibrated::{self, Reads};
-use super::{Limits, Question, connectors, overrides, speculation};
+use super::{Limits, Question, connectors, overrides, quantization, speculation};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::flags::values::{human_int, is_auto};
@@ -63,7 +63,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     calibrated::settle(question, model, READS);
     memory(question)?;
     speculation::settle(question)?;
-    quantization(question, model)?;
+    quantization::settle(question, model)?;
     if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
         question.default_of("engine.hybrid_kv_cache", false);
     }
@@ -369,24 +369,4 @@ fn memory(question: &mut Question) -> Result<(), ServeError> {
             .push(format!("{size} GiB of host memory are beside these caches and hold none of the sequences that run"));
     }
     Ok(())
-}
-
-/// Another quantisation than the files have is one of weights that are not known.
-fn quantization(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
-    const FLAG: &str = "--quantization";
-    if question.is_stated("engine.cache_bytes") || question.is_stated("memory.weights") || question.device().is_none() {
-        return Ok(());
-    }
-    let Some(stated) = question.flag(FLAG).map(|setting| setting.value().to_lowercase()) else { return Ok(()) };
-    let section = model.model().and_then(|model| model.config.get("quantization_config"));
-    let method = section.and_then(|section| section.get("quant_method")).and_then(Value::as_str).unwrap_or("");
-    let same = !method.is_empty() && (stated.contains(method) || method.contains(&*stated));
-    if same {
-        return Ok(());
-    }
-    let why = format!(
-        "it quantises weights that the files have {}; state what they take with --weights",
-        if method.is_empty() { "in full" } else { method }
-    );
-    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
 }
