@@ -73,7 +73,7 @@ fn the_same_as_json() {
 }
 
 #[rstest]
-#[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start: To serve at least one request")]
+#[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start; REASON says why")]
 #[case::misspelled(&["--device", "h100"], "--max-modle-len 4096", 2, "unrecognized arguments: --max-modle-len")]
 #[case::unread(&["--device", "h100"], "--prefill-context-parallel-size 2", 4, "nothing is answered rather than guessed")]
 #[case::no_device(&[], "", 2, "name it, such as --device h100")]

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cacheplan_handlers::{DType, KvLayout};
 use cacheplan_transforms::registry::Descriptor;
-use cacheplan_transforms::{CacheDTypes, Collected, Graph, Model, ModelInfo, PassContext, Resource, Resources, WeightBytes};
+use cacheplan_transforms::{
+    CacheDTypes, Collected, Graph, Model, ModelInfo, PassContext, Resource, Resources, WeightBytes,
+};
 
 use crate::budget::Budget;
 use crate::engines::EngineSpec;

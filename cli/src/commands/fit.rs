@@ -189,8 +189,14 @@ fn of_command(
         }
     };
     let weights = args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights"));
-    let beside =
-        Beside { strict: false, device: &OnDevice::default(), overrides: weights.as_slice(), read, draft: None, measured: None };
+    let beside = Beside {
+        strict: false,
+        device: &OnDevice::default(),
+        overrides: weights.as_slice(),
+        read,
+        draft: None,
+        measured: None,
+    };
     let sought = args.start.sought(file, &beside, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);

@@ -212,7 +212,8 @@ fn started(args: &Make, of: impl FnOnce(&StartArgs, &Beside<'_>, Print) -> Resul
         ("--measurement", args.target.measurement()),
     ];
     if let Some((flag, _)) = ours.iter().find(|(_, stated)| *stated) {
-        let other = "is about a plan of our own; a command says engine and budget itself, and --measured what it logged";
+        let other =
+            "is about a plan of our own; a command says engine and budget itself, and --measured what it logged";
         return Err(Failure::new(2, format!("{flag} {other}")));
     }
     let measured = args.target.measured()?;

@@ -1,6 +1,6 @@
 //! What keeps an engine from holding more: that which, raised, admits more.
 
-use cacheplan_planner::{EngineSpec, PlanRequest};
+use cacheplan_planner::{ByteSize, EngineSpec, PlanRequest};
 
 use crate::question::Question;
 
@@ -26,8 +26,9 @@ impl Cap {
     pub(crate) fn of(request: &PlanRequest, engine: EngineSpec, sequences: u64) -> Vec<Self> {
         let stated: Vec<Self> = Self::ALL.into_iter().filter(|cap| cap.value(request).is_some()).collect();
         let admits = |caps: &[Self]| {
-            // A few slots more may take the bytes of a sequence, and one more may serve none.
-            (1..=8).chain([u64::MAX]).any(|more| {
+            // Many slots may take the bytes of a sequence, and one more may serve none.
+            let few = if caps.contains(&Self::Slots) { 1..=8 } else { 1..=0 };
+            few.chain([u64::MAX]).any(|more| {
                 let raised = caps.iter().fold(request.clone(), |request, cap| cap.raised(&request, more));
                 raised.predict(engine).is_ok_and(|predicted| predicted.sequences > sequences)
             })
@@ -36,7 +37,8 @@ impl Cap {
         if !alone.is_empty() {
             return alone;
         }
-        let pairs = stated.iter().enumerate().flat_map(|(at, one)| stated[at + 1..].iter().map(|other| vec![*one, *other]));
+        let pairs =
+            stated.iter().enumerate().flat_map(|(at, one)| stated[at + 1..].iter().map(|other| vec![*one, *other]));
         pairs.into_iter().find(|pair| admits(pair)).unwrap_or(stated)
     }
 
@@ -47,7 +49,9 @@ impl Cap {
             Self::Slots => budget.engine.state_slots,
             Self::Tokens => budget.engine.max_total_tokens,
             Self::Blocks => budget.engine.num_blocks,
-            Self::Bytes => budget.engine.cache_bytes.map(|bytes| bytes.0).filter(|_| budget.engine.num_blocks.is_none()),
+            Self::Bytes => {
+                budget.engine.cache_bytes.map(|bytes| bytes.0).filter(|_| budget.engine.num_blocks.is_none())
+            }
         }
     }
 
@@ -61,7 +65,7 @@ impl Cap {
             Self::Tokens => budget.engine.max_total_tokens = budget.engine.max_total_tokens.map(twice),
             Self::Blocks => budget.engine.num_blocks = budget.engine.num_blocks.map(twice),
             Self::Bytes => {
-                budget.engine.cache_bytes = budget.engine.cache_bytes.map(|bytes| cacheplan_planner::ByteSize(twice(bytes.0)));
+                budget.engine.cache_bytes = budget.engine.cache_bytes.map(|bytes| ByteSize(twice(bytes.0)));
             }
         })
     }
@@ -79,7 +83,7 @@ impl Cap {
     }
 
     /// All of them in words.
-    pub(crate) fn words(caps: &[Self], question: &Question, request: &PlanRequest) -> String {
+    pub(crate) fn words(caps: &[Self], question: &Question, request: Option<&PlanRequest>) -> String {
         let one = |cap: &Self| {
             let what = match cap {
                 Self::Sequences => "the most sequences",
@@ -88,7 +92,7 @@ impl Cap {
                 Self::Blocks => "the blocks that are stated",
                 Self::Bytes => return "the bytes for caches".to_owned(),
             };
-            let value = cap.value(request).unwrap_or(0);
+            let value = request.and_then(|request| cap.value(request)).unwrap_or(0);
             match cap.flag(question) {
                 Some(flag) => format!("{what}, {flag} {value}"),
                 None => format!("{what}, {value}"),

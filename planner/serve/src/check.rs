@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::answer::Answer;
 use crate::error::ServeError;
 use crate::flags::table::flags;
-use crate::found::answer_alone;
+use crate::found::{answer_alone, outcome};
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::{Models, Options};
@@ -59,7 +59,7 @@ impl CommandCheck {
         rows.extend(follow);
         let bytes = with(log.get(Fact::CacheBytes).or(options.cache_bytes));
         let is_as_logged = |changed: &Launch| {
-            let answer = answer_alone(changed, models, &bytes);
+            let answer = outcome(changed, models, &bytes);
             answer.is_ok_and(|answer| following(&answer, log, drafts).iter().all(|row| row.equal))
         };
         let would_be = if differs { explained(launch, &bytes, is_as_logged) } else { None };
@@ -127,7 +127,11 @@ fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) 
         remedy => format!("without {}", remedy.flag()),
     });
     let said: Vec<String> = said.collect();
-    Some(format!("it would be as logged {}{}", if said[0].starts_with("without") { "" } else { "with " }, said.join(" ")))
+    Some(format!(
+        "it would be as logged {}{}",
+        if said[0].starts_with("without") { "" } else { "with " },
+        said.join(" ")
+    ))
 }
 
 impl Compared {

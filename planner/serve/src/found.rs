@@ -20,6 +20,16 @@ use crate::secret;
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
     let question = Question::of(launch, options)?;
     let (question, settled) = question.settled(models.model.clone(), models.draft.clone())?;
+    let found = Found::of(&question, &settled, options)?;
+    let caps = found.caps(&settled);
+    let capped_by = found.capped_by(&caps, &question, &settled);
+    Ok(Answer { capped_by, caps, ..found.answer(launch, question, &settled)? })
+}
+
+/// The same without what caps it, which takes longer than all else.
+pub(crate) fn outcome(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
+    let question = Question::of(launch, options)?;
+    let (question, settled) = question.settled(models.model.clone(), models.draft.clone())?;
     Found::of(&question, &settled, options)?.answer(launch, question, &settled)
 }
 
@@ -131,11 +141,39 @@ impl Found {
         say(Fact::SsmBytes, self.span(|at| at.predicted.ssm_bytes));
         say(Fact::ConvBytes, self.span(|at| at.predicted.conv_bytes));
         say(Fact::Concurrency, self.span(|at| hundredths(&at.predicted)));
-        say(Fact::MaxBatchSize, self.span(|at| running(question, limits, &at.predicted)).or(limits.max_batch_size.and_then(exact)));
+        say(
+            Fact::MaxBatchSize,
+            self.span(|at| running(question, limits, &at.predicted)).or(limits.max_batch_size.and_then(exact)),
+        );
         if self.engine.engine.name() == "llama.cpp" {
             say(Fact::Ubatch, exact(question.count("--ubatch-size").unwrap_or(512).min(limits.max_num_tokens)));
         }
         facts
+    }
+
+    /// The least that it finds, as a question of its own.
+    fn least(&self, settled: &Settled) -> Option<(PlanRequest, &At)> {
+        let (at, bytes) = (self.low.at.as_ref()?, self.bytes?);
+        Some((told(&settled.request, bytes.low, at.max_seq_len), at))
+    }
+
+    /// What keeps it from holding more.
+    fn caps(&self, settled: &Settled) -> Vec<Cap> {
+        match self.least(settled) {
+            Some((told, at)) if self.starts() != Starts::No || at.predicted.sequences == 0 => {
+                Cap::of(&told, self.engine, at.predicted.sequences)
+            }
+            _ => self.bytes.map(|_| Cap::Bytes).into_iter().collect(),
+        }
+    }
+
+    fn capped_by(&self, caps: &[Cap], question: &Question, settled: &Settled) -> String {
+        let few_blocks = self.high.at.as_ref().is_some_and(|at| at.few_blocks(settled).is_some());
+        match self.least(settled) {
+            _ if self.starts() == Starts::No && few_blocks => "the blocks for states".to_owned(),
+            _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
+            told => Cap::words(caps, question, told.as_ref().map(|(told, _)| told)),
+        }
     }
 
     fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
@@ -146,8 +184,7 @@ impl Found {
         let sequences = sequences.filter(|_| starts != Starts::No || holds_none);
         // It says what it made of its memory before it looks at its blocks.
         let fails = settled.placed.is_some() && starts == Starts::No;
-        let mut lines =
-            if self.high.at.is_some() && !fails { self.engine.start_lines(&facts) } else { Vec::new() };
+        let mut lines = if self.high.at.is_some() && !fails { self.engine.start_lines(&facts) } else { Vec::new() };
         if facts.contains_key(&Fact::WindowTokens) {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
             lines.retain(|line| !line.starts_with("KV Cache is allocated"));
@@ -163,17 +200,6 @@ impl Found {
         let mut notes = question.notes.clone();
         notes.extend(settled.request.notes());
         notes.extend(self.high.at.iter().flat_map(|at| at.predicted.notes.clone()));
-        let few_blocks = self.high.at.as_ref().is_some_and(|at| at.few_blocks(settled).is_some());
-        let (capped_by, caps) = match (&self.low.at, self.bytes) {
-            _ if starts == Starts::No && few_blocks => ("the blocks for states".to_owned(), vec![Cap::Bytes]),
-            (Some(at), Some(bytes)) if starts != Starts::No || holds_none => {
-                let told = told(&settled.request, bytes.low, at.max_seq_len);
-                let caps = Cap::of(&told, self.engine, at.predicted.sequences);
-                (Cap::words(&caps, &question, &told), caps)
-            }
-            (_, Some(_)) => ("the bytes for caches".to_owned(), vec![Cap::Bytes]),
-            (_, None) => ("the cells that are stated".to_owned(), Vec::new()),
-        };
         Ok(Answer {
             engine: self.engine.engine.name(),
             version: self.engine.version_name(),
@@ -186,8 +212,8 @@ impl Found {
             sequences,
             tokens_each,
             lines,
-            capped_by,
-            caps,
+            capped_by: String::new(),
+            caps: Vec::new(),
             changes: Vec::new(),
             notes,
             read: question.read,

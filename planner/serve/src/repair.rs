@@ -5,7 +5,7 @@ use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::parse;
 use crate::flags::table::flags;
-use crate::found::answer_alone;
+use crate::found::{answer_alone, outcome};
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::{Models, Options, Question};
@@ -40,7 +40,7 @@ pub fn repaired(launch: &Launch, models: &Models, options: &Options) -> Option<(
                 if tried > MOST_TRIES {
                     return None;
                 }
-                match answer_alone(&changed, models, options) {
+                match outcome(&changed, models, options) {
                     Ok(answer) if answer.admits() => return Some((changed, answer)),
                     _ if !next.contains(&changed) => next.push(changed),
                     _ => {}
@@ -78,7 +78,12 @@ pub fn nearest(launch: &Launch, options: &Options) -> Option<Question> {
 fn remedied(launch: &Launch, models: &Models, options: &Options) -> Vec<Launch> {
     let Ok(Program { engine, start }) = program(launch, options) else { return Vec::new() };
     let remedies = match answer_alone(launch, models, options) {
-        Ok(answer) => Search { answer: &answer, launch, models, options }.helpful().into_iter().map(|(remedies, _)| remedies).flatten().collect(),
+        Ok(answer) => Search { answer: &answer, launch, models, options }
+            .helpful()
+            .into_iter()
+            .map(|(remedies, _)| remedies)
+            .flatten()
+            .collect(),
         Err(error) if error.remedies().is_empty() => every_flag_less(launch, options),
         Err(error) => error.remedies().to_vec(),
     };
@@ -101,4 +106,3 @@ fn every_flag_less(launch: &Launch, options: &Options) -> Vec<Remedy> {
     };
     parsed.settings.keys().filter(says).map(|name| Remedy::Remove(name)).collect()
 }
-

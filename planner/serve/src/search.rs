@@ -7,7 +7,7 @@ use crate::answer::{Answer, Change, Starts};
 use crate::cap::Cap;
 use crate::flags::parse::{Parsed, parse};
 use crate::flags::table::flags;
-use crate::found::{answer_alone, longest};
+use crate::found::{longest, outcome};
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::{Models, Options, Question};
@@ -72,7 +72,10 @@ impl Search<'_> {
         }
         let singles: Vec<Remedy> = others.into_iter().flat_map(|(remedies, _)| remedies).collect();
         let pairs = singles.iter().enumerate().flat_map(|(at, one)| {
-            singles[at + 1..].iter().filter(|other| other.flag() != one.flag()).map(|other| vec![one.clone(), other.clone()])
+            singles[at + 1..]
+                .iter()
+                .filter(|other| other.flag() != one.flag())
+                .map(|other| vec![one.clone(), other.clone()])
         });
         pairs.filter_map(|pair| self.outcome(&pair)).filter(reaches).collect()
     }
@@ -106,7 +109,7 @@ impl Search<'_> {
             launch.gpus = None;
             options.devices = options.devices.map(|devices| Devices::from(devices.device().clone()));
         }
-        Some((remedies.to_vec(), answer_alone(&launch, self.models, &options).ok()?))
+        Some((remedies.to_vec(), outcome(&launch, self.models, &options).ok()?))
     }
 
     fn is_cap(&self, remedy: &Remedy) -> bool {
@@ -129,7 +132,12 @@ impl Search<'_> {
             _ => None,
         });
         let more = more.map_or(String::new(), |times| format!(", on {times} times the devices"));
-        Change { change: said.join(" and ") + &more, command: answer.command, starts: answer.starts, sequences: answer.sequences }
+        Change {
+            change: said.join(" and ") + &more,
+            command: answer.command,
+            starts: answer.starts,
+            sequences: answer.sequences,
+        }
     }
 
     /// A change in words, with what stands there now.
@@ -215,12 +223,18 @@ impl Search<'_> {
         // A block for the state of each sequence.
         let blocks = answer.facts.get(&Fact::NumBlocks).filter(|blocks| blocks.low > 0);
         let blocks = blocks.filter(|blocks| limits.max_batch_size.is_some_and(|most| most > blocks.low));
-        let mut tries: Vec<Remedy> = blocks.map(|blocks| Remedy::Set(batch, blocks.low.to_string())).into_iter().collect();
+        let mut tries: Vec<Remedy> =
+            blocks.map(|blocks| Remedy::Set(batch, blocks.low.to_string())).into_iter().collect();
         let question = Question::of(self.launch, self.options)
             .and_then(|question| question.settled(self.models.model.clone(), self.models.draft.clone()));
         if let (Ok((question, settled)), Some(bytes)) = (question, answer.facts.get(&Fact::CacheBytes)) {
             let longest = |bytes: u64| longest(&settled.request, question.engine, bytes, limits.max_seq_len);
-            tries.extend([bytes.low, bytes.high].into_iter().filter_map(longest).map(|fits| Remedy::Set(length, fits.to_string())));
+            tries.extend(
+                [bytes.low, bytes.high]
+                    .into_iter()
+                    .filter_map(longest)
+                    .map(|fits| Remedy::Set(length, fits.to_string())),
+            );
         }
         tries
     }

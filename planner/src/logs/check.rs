@@ -11,7 +11,7 @@ use super::{EngineLog, Fact, Logged};
 use crate::engines::rules::Numbering;
 use crate::engines::{Engine, EnginePrediction, EngineSpec, Version};
 use crate::error::PlanError;
-use crate::plan::{CachePlan, Certainty};
+use crate::plan::{CachePlan, Certainty, LedgerItem};
 use crate::render::{align, wrap};
 use crate::size::ByteSize;
 
@@ -226,7 +226,10 @@ fn told_rows(
         let near = |by: u64| logged.meets(Logged { low: value.saturating_sub(by), high: value.saturating_add(by) });
         let measured = plan.ledger.iter().filter(|line| line.source == Certainty::Measured).count() as u64;
         let slack = measured.saturating_mul(HALF_DIGIT);
-        let uncertain = plan.ledger.iter().fold(slack, |sum, line| sum.saturating_add(line.uncertain_bytes));
+        // Of a device; bytes that are stated without one depend on no other line.
+        let is_derived = plan.ledger.iter().any(|line| line.name == LedgerItem::Context);
+        let lines = plan.ledger.iter().filter(|_| is_derived);
+        let uncertain = lines.fold(slack, |sum, line| sum.saturating_add(line.uncertain_bytes));
         let drift = match (near(slack), near(uncertain)) {
             (true, _) => Drift::None,
             // Bytes that follow from assumed ones are assumed.

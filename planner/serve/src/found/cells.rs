@@ -49,7 +49,8 @@ pub(super) fn ends(
         _ => (limits.max_seq_len, stated),
     };
     let fails = matches!(placed.short, Short::Fails | Short::Cells { fails: true, .. });
-    let low = if fails { end(most, &predicted, Some(lacks.clone())) } else { End { at: None, lacks: Some(lacks.clone()) } };
+    let low =
+        if fails { end(most, &predicted, Some(lacks.clone())) } else { End { at: None, lacks: Some(lacks.clone()) } };
     Ok([low, end(most, &predicted, fails.then_some(lacks))])
 }
 
@@ -73,7 +74,8 @@ fn with_cells(request: &PlanRequest, cells: u64) -> PlanRequest {
 
 /// Bytes of the cells of layers without a window, of all that there are; none where all layers are of one kind.
 pub(super) fn without_window(request: &PlanRequest, predicted: &EnginePrediction) -> Result<Option<u64>, PlanError> {
-    let (Some(tokens), Some(window), Some(all)) = (predicted.tokens, predicted.window_tokens, predicted.kv_bytes) else {
+    let (Some(tokens), Some(window), Some(all)) = (predicted.tokens, predicted.window_tokens, predicted.kv_bytes)
+    else {
         return Ok(None);
     };
     let caches = request.caches()?;

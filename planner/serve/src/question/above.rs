@@ -11,8 +11,13 @@ use crate::flags::table::{Flag, flags};
 /// What is beside caches on a device, which all engines leave room for.
 const BESIDE_CACHES: [&str; 4] = ["memory.weights", "memory.activations", "memory.graphs", "memory.reserve"];
 /// What else a command line does not say: how long sequences really are, and what its engine finds out.
-const OTHERS: [&str; 5] =
-    ["workload.prompt", "workload.output", "speculation.draft_weights", "engine.cache_bytes", "engine.compute_capability"];
+const OTHERS: [&str; 5] = [
+    "workload.prompt",
+    "workload.output",
+    "speculation.draft_weights",
+    "engine.cache_bytes",
+    "engine.compute_capability",
+];
 
 /// Refuses what stands above a command and nothing would consume, by its flag.
 ///
@@ -23,8 +28,13 @@ pub(super) fn refuse_unconsumed(question: &Question) -> Result<(), ServeError> {
     for stated in &question.above {
         let why = match &*stated.key {
             key if BESIDE_CACHES.contains(&key) => nothing_depends(question),
-            "speculation.draft_weights" => (!question.stated.iter().any(|stated| stated.key == "speculation.draft_tokens")).then(|| "the command drafts nothing".to_owned()),
-            "engine.cache_bytes" if engine.name() == "llama.cpp" => Some("llama.cpp allocates the cells that it is told".to_owned()),
+            "speculation.draft_weights" => {
+                (!question.stated.iter().any(|stated| stated.key == "speculation.draft_tokens"))
+                    .then(|| "the command drafts nothing".to_owned())
+            }
+            "engine.cache_bytes" if engine.name() == "llama.cpp" => {
+                Some("llama.cpp allocates the cells that it is told".to_owned())
+            }
             "engine.compute_capability" if engine.name() != "vllm" => Some(format!("no rule of {engine} asks for it")),
             "memory.fraction" | "memory.of" if engine.name() == "llama.cpp" => {
                 Some("llama.cpp asks for no share of a device; name what is free of it with --device".to_owned())

@@ -3,8 +3,8 @@
 mod placed;
 
 use cacheplan_handlers::DType;
-use cacheplan_planner::engines::Version;
 use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
 
 use super::{Limits, Question};
 use crate::error::ServeError;
@@ -35,7 +35,9 @@ pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
         (None, Some(repo), Some(file)) => Ok(Some(format!("{}/{file}", repo.split(':').next().unwrap_or(&repo)))),
         (None, Some(repo), None) if question.model_is_given => Ok(Some(repo)),
         (None, Some(repo), None) => {
-            let why = format!("which file of {repo} it takes is not known; name it with --hf-file, or its config with --model-config");
+            let why = format!(
+                "which file of {repo} it takes is not known; name it with --hf-file, or its config with --model-config"
+            );
             Err(ServeError::NotHandled { flag: "--hf-repo".into(), why, remedies: Vec::new() })
         }
         (None, None, _) => Ok(None),

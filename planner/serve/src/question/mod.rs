@@ -17,9 +17,7 @@ use cacheplan_handlers::{DType, Kind as CacheKind, ResourceHandler};
 use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
-use cacheplan_planner::{
-    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanRequest,
-};
+use cacheplan_planner::{Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::Model;
 use serde::Serialize;
 use serde_json::{Map, Value};

@@ -229,7 +229,11 @@ pub(super) fn beside_share(question: &mut Question) -> Result<Memory, ServeError
 }
 
 /// Where the share is stated, whether the rest holds steps and graphs; the heuristic leaves room for them.
-pub(super) fn outside(question: &Question, request: &PlanRequest, stated: &Memory) -> Result<Option<Outside>, PlanError> {
+pub(super) fn outside(
+    question: &Question,
+    request: &PlanRequest,
+    stated: &Memory,
+) -> Result<Option<Outside>, PlanError> {
     let budget = &request.config().budget;
     let fraction = budget.memory.as_ref().and_then(|memory| memory.fraction);
     let is_stated = question.flag("--mem-fraction-static").is_some() && budget.engine.cache_bytes.is_none();
@@ -244,7 +248,8 @@ pub(super) fn outside(question: &Question, request: &PlanRequest, stated: &Memor
     let lines = whole.beside_caches(question.engine)?;
     let outside = lines.iter().filter(|line| matches!(line.name, LedgerItem::Activations | LedgerItem::Graphs));
     let (least, most) = outside.fold((0u64, 0u64), |(least, most), line| {
-        let (few, many) = (line.bytes.saturating_sub(line.uncertain_bytes), line.bytes.saturating_add(line.uncertain_bytes));
+        let (few, many) =
+            (line.bytes.saturating_sub(line.uncertain_bytes), line.bytes.saturating_add(line.uncertain_bytes));
         (least.saturating_add(few), most.saturating_add(many))
     });
     let total = device.total_bytes;

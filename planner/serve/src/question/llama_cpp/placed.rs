@@ -62,7 +62,8 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let (memory, above): (Vec<Override>, Vec<Override>) =
         std::mem::take(&mut question.above).into_iter().partition(|stated| stated.key.starts_with("memory."));
     question.above = above;
-    let whole = [("memory.fraction", "1"), ("memory.of", "total")].map(|(key, value)| Override::by_flag(key, value, key));
+    let whole =
+        [("memory.fraction", "1"), ("memory.of", "total")].map(|(key, value)| Override::by_flag(key, value, key));
     let stated = match memory.is_empty() {
         true => Memory::default(),
         false => Config::resolve(None, &whole, &memory)?.budget.memory.unwrap_or_default(),
@@ -85,7 +86,9 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let of_config = model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && room.is_some());
     if let Some(weights) = of_config {
         let (weights, dtype) = (ByteSize(weights.bytes), model.info().dtype);
-        question.notes.push(format!("weights of {weights} are those of the config, in {dtype}; state those of a quantised file with --weights"));
+        question.notes.push(format!(
+            "weights of {weights} are those of the config, in {dtype}; state those of a quantised file with --weights"
+        ));
     }
     let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
     let cells = offloaded(question, &caches);
@@ -150,7 +153,11 @@ impl Placed {
         let needed = [self.weights.unwrap_or(0), self.others, caches].into_iter().fold(0, u64::saturating_add);
         let [room, caches] = [room, caches].map(ByteSize);
         let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
-        let parts = [part(self.weights.unwrap_or(0), "weights"), part(self.others, "other memory"), Some(format!("{caches} of caches"))];
+        let parts = [
+            part(self.weights.unwrap_or(0), "weights"),
+            part(self.others, "other memory"),
+            Some(format!("{caches} of caches")),
+        ];
         let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
         let does = match self.short {
             Short::Fails | Short::Cells { fails: true, .. } => "cudaMalloc failed: out of memory",
@@ -170,7 +177,8 @@ impl Placed {
         match (self.cells, full) {
             (Some(Offloaded { on, all, alike, .. }), _) if on == 0 || alike => {
                 let part = |layers: u64| u64::try_from(u128::from(bytes) * u128::from(layers) / u128::from(all.max(1)));
-                let part = |device: &str, layers: u64| (layers > 0).then(|| said(device, part(layers).unwrap_or(bytes)));
+                let part =
+                    |device: &str, layers: u64| (layers > 0).then(|| said(device, part(layers).unwrap_or(bytes)));
                 [part("CPU", all - on), part("CUDA0", on)].into_iter().flatten().collect()
             }
             (None, Some(full)) => vec![said("CUDA0", full), said("CUDA0", bytes.saturating_sub(full))],
