@@ -37,9 +37,10 @@ impl Cap {
         if !alone.is_empty() {
             return alone;
         }
-        let pairs =
-            stated.iter().enumerate().flat_map(|(at, one)| stated[at + 1..].iter().map(|other| vec![*one, *other]));
-        pairs.into_iter().find(|pair| admits(pair)).unwrap_or(stated)
+        let mut pairs =
+            stated.iter().enumerate().flat_map(|(at, one)| stated[at + 1..].iter().map(move |other| vec![*one, *other]));
+        let together = pairs.find(|pair| admits(pair));
+        together.unwrap_or(stated)
     }
 
     fn value(self, request: &PlanRequest) -> Option<u64> {

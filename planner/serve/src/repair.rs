@@ -81,8 +81,7 @@ fn remedied(launch: &Launch, models: &Models, options: &Options) -> Vec<Launch> 
         Ok(answer) => Search { answer: &answer, launch, models, options }
             .helpful()
             .into_iter()
-            .map(|(remedies, _)| remedies)
-            .flatten()
+            .flat_map(|(remedies, _)| remedies)
             .collect(),
         Err(error) if error.remedies().is_empty() => every_flag_less(launch, options),
         Err(error) => error.remedies().to_vec(),

@@ -74,8 +74,8 @@ impl Search<'_> {
         let pairs = singles.iter().enumerate().flat_map(|(at, one)| {
             singles[at + 1..]
                 .iter()
-                .filter(|other| other.flag() != one.flag())
-                .map(|other| vec![one.clone(), other.clone()])
+                .filter(move |other| other.flag() != one.flag())
+                .map(move |other| vec![one.clone(), other.clone()])
         });
         pairs.filter_map(|pair| self.outcome(&pair)).filter(reaches).collect()
     }
