@@ -42,10 +42,10 @@ pub(crate) fn counted(number: Logged, what: &str) -> String {
 pub(crate) fn wrapped(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
+        let indent = if lines.is_empty() { "" } else { "  " };
         match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= 96) {
             Some(line) => *line += &format!(" {word}"),
-            None if lines.is_empty() => lines.push(word.to_owned()),
-            None => lines.push(format!("  {word}")),
+            None => lines.push(format!("{indent}{word}")),
         }
     }
     lines
