@@ -37,8 +37,10 @@ impl Cap {
         if !alone.is_empty() {
             return alone;
         }
-        let mut pairs =
-            stated.iter().enumerate().flat_map(|(at, one)| stated[at + 1..].iter().map(move |other| vec![*one, *other]));
+        let mut pairs = stated
+            .iter()
+            .enumerate()
+            .flat_map(|(at, one)| stated[at + 1..].iter().map(move |other| vec![*one, *other]));
         let together = pairs.find(|pair| admits(pair));
         together.unwrap_or(stated)
     }

@@ -47,12 +47,14 @@ impl Search<'_> {
     /// Single changes that help, the best of each flag.
     pub(crate) fn helpful(&self) -> Vec<Changed> {
         let rank = |answer: &Answer| (answer.starts, least(answer));
+        // Of what only has to start the smallest change of a flag is shown.
+        let most = |answer: &Answer| (answer.starts, if self.answer.starts == Starts::Yes { least(answer) } else { 0 });
         let mut best: Vec<Changed> = Vec::new();
         for (remedies, answer) in self.tried().into_iter().filter(|(_, other)| rank(other) > rank(self.answer)) {
             let same = |known: &&mut Changed| known.0.first().map(Remedy::flag) == remedies.first().map(Remedy::flag);
             match best.iter_mut().find(same) {
                 // Of two that do as much the first is the smaller change.
-                Some(known) if rank(&answer) > rank(&known.1) => *known = (remedies, answer),
+                Some(known) if most(&answer) > most(&known.1) => *known = (remedies, answer),
                 Some(_) => {}
                 None => best.push((remedies, answer)),
             }

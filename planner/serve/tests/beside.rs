@@ -164,10 +164,12 @@ fn no_sequence_is_no_start() {
             assert!(found.starts != Starts::Yes || low > 0, "{command}: {:?}", found.sequences);
             assert!(found.starts == Starts::No || high > 0, "{command}: {:?}", found.sequences);
             assert!(found.starts == Starts::Yes || found.reason.is_some(), "{command}");
-            seen.push(found.starts);
+            seen.push((share.clone(), found.starts));
         }
     }
-    assert!(!seen.contains(&Starts::Yes), "graphs take 2 GiB and more: {seen:?}");
+    // Of 80 GiB 0.8 are left, and graphs alone take more.
+    let last = seen.iter().filter(|(share, _)| share == "0.99");
+    assert!(last.into_iter().all(|(_, starts)| *starts != Starts::Yes), "{seen:?}");
 }
 
 /// What is named as the cap admits more where it is raised, and what is stated besides does not.
