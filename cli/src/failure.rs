@@ -34,6 +34,11 @@ impl Failure {
         Self { excerpt, ..self }
     }
 
+    /// The same error, with what would do.
+    pub(crate) fn with_advice(self, advice: &str) -> Self {
+        Self { message: format!("{}; {advice}", self.message), ..self }
+    }
+
     /// An error with exit code 1.
     pub(crate) fn error(error: impl std::error::Error + Send + Sync + 'static) -> Self {
         Self::new(1, chain(&error))

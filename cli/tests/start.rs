@@ -93,7 +93,7 @@ fn the_command_that_fit_prints_holds_what_was_asked_for(#[case] command: &[&str]
 }
 
 #[rstest]
-#[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start: To serve at least one request")]
+#[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start; REASON says why")]
 #[case::misspelled(&["--device", "h100"], "--max-modle-len 4096", 2, "unrecognized arguments: --max-modle-len")]
 #[case::unread(&["--device", "h100"], "--prefill-context-parallel-size 2", 4, "nothing is answered rather than guessed")]
 #[case::no_device(&[], "", 2, "name it, such as --device h100")]
@@ -341,4 +341,48 @@ fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
         err.contains("must be divisible by tensor parallel size (3)") && err.contains("--tensor-parallel-size 2"),
         "{err}"
     );
+}
+
+/// Each flag beside a command is used, or refused by its name.
+#[rstest]
+#[case(&["--stage", "1"])]
+#[case(&["--measurement", "nofile.json"])]
+#[case(&["--measured", "nofile.toml"])]
+#[case(&["--max-seq-len", "1024"])]
+#[case(&["--memory-fraction", "0.5"])]
+#[case(&["--host-bytes", "1GiB"])]
+fn a_flag_that_nothing_would_consume_is_refused_by_its_name(#[case] flags: &[&str]) {
+    let model = config(QWEN);
+    let args = [&["plan", "--device", "h100"][..], flags, &["--", "vllm", "serve", &model]].concat();
+    let (code, _, err) = said(&cacheplan(&args));
+    assert!(matches!(code, Some(1 | 2)), "{err}");
+    assert!(err.contains(flags[0]) || err.contains(flags[1]), "{err}");
+}
+
+#[test]
+fn the_config_of_a_model_that_is_elsewhere_is_named() {
+    let model = config(QWEN);
+    let command = ["--", "llama-server", "-m", "/models/qwen-q4.gguf", "-c", "8192"];
+    let (code, _, err) = said(&cacheplan(&[&["plan", "--device", "l4"], &command[..]].concat()));
+    assert!(code == Some(1) && err.contains("--model-config"), "{err}");
+    let given = ["plan", "--device", "l4", "--weights", "5GB", "--model-config", &model];
+    let (code, out, err) = said(&cacheplan(&[&given[..], &command].concat()));
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("/models/qwen-q4.gguf: starts") && out.contains("n_ctx = 8192"), "{out}");
+}
+
+#[test]
+fn a_config_map_of_the_same_file_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("deploy.yaml");
+    let text = format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\ndata: {{LEN: '8192'}}\n---\napiVersion: v1\nkind: Pod\nmetadata: \
+         {{name: p}}\nspec:\n  containers:\n  - name: v\n    image: vllm/vllm-openai:v0.33.0\n    args: [--model, '{}', --max-model-len, \
+         '$(LEN)']\n    env:\n    - {{name: LEN, valueFrom: {{configMapKeyRef: {{name: c, key: LEN}}}}}}\n",
+        config(QWEN)
+    );
+    fs::write(&file, text).unwrap();
+    let (code, out, err) = said(&cacheplan(&["plan", file.to_str().unwrap(), "--device", "h100"]));
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("Using max model len 8192"), "{out}");
 }

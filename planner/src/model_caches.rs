@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cacheplan_handlers::{DType, KvLayout};
 use cacheplan_transforms::registry::Descriptor;
-use cacheplan_transforms::{CacheDTypes, Collected, Graph, Model, ModelInfo, PassContext, Resource, Resources};
+use cacheplan_transforms::{
+    CacheDTypes, Collected, Graph, Model, ModelInfo, PassContext, Resource, Resources, WeightBytes,
+};
 
 use crate::budget::Budget;
 use crate::engines::EngineSpec;
@@ -80,6 +82,29 @@ impl ModelCaches {
         let (from, beside, descriptors) = (from.clone(), beside.clone(), descriptors.clone());
         let collected = Mutex::default();
         Self(Arc::new(Parts { from, beside, descriptors, step: Some(step), divisible: *divisible, collected }))
+    }
+
+    /// The same with weights of so many bytes, assumed, in proportion to its own.
+    #[must_use]
+    pub fn with_weights(&self, bytes: u64) -> Self {
+        let Parts { from, beside, descriptors, step, divisible, .. } = &*self.0;
+        let of = |info: &mut ModelInfo| {
+            info.weights = Some(WeightBytes::new(bytes, false).in_proportion_to(info.weights));
+        };
+        let from = match from {
+            Origin::Model(model) => {
+                let mut model = Model::clone(model);
+                of(&mut model.info);
+                Origin::Model(Arc::new(model))
+            }
+            Origin::Collected(info, resources) => {
+                let mut info = info.clone();
+                of(&mut info);
+                Origin::Collected(info, Arc::clone(resources))
+            }
+        };
+        let (beside, descriptors, collected) = (beside.clone(), descriptors.clone(), Mutex::default());
+        Self(Arc::new(Parts { from, beside, descriptors, step: *step, divisible: *divisible, collected }))
     }
 
     /// Runs the passes over the model's graph, and gives the graph as they left it; `None` where a framework walked its own.

@@ -205,6 +205,15 @@ impl PlanRequest {
         self.devices.is_some() && self.profile.is_none() && self.measured.is_none() && !is_said
     }
 
+    /// Tokens of one sequence of the workload: its prompt and output where they are stated, else the longest.
+    ///
+    /// # Errors
+    /// A budget that contradicts itself.
+    pub fn tokens_per_sequence(&self) -> Result<u64, PlanError> {
+        let budget = self.budget()?;
+        Ok(make::load(&budget, budget.max_seq_len_for(self.info()))?.tokens_per_sequence())
+    }
+
     /// The caches of the model on all ranks, as the passes give them.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 
 use crate::bound::Work;
+use crate::model_caches::ModelCaches;
 use crate::request::PlanRequest;
 
 /// Bits of a weight of a model that is quantised for serving.
@@ -51,12 +52,19 @@ impl fmt::Display for WeightBits {
     }
 }
 
-impl PlanRequest {
-    /// Bytes of all weights where those of its layers take so many bits, assumed: embeddings, head and norms stay as they are
-    /// stored, and so does what takes fewer bits already. `None` where the layers or the size of the weights are not known.
-    pub fn weights_at(&self, bits: WeightBits) -> Option<u64> {
+impl ModelCaches {
+    /// Bytes of all weights where those of its layers take so many each, assumed: embeddings, head and norms stay as they are
+    /// stored, and so does what takes fewer already. `None` where the layers or the size of the weights are not known.
+    pub fn weights_at(&self, bytes: f64) -> Option<u64> {
         let stored = self.info().weights?;
-        let work = Work::of(self.model().model()?, Some(stored))?;
-        Some((stored.bytes as f64 - work.saved_at(bits.bytes())).max(0.0).ceil() as u64)
+        let work = Work::of(self.model()?, Some(stored))?;
+        Some((stored.bytes as f64 - work.saved_at(bytes)).max(0.0).ceil() as u64)
+    }
+}
+
+impl PlanRequest {
+    /// [`ModelCaches::weights_at`] so many bits.
+    pub fn weights_at(&self, bits: WeightBits) -> Option<u64> {
+        self.model().weights_at(bits.bytes())
     }
 }

@@ -81,8 +81,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// What a command would do, or did by its log.
 fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
-    let beside =
-        Beside { strict: false, device: &args.device, overrides: &[], read: ReadOptions::default(), draft: None };
+    let beside = Beside {
+        strict: false,
+        device: &args.device,
+        overrides: &[],
+        read: ReadOptions::default(),
+        draft: None,
+        measured: None,
+    };
+    if let (Some(engine), None) = (args.engine, log) {
+        return Err(Failure::new(
+            2,
+            format!("--as {}: the command names its engine; state --engine-version", engine.engine),
+        ));
+    }
     let print_as = if args.format == Format::Json { Print::Json } else { Print::Text };
     match log {
         Some(log) => args.start.check(&log.read()?, &beside, print_as),

@@ -221,7 +221,14 @@ fn of_command(
     };
     let mut overrides = args.dtypes();
     overrides.extend(args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights")));
-    let beside = Beside { strict: false, device: &OnDevice::default(), overrides: &overrides, read, draft: None };
+    let beside = Beside {
+        strict: false,
+        device: &OnDevice::default(),
+        overrides: &overrides,
+        read,
+        draft: None,
+        measured: None,
+    };
     let sought = args.start.sought(file, &beside, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);

@@ -162,6 +162,18 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Whether a profiled forward is stated.
+    pub(crate) const fn measurement(&self) -> bool {
+        self.measurement.is_some()
+    }
+
+    /// What an engine logged, read.
+    pub(crate) fn measured(&self) -> Result<Option<MeasuredLedger>, Failure> {
+        self.measured.as_deref().map(read_measured).transpose()
+    }
+}
+
 impl Reading {
     pub(crate) fn is_stated(&self) -> bool {
         let budget = &self.budget;
@@ -224,7 +236,7 @@ impl Reading {
     ) -> Result<PlanRequest, Failure> {
         let config = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
-        let measured = target.measured.as_deref().map(read_measured).transpose()?;
+        let measured = target.measured()?;
         let mut request = target.device.put(PlanRequest::of(open_model(self)?).with_config(config));
         if self.budget.budget.is_none() {
             request = request.stated_in(Stated::Flags);

@@ -201,11 +201,21 @@ fn started(args: &Make, of: impl FnOnce(&StartArgs, &Beside<'_>, Print) -> Resul
             return Err(Failure::new(2, other));
         }
     };
-    if args.engine.is_some() || args.ranks || args.out.is_some() || args.reading.budget.budget.is_some() {
+    // Named one by one, so that whoever stated several sees each.
+    let ours = [
+        ("--as", args.engine.is_some()),
+        ("--ranks", args.ranks),
+        ("--stage", args.stage > 0),
+        ("--out", args.out.is_some()),
+        ("--budget", args.reading.budget.budget.is_some()),
+        ("--measurement", args.target.measurement()),
+    ];
+    if let Some((flag, _)) = ours.iter().find(|(_, stated)| *stated) {
         let other =
-            "--as, --ranks, --out and --budget are about a plan of our own; a command says engine and budget itself";
-        return Err(Failure::new(2, other));
+            "is about a plan of our own; a command says engine and budget itself, and --measured what it logged";
+        return Err(Failure::new(2, format!("{flag} {other}")));
     }
+    let measured = args.target.measured()?;
     args.reading.budget.refuse_finding()?;
     let beside = Beside {
         strict: args.strict,
@@ -213,6 +223,7 @@ fn started(args: &Make, of: impl FnOnce(&StartArgs, &Beside<'_>, Print) -> Resul
         overrides: args.reading.budget.overrides(),
         read: args.reading.options()?,
         draft: args.target.draft.as_deref(),
+        measured: measured.as_ref(),
     };
     of(&args.start, &beside, print_as)
 }

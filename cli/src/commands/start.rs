@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown};
-use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, Override, PlanRequest};
+use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::{
     Answer, Asked, CommandCheck, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
@@ -30,6 +30,10 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "N", help_heading = "Command behind --")]
     expect_tokens: Option<u64>,
 
+    /// Config of the model that the command names, where that is a path of another machine or a file that is not here
+    #[arg(long, value_name = "MODEL", value_parser = hub::model(), help_heading = "Command behind --")]
+    model_config: Option<PathBuf>,
+
     /// A command that starts vLLM, SGLang, TensorRT-LLM or llama.cpp, with its variables before it; or a file that holds one, or `-`
     #[arg(last = true, value_name = "COMMAND")]
     words: Vec<String>,
@@ -51,6 +55,8 @@ pub(crate) struct Beside<'a> {
     pub(crate) overrides: &'a [Override],
     pub(crate) read: ReadOptions,
     pub(crate) draft: Option<&'a Path>,
+    /// What an engine logged of its memory.
+    pub(crate) measured: Option<&'a MeasuredLedger>,
 }
 
 /// Files whose name says that they hold a command.
@@ -69,14 +75,16 @@ impl StartArgs {
 
     /// Flags that are about a command are wrong where there is none.
     pub(crate) fn refuse_alone(&self) -> Result<(), Failure> {
-        let stated = self.engine_version.is_some() || self.expect_sequences.is_some() || self.expect_tokens.is_some();
-        match stated && !self.is_stated() {
-            true => Err(Failure::new(
-                2,
-                "--engine-version and --expect-… are about a command behind `--`, and there is none",
-            )),
-            false => Ok(()),
-        }
+        let stated = [
+            ("--engine-version", self.engine_version.is_some()),
+            ("--expect-sequences", self.expect_sequences.is_some()),
+            ("--expect-tokens", self.expect_tokens.is_some()),
+            ("--model-config", self.model_config.is_some()),
+        ];
+        let stated = stated.iter().find(|(_, is)| *is && !self.is_stated());
+        stated.map_or(Ok(()), |(flag, _)| {
+            Err(Failure::new(2, format!("{flag} is about a command behind `--` or in a file, and there is none")))
+        })
     }
 
     /// The commands that stand behind `--`, or in the file there.
@@ -124,11 +132,11 @@ impl StartArgs {
         let options = self.options(beside);
         let found = match Asked::of(launch, &options) {
             Asked::Taken(question) => {
-                let models = opened(&question, beside)?;
+                let models = self.opened(&question, beside)?;
                 answer(launch, models.clone(), &options).map_err(|error| (error, Some(models)))
             }
             Asked::Refused { error, nearest } => {
-                Err((error, nearest.and_then(|question| opened(&question, beside).ok())))
+                Err((error, nearest.and_then(|question| self.opened(&question, beside).ok())))
             }
         };
         let found = found.map_err(|(error, models)| Refusal::of(error, launch, models.as_ref(), &options));
@@ -158,7 +166,8 @@ impl StartArgs {
         }
         let drifting = found.drifting();
         if !drifting.is_empty() {
-            return Err(Failure::new(DRIFT, format!("the log is not of this command: {}", drifting.join(", "))));
+            let why = found.would_be.map_or(String::new(), |why| format!("; {why}"));
+            return Err(Failure::new(DRIFT, format!("the log is not of this command: {}{why}", drifting.join(", "))));
         }
         let short = found.answer.short_of(self.expect_sequences, self.expect_tokens);
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
@@ -173,6 +182,9 @@ impl StartArgs {
         named: &[(String, DeviceInfo)],
         usual: &[(String, DeviceInfo)],
     ) -> Result<Sought, Failure> {
+        if self.expect_tokens.is_some() {
+            return Err(Failure::new(2, "--expect-tokens is about one device; state --context and --sequences"));
+        }
         let launch = match file {
             Some(file) => only(launches_in(file)?)?,
             None => only(self.launches()?)?,
@@ -195,7 +207,7 @@ impl StartArgs {
             let question = Question::of(&launch, &on(device)).map_err(failed)?;
             let models = match &models {
                 Some(models) => models,
-                None => models.insert(opened(&question, beside)?),
+                None => models.insert(self.opened(&question, beside)?),
             };
             let (limits, request) = question.request(models).map_err(failed)?;
             found.push((name.clone(), device.clone(), limits.max_seq_len, request, question));
@@ -221,12 +233,33 @@ impl StartArgs {
             devices: beside.device.devices().cloned(),
             cache_bytes: None,
             overrides: beside.overrides.to_vec(),
+            measured: beside.measured.cloned(),
+            model_is_given: self.model_config.is_some(),
+            expected_sequences: self.expect_sequences,
         }
+    }
+
+    /// The models that a command names, as the hub or a disk has them.
+    fn opened(&self, question: &Question, beside: &Beside<'_>) -> Result<Models, Failure> {
+        let open = |name: &str, options: &ReadOptions| {
+            let path = hub::find(&PathBuf::from(name));
+            open(&path, options, |error| unread(&path, error))
+        };
+        let draft = beside.draft.map(|draft| draft.to_string_lossy().into_owned()).or_else(|| question.draft.clone());
+        let draft = draft.map(|name| open(&name, &ReadOptions::default())).transpose()?;
+        let given = self.model_config.as_ref().map(|path| path.to_string_lossy().into_owned());
+        let model = open(given.as_ref().unwrap_or(&question.model), &beside.read);
+        let is_elsewhere = given.is_none() && !hub::find(&PathBuf::from(&question.model)).exists();
+        let model = model.map_err(|failure| match is_elsewhere {
+            true => failure.with_advice("where its config lies elsewhere, name it with --model-config"),
+            false => failure,
+        })?;
+        Ok(Models { model: model.into(), draft: draft.map(Into::into) })
     }
 
     fn question(&self, launch: &Launch, options: &Options, beside: &Beside<'_>) -> Result<(Question, Models), Failure> {
         let question = Question::of(launch, options).map_err(failed)?;
-        let models = opened(&question, beside)?;
+        let models = self.opened(&question, beside)?;
         Ok((question, models))
     }
 
@@ -237,15 +270,11 @@ impl StartArgs {
             Print::Text => print(&found.text())?,
             Print::Markdown => print(&markdown(&found.text()))?,
         }
-        if found.starts == Starts::No {
-            return Err(Failure::new(
-                3,
-                format!("{} would not start: {}", found.engine, found.reason.clone().unwrap_or_default()),
-            ));
+        if let Some(failure) = found.failure() {
+            return Err(Failure::new(3, failure));
         }
         if found.starts == Starts::Maybe && strict {
-            let reason = found.reason.clone().unwrap_or_else(|| "bytes that it measures itself decide".to_owned());
-            return Err(Failure::new(3, format!("{} only may start: {reason}", found.engine)));
+            return Err(Failure::new(3, format!("{} only may start; REASON says why", found.engine)));
         }
         let short = found.short_of(self.expect_sequences, self.expect_tokens);
         if let Some(short) = short {
@@ -338,18 +367,6 @@ fn environment() -> BTreeMap<String, String> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
         .collect()
-}
-
-/// The models that a command names, as the hub or a disk has them.
-fn opened(question: &Question, beside: &Beside<'_>) -> Result<Models, Failure> {
-    let open = |name: &str, options: &ReadOptions| {
-        let path = hub::find(&PathBuf::from(name));
-        open(&path, options, |error| unread(&path, error))
-    };
-    let draft = beside.draft.map(|draft| draft.to_string_lossy().into_owned()).or_else(|| question.draft.clone());
-    let draft = draft.map(|name| open(&name, &ReadOptions::default())).transpose()?;
-    question.notes.iter().for_each(|said| note(said));
-    Ok(Models { model: open(&question.model, &beside.read)?.into(), draft: draft.map(Into::into) })
 }
 
 pub(crate) fn failed(error: ServeError) -> Failure {

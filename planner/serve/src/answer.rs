@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use cacheplan_planner::logs::{Fact, Logged};
 use serde::Serialize;
 
+use crate::cap::Cap;
 use crate::question::{Limits, ReadFlag};
-use crate::words::line;
+use crate::words::{counted, line, range, wrapped};
 
 /// Whether the engine would start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -45,10 +46,16 @@ pub struct Answer {
     /// Sequences of the longest length that run at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequences: Option<Logged>,
+    /// Tokens of each of them, where it is stated that they are no longer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_each: Option<u64>,
     /// The lines of its start.
     pub lines: Vec<String>,
     /// What keeps it from holding more, in the engine's words.
     pub capped_by: String,
+    /// The same, as what may be changed.
+    #[serde(skip)]
+    pub(crate) caps: Vec<Cap>,
     /// Changes, each by itself, that let it start or hold more; those that help most first.
     pub changes: Vec<Change>,
     /// What to know of this.
@@ -81,59 +88,73 @@ impl Answer {
             [("sequences", sequences, self.sequences), ("tokens", tokens, self.facts.get(&Fact::Tokens).copied())];
         found.into_iter().find_map(|(what, expected, found)| {
             let (expected, found) = (expected?, found.unwrap_or(Logged::exact(0)));
-            let number = if found.low == found.high {
-                found.low.to_string()
-            } else {
-                format!("{} to {}", found.low, found.high)
-            };
-            (found.low < expected).then(|| format!("{expected} {what} are expected, and it holds {number}"))
+            let (are, what) = if expected == 1 { ("is", what.trim_end_matches('s')) } else { ("are", what) };
+            (found.low < expected).then(|| format!("{expected} {what} {are} expected, and it holds {}", range(found)))
         })
     }
 
-    /// As text: whether it starts, the lines of its start, what caps it and what would change that.
-    pub fn text(&self) -> String {
-        let starts = match self.starts {
+    /// Whether the engine starts, in words.
+    fn verdict(&self) -> &'static str {
+        match self.starts {
             Starts::Yes => "starts",
             Starts::Maybe if self.facts.contains_key(&Fact::CacheBytes) => {
                 "may start: the bytes for caches are not known exactly"
             }
             Starts::Maybe => "may start, and not with all of it on the devices",
+            Starts::No if self.sequences.is_some() => "holds no sequence of its longest length",
             Starts::No => "would not start",
-        };
-        let mut text = format!("{} {}, {}: {starts}\n", self.engine, self.version, self.model);
+        }
+    }
+
+    /// Why it is no command to start, in one line; none where it starts or may.
+    pub fn failure(&self) -> Option<String> {
+        let failed = self.starts == Starts::No;
+        failed.then(|| format!("{} {}; REASON says why", self.engine, self.verdict()))
+    }
+
+    /// As text: whether it starts, the lines of its start, what caps it and what would change that.
+    pub fn text(&self) -> String {
+        let mut text = format!("{} {}, {}: {starts}\n", self.engine, self.version, self.model, starts = self.verdict());
         let mut section = |name: &str, lines: &[String]| {
             if !lines.is_empty() {
                 text.push_str(&format!("\n{name}\n"));
                 lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
             }
         };
-        section("REASON", self.reason.as_slice());
-        let read: Vec<String> =
-            self.read.iter().map(|flag| format!("{} {}: {}", flag.flag, flag.value, flag.says)).collect();
-        section("READ", &read);
+        section("REASON", &self.reason.iter().flat_map(|reason| wrapped(reason)).collect::<Vec<_>>());
+        section("READ", &self.read_lines());
         section("LOG", &self.lines);
+        let length = self.facts.get(&Fact::MaxSeqLen).map_or(Logged::exact(0), |length| *length);
+        let length = self.tokens_each.map_or(length, Logged::exact);
         let holds = self.sequences.map(|all| {
-            let number = if all.low == all.high { all.low.to_string() } else { format!("{}..{}", all.low, all.high) };
-            format!(
-                "{number} sequences of {} tokens; capped by {}",
-                self.facts.get(&Fact::MaxSeqLen).map_or(0, |length| length.high),
-                self.capped_by
-            )
+            format!("{} of {} tokens; capped by {}", counted(all, "sequence"), range(length), self.capped_by)
         });
         section("HOLDS", holds.as_slice());
-        let changes: Vec<String> = self.changes.iter().map(Change::text).collect();
+        let changes: Vec<String> = self.changes.iter().map(|change| change.text(self.sequences)).collect();
         section("CHANGES", &changes);
-        section("NOTES", &self.notes);
+        section("NOTES", &self.notes.iter().flat_map(|note| wrapped(note)).collect::<Vec<_>>());
         text
+    }
+
+    /// What flags were read as; those of which the same is said stand on one line.
+    fn read_lines(&self) -> Vec<String> {
+        let mut said: Vec<(&str, Vec<String>)> = Vec::new();
+        for ReadFlag { flag, value, says } in &self.read {
+            let flag = format!("{flag} {value}").trim_end().to_owned();
+            match said.iter_mut().find(|(known, _)| known == says) {
+                Some((_, flags)) => flags.push(flag),
+                None => said.push((says, vec![flag])),
+            }
+        }
+        said.into_iter().flat_map(|(says, flags)| wrapped(&format!("{}: {says}", flags.join(", ")))).collect()
     }
 }
 
 impl Change {
-    fn text(&self) -> String {
-        let number = self.sequences.map_or(String::new(), |all| {
-            let number = if all.low == all.high { all.low.to_string() } else { format!("{}..{}", all.low, all.high) };
-            format!(": {number} sequences")
-        });
+    /// What it comes to, beside what the command holds now.
+    fn text(&self, now: Option<Logged>) -> String {
+        let now = now.map_or(String::new(), |now| format!(", now {}", range(now)));
+        let number = self.sequences.map_or(String::new(), |all| format!(": {}{now}", counted(all, "sequence")));
         format!("{}{number}\n    {}", self.change, line(&self.command))
     }
 }

@@ -5,9 +5,12 @@ use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::ServeError;
-use crate::found::answer_alone;
+use crate::flags::table::flags;
+use crate::found::{answer_alone, outcome};
 use crate::launch::Launch;
+use crate::program::Program;
 use crate::question::{Models, Options};
+use crate::remedy::Remedy;
 
 /// The log of a start beside the command that it is of.
 #[derive(Debug)]
@@ -18,6 +21,8 @@ pub struct CommandCheck {
     pub answer: Answer,
     /// Why the bytes for caches are not among the rows, if they are not.
     pub without_bytes: Option<ServeError>,
+    /// The one change of the command with which all that follows from bytes is as logged, where there is one.
+    pub would_be: Option<String>,
 }
 
 /// A number of a command beside its log's.
@@ -46,17 +51,19 @@ impl CommandCheck {
         let alone = answer_alone(launch, models, &with(None));
         let bytes = alone.as_ref().ok().and_then(|alone| alone.facts.get(&Fact::CacheBytes)).copied();
         let of_bytes = bytes.map(|bytes| (Fact::CacheBytes, bytes));
-        let others = answer.facts.iter().filter(|(fact, _)| **fact != Fact::CacheBytes);
-        let facts = of_bytes.into_iter().chain(others.map(|(fact, value)| (*fact, *value)));
         // A draft's buffers are of another context.
         let drafts = answer.read.iter().any(|flag| flag.flag == "--spec-type");
-        let compared = |(fact, predicted): (Fact, Logged)| {
-            // Where the sum is left out, the parts stand for it.
-            let parts = || log.get(Fact::KvBuffers).filter(|_| fact == Fact::KvBytes && !drafts);
-            let logged = log.get(fact).or_else(parts)?;
-            Some(Compared { fact, predicted, logged, equal: predicted.meets(logged) })
+        let mut rows: Vec<Compared> = of_bytes.and_then(|row| compared(row, log, drafts)).into_iter().collect();
+        let follow = following(&answer, log, drafts);
+        let differs = follow.iter().any(|row| !row.equal);
+        rows.extend(follow);
+        let bytes = with(log.get(Fact::CacheBytes).or(options.cache_bytes));
+        let is_as_logged = |changed: &Launch| {
+            let answer = outcome(changed, models, &bytes);
+            answer.is_ok_and(|answer| following(&answer, log, drafts).iter().all(|row| row.equal))
         };
-        Ok(Self { rows: facts.filter_map(compared).collect(), answer, without_bytes: alone.err() })
+        let would_be = if differs { explained(launch, &bytes, is_as_logged) } else { None };
+        Ok(Self { rows, answer, without_bytes: alone.err(), would_be })
     }
 
     /// What is not as the command gives it.
@@ -69,6 +76,62 @@ impl CommandCheck {
         let head = format!("{:18}  {:>24}  {:>24}\n", "", "the command gives", "logged");
         head + &self.rows.iter().map(Compared::line).collect::<String>()
     }
+}
+
+/// What follows from bytes, as the command gives it and as it was logged.
+fn following(answer: &Answer, log: &EngineLog, drafts: bool) -> Vec<Compared> {
+    let others = answer.facts.iter().filter(|(fact, _)| **fact != Fact::CacheBytes);
+    others.filter_map(|(fact, value)| compared((*fact, *value), log, drafts)).collect()
+}
+
+fn compared((fact, predicted): (Fact, Logged), log: &EngineLog, drafts: bool) -> Option<Compared> {
+    // Where the sum is left out, the parts stand for it.
+    let parts = || log.get(Fact::KvBuffers).filter(|_| fact == Fact::KvBytes && !drafts);
+    let logged = log.get(fact).or_else(parts)?;
+    Some(Compared { fact, predicted, logged, equal: predicted.meets(logged) })
+}
+
+/// The first of usual changes with which a command is as logged.
+fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) -> bool) -> Option<String> {
+    let Program { engine, start } = Program::of(launch, options.version.as_deref()).ok()?;
+    let known = flags(engine.engine, engine.version);
+    let values = |flag: &'static str, values: &[&str]| -> Vec<Vec<Remedy>> {
+        values.iter().map(|value| vec![Remedy::Set(flag, (*value).to_owned())]).collect()
+    };
+    let guesses = match engine.engine.name() {
+        "vllm" => [
+            values("--kv-cache-dtype", &["auto", "fp8"]),
+            values("--enable-prefix-caching", &[""]),
+            vec![vec![Remedy::Remove("--enable-prefix-caching")]],
+            values("--mamba-ssm-cache-dtype", &["float32", "auto"]),
+        ]
+        .concat(),
+        "sglang" => [
+            values("--kv-cache-dtype", &["auto", "fp8_e4m3"]),
+            values("--disable-radix-cache", &[""]),
+            vec![vec![Remedy::Remove("--disable-radix-cache")]],
+        ]
+        .concat(),
+        "llama.cpp" => ["f16", "q8_0", "q4_0"]
+            .map(|dtype| ["--cache-type-k", "--cache-type-v"].map(|flag| Remedy::Set(flag, dtype.into())).to_vec())
+            .to_vec(),
+        _ => Vec::new(),
+    };
+    let found = guesses.into_iter().find(|remedies| {
+        let apply = |words: Vec<String>, remedy: &Remedy| remedy.applied(&words, start, &known).into_iter().next();
+        let words = remedies.iter().try_fold(launch.words.clone(), apply);
+        words.is_some_and(|words| words != launch.words && is_as_logged(&Launch { words, ..launch.clone() }))
+    })?;
+    let said = found.iter().map(|remedy| match remedy {
+        Remedy::Set(flag, value) => format!("{flag} {value}").trim_end().to_owned(),
+        remedy => format!("without {}", remedy.flag()),
+    });
+    let said: Vec<String> = said.collect();
+    Some(format!(
+        "it would be as logged {}{}",
+        if said[0].starts_with("without") { "" } else { "with " },
+        said.join(" ")
+    ))
 }
 
 impl Compared {

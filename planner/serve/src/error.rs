@@ -57,6 +57,14 @@ pub enum ServeError {
         /// What would do.
         remedies: Vec<Remedy>,
     },
+    /// A flag beside the command that nothing would consume.
+    #[error("{flag}: {why}", flag = Shown(.flag), why = Shown(.why))]
+    Unconsumed {
+        /// The flag.
+        flag: String,
+        /// Why, with what would do.
+        why: String,
+    },
     /// No model among the words.
     #[error("the command names no model; {program} takes {flag}")]
     NoModel {

@@ -1,5 +1,7 @@
 //! What the engine makes of a command: its rules, asked for the least and for the most bytes that it may find.
 
+mod cells;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -8,13 +10,24 @@ use cacheplan_planner::logs::{Fact, Logged};
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 
 use crate::answer::{Answer, Starts};
+use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::question::{Limits, Models, Offloaded, Options, Question, Settled};
+use crate::question::{Limits, Models, Options, Question, Settled};
 use crate::secret;
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
+    let question = Question::of(launch, options)?;
+    let (question, settled) = question.settled(models.model.clone(), models.draft.clone())?;
+    let found = Found::of(&question, &settled, options)?;
+    let caps = found.caps(&settled);
+    let capped_by = found.capped_by(&caps, &question, &settled);
+    Ok(Answer { capped_by, caps, ..found.answer(launch, question, &settled)? })
+}
+
+/// The same without what caps it, which takes longer than all else.
+pub(crate) fn outcome(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
     let question = Question::of(launch, options)?;
     let (question, settled) = question.settled(models.model.clone(), models.draft.clone())?;
     Found::of(&question, &settled, options)?.answer(launch, question, &settled)
@@ -33,10 +46,20 @@ pub fn request(launch: &Launch, models: &Models, options: &Options) -> Result<(E
 struct Found {
     engine: EngineSpec,
     bytes: Option<Logged>,
-    low: Option<At>,
-    high: Option<At>,
-    /// Why it does not start with the least, in the engine's words.
-    reason: Option<String>,
+    low: End,
+    high: End,
+}
+
+/// What it makes of so many bytes, and why it does not start with them.
+struct End {
+    at: Option<At>,
+    lacks: Option<String>,
+}
+
+impl End {
+    fn starts(&self) -> bool {
+        self.at.is_some() && self.lacks.is_none()
+    }
 }
 
 /// What it makes of so many bytes.
@@ -48,12 +71,9 @@ struct At {
 impl Found {
     fn of(question: &Question, settled: &Settled, options: &Options) -> Result<Self, ServeError> {
         let (engine, request) = (question.engine, &settled.request);
-        if engine.engine.name() == "llama.cpp" {
-            let at = |predicted| At { max_seq_len: settled.limits.max_seq_len, predicted };
-            let predicted = request.predict(engine)?;
-            let reason = on_the_host(request, &predicted, settled.offloaded);
-            let low = reason.is_none().then(|| at(predicted.clone()));
-            return Ok(Self { engine, bytes: None, low, high: Some(at(predicted)), reason });
+        if let Some(placed) = &settled.placed {
+            let [low, high] = cells::ends(request, engine, placed, &settled.limits)?;
+            return Ok(Self { engine, bytes: None, low, high });
         }
         let bytes = match options.cache_bytes {
             Some(bytes) => bytes,
@@ -62,19 +82,24 @@ impl Found {
                 Logged { low, high }
             }
         };
-        let low = at(request, settled, engine, bytes.low)?;
-        let high = at(request, settled, engine, bytes.high)?;
-        let failed = if high.is_err() { high.as_ref().err() } else { low.as_ref().err() };
-        let told = if high.is_err() { bytes.high } else { bytes.low };
-        let few = [&high, &low].into_iter().flatten().find_map(|at| at.few_blocks(settled));
-        let few = few.map(|blocks| too_few(settled.least_blocks, blocks));
-        let reason = failed.map(|needed| refusal(request, settled, engine, told, *needed)).or(few);
-        Ok(Self { engine, bytes: Some(bytes), low: low.ok(), high: high.ok(), reason })
+        let end = |bytes: u64, outside: Option<u64>| {
+            Ok::<End, ServeError>(match at(request, settled, engine, bytes)? {
+                Ok(at) => End { lacks: at.lacks(settled, engine).or_else(|| too_full(settled, outside)), at: Some(at) },
+                Err(needed) => End { at: None, lacks: Some(refusal(request, settled, engine, bytes, needed)) },
+            })
+        };
+        let low = end(bytes.low, settled.outside.map(|outside| outside.most))?;
+        let high = end(bytes.high, settled.outside.map(|outside| outside.least))?;
+        Ok(Self { engine, bytes: Some(bytes), low, high })
     }
 
-    fn starts(&self, settled: &Settled) -> Starts {
-        let starts = |end: &Option<At>| end.as_ref().is_some_and(|at| at.few_blocks(settled).is_none());
-        match (starts(&self.low), starts(&self.high)) {
+    /// Why it does not start, or not surely.
+    fn reason(&self) -> Option<String> {
+        self.high.lacks.clone().or_else(|| self.low.lacks.clone())
+    }
+
+    fn starts(&self) -> Starts {
+        match (self.low.starts(), self.high.starts()) {
             (true, true) => Starts::Yes,
             (false, true) => Starts::Maybe,
             _ => Starts::No,
@@ -83,8 +108,8 @@ impl Found {
 
     /// A number of the prediction, between both; 0 where it may not start, but of what only bytes decide.
     fn span(&self, of: impl Fn(&At) -> Option<u64>) -> Option<Logged> {
-        let high = of(self.high.as_ref()?)?;
-        let low = match &self.low {
+        let high = of(self.high.at.as_ref()?)?;
+        let low = match &self.low.at {
             Some(low) => of(low)?,
             None if self.bytes.is_none() => high,
             None => 0,
@@ -100,7 +125,9 @@ impl Found {
             }
         };
         let exact = |value: u64| Some(Logged::exact(value));
-        say(Fact::MaxSeqLen, self.span(|at| Some(at.max_seq_len)).or(exact(limits.max_seq_len)));
+        let length = self.span(|at| Some(at.max_seq_len)).unwrap_or(Logged::exact(limits.max_seq_len));
+        // Where it does not start it logs none.
+        say(Fact::MaxSeqLen, Some(if length.low == 0 { Logged { low: length.high.min(1), ..length } } else { length }));
         say(Fact::MaxNumTokens, exact(limits.max_num_tokens));
         say(Fact::CacheBytes, self.bytes);
         let makes_block = self.engine.engine.name() == "vllm";
@@ -114,86 +141,84 @@ impl Found {
         say(Fact::SsmBytes, self.span(|at| at.predicted.ssm_bytes));
         say(Fact::ConvBytes, self.span(|at| at.predicted.conv_bytes));
         say(Fact::Concurrency, self.span(|at| hundredths(&at.predicted)));
-        let running = self.span(|at| running(question, limits, &at.predicted));
-        say(Fact::MaxBatchSize, limits.max_batch_size.map(Logged::exact).or(running));
+        say(
+            Fact::MaxBatchSize,
+            self.span(|at| running(question, limits, &at.predicted)).or(limits.max_batch_size.and_then(exact)),
+        );
         if self.engine.engine.name() == "llama.cpp" {
             say(Fact::Ubatch, exact(question.count("--ubatch-size").unwrap_or(512).min(limits.max_num_tokens)));
         }
         facts
     }
 
+    /// The least that it finds, as a question of its own.
+    fn least(&self, settled: &Settled) -> Option<(PlanRequest, &At)> {
+        let (at, bytes) = (self.low.at.as_ref()?, self.bytes?);
+        Some((told(&settled.request, bytes.low, at.max_seq_len), at))
+    }
+
+    /// What keeps it from holding more.
+    fn caps(&self, settled: &Settled) -> Vec<Cap> {
+        match self.least(settled) {
+            Some((told, at)) if self.starts() != Starts::No || at.predicted.sequences == 0 => {
+                Cap::of(&told, self.engine, at.predicted.sequences)
+            }
+            _ => self.bytes.map(|_| Cap::Bytes).into_iter().collect(),
+        }
+    }
+
+    fn capped_by(&self, caps: &[Cap], question: &Question, settled: &Settled) -> String {
+        let few_blocks = self.high.at.as_ref().is_some_and(|at| at.few_blocks(settled).is_some());
+        match self.least(settled) {
+            _ if self.starts() == Starts::No && few_blocks => "the blocks for states".to_owned(),
+            _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
+            told => Cap::words(caps, question, told.as_ref().map(|(told, _)| told)),
+        }
+    }
+
     fn answer(self, launch: &Launch, question: Question, settled: &Settled) -> Result<Answer, ServeError> {
         let facts = self.facts(&question, &settled.limits);
-        let starts = self.starts(settled);
-        let sequences = self.span(|at| Some(at.predicted.sequences)).filter(|_| starts != Starts::No);
+        let starts = self.starts();
+        let sequences = self.span(|at| Some(at.predicted.sequences));
+        let holds_none = self.high.at.is_some() && sequences == Some(Logged::exact(0));
+        let sequences = sequences.filter(|_| starts != Starts::No || holds_none);
         // It says what it made of its memory before it looks at its blocks.
-        let mut lines = if self.high.is_some() { self.engine.start_lines(&facts) } else { Vec::new() };
+        let fails = settled.placed.is_some() && starts == Starts::No;
+        let mut lines = if self.high.at.is_some() && !fails { self.engine.start_lines(&facts) } else { Vec::new() };
         if facts.contains_key(&Fact::WindowTokens) {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
             lines.retain(|line| !line.starts_with("KV Cache is allocated"));
         }
-        if let (Some(offloaded), Some(bytes)) = (settled.offloaded, facts.get(&Fact::KvBytes)) {
-            lines = lines.into_iter().flat_map(|line| on_devices(line, offloaded, bytes.high)).collect();
+        if let (Some(placed), Some(bytes), Some(at)) = (&settled.placed, facts.get(&Fact::KvBytes), &self.high.at)
+            && bytes.low == bytes.high
+        {
+            let full = cells::without_window(&settled.request, &at.predicted)?;
+            lines = lines.into_iter().flat_map(|line| placed.lines(line, bytes.high, full)).collect();
         }
-        let mut notes = question.notes;
+        let is_stated = settled.request.config().budget.workload.is_some();
+        let tokens_each = is_stated.then(|| settled.request.tokens_per_sequence()).transpose()?;
+        let mut notes = question.notes.clone();
         notes.extend(settled.request.notes());
-        notes.extend(self.high.iter().flat_map(|at| at.predicted.notes.clone()));
-        let capped = match (settled.limits.max_batch_size, sequences) {
-            _ if starts == Starts::No && self.high.is_some() => "the blocks for states".to_owned(),
-            _ if starts == Starts::No => "the bytes for caches".to_owned(),
-            (Some(most), Some(found)) if found.low >= most => format!("the most sequences, {most}"),
-            _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
-            _ => "the bytes for caches".to_owned(),
-        };
+        notes.extend(self.high.at.iter().flat_map(|at| at.predicted.notes.clone()));
         Ok(Answer {
             engine: self.engine.engine.name(),
             version: self.engine.version_name(),
-            model: question.model,
+            model: question.model.clone(),
             command: secret::hidden(&launch.words).into_iter().map(Cow::into_owned).collect(),
-            read: question.read,
             limits: settled.limits,
             starts,
-            reason: self.reason,
+            reason: self.reason(),
             facts,
             sequences,
+            tokens_each,
             lines,
-            capped_by: capped,
+            capped_by: String::new(),
+            caps: Vec::new(),
             changes: Vec::new(),
             notes,
+            read: question.read,
         })
     }
-}
-
-/// The line of all cells as those of the devices on which they lie; as it is where layers differ and lie on both.
-fn on_devices(line: String, offloaded: Offloaded, bytes: u64) -> Vec<String> {
-    let Offloaded { on, all, alike, .. } = offloaded;
-    if !line.contains(ON_DEVICE) || (on > 0 && !alike) {
-        return vec![line];
-    }
-    let part = |device: &str, layers: u64| {
-        let mib = bytes as f64 * layers as f64 / all.max(1) as f64 / f64::from(1 << 20);
-        (layers > 0).then(|| format!("llama_kv_cache: {device} KV buffer size = {mib:.2} MiB"))
-    };
-    [part("CPU", all - on), part("CUDA0", on)].into_iter().flatten().collect()
-}
-
-const ON_DEVICE: &str = "CUDA0 KV buffer size";
-
-/// What llama.cpp cannot keep on the devices, where their memory and the size of the weights are known. It asks for no share of
-/// them: it fails to allocate, or leaves layers on the host.
-fn on_the_host(request: &PlanRequest, predicted: &EnginePrediction, offloaded: Option<Offloaded>) -> Option<String> {
-    let caches = match offloaded {
-        Some(offloaded) if offloaded.with_weights => return None,
-        Some(_) => 0,
-        None => [predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add),
-    };
-    let (room, weights, caches) = (request.device_memory()?, request.weights(), ByteSize(caches));
-    (weights.map_or(0, |weights| weights.0).saturating_add(caches.0) > room.0).then(|| {
-        let weights = weights.map_or(String::new(), |weights| format!("weights of {weights} and "));
-        format!(
-            "{weights}caches of {caches} are more than the {room} of the devices: layers stay on the host (-ngl, --fit), or it fails to allocate"
-        )
-    })
 }
 
 /// What the engine makes of so many bytes; else the bytes that one sequence needs.
@@ -214,11 +239,34 @@ fn at(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64) 
 }
 
 impl At {
+    /// Why it does not start with what it made of its bytes.
+    fn lacks(&self, settled: &Settled, engine: EngineSpec) -> Option<String> {
+        if let Some(blocks) = self.few_blocks(settled) {
+            return Some(too_few(settled.least_blocks, blocks));
+        }
+        let length = self.max_seq_len;
+        (self.predicted.sequences == 0).then(|| match self.predicted.tokens {
+            Some(tokens) if tokens < length => {
+                format!("its pool of {tokens} tokens is smaller than one sequence of {length}: {} refuses each of that length", engine.engine)
+            }
+            _ => format!("it holds no sequence of {length} tokens"),
+        })
+    }
+
     /// The blocks, where they are too few for the states of all sequences.
     fn few_blocks(&self, settled: &Settled) -> Option<u64> {
         let blocks = self.predicted.num_blocks.filter(|_| self.predicted.state_page_bytes.is_some());
         blocks.filter(|blocks| *blocks < settled.least_blocks)
     }
+}
+
+/// SGLang captures graphs outside its share.
+fn too_full(settled: &Settled, needed: Option<u64>) -> Option<String> {
+    let (needed, room) = (needed?, settled.outside?.room);
+    (needed > room).then(|| {
+        let [needed, room] = [needed, room].map(ByteSize);
+        format!("Capture cuda graph failed: steps and graphs take {needed}, and --mem-fraction-static leaves {room}; set it to a smaller value")
+    })
 }
 
 fn too_few(sequences: u64, blocks: u64) -> String {
@@ -228,7 +276,7 @@ fn too_few(sequences: u64, blocks: u64) -> String {
 }
 
 /// The same question where the engine has so many bytes for caches and sequences of such a length.
-fn told(request: &PlanRequest, bytes: u64, length: u64) -> PlanRequest {
+pub(crate) fn told(request: &PlanRequest, bytes: u64, length: u64) -> PlanRequest {
     request.changed(|budget| {
         budget.engine.cache_bytes = Some(ByteSize(bytes));
         budget.memory = None;
@@ -273,13 +321,18 @@ fn hundredths(predicted: &EnginePrediction) -> Option<u64> {
     u64::try_from((u128::from(blocks) * 200 + u128::from(each)) / (2 * u128::from(each))).ok()
 }
 
-/// SGLang's `max_running_requests` where nobody states it: by its tokens, and by its slots for states.
+/// SGLang's `max_running_requests`: what is stated, else what its tokens give; and no more than its slots for states do.
 fn running(question: &Question, limits: &Limits, predicted: &EnginePrediction) -> Option<u64> {
     if question.engine.engine.name() != "sglang" {
         return None;
     }
-    let by_tokens = u128::from(predicted.tokens?) * 512 / u128::from(limits.max_seq_len.max(1));
-    let by_tokens = u64::try_from(by_tokens).unwrap_or(u64::MAX).clamp(2048, 4096);
-    // How many slots a request takes is not said here.
-    predicted.state_slots.is_none().then_some(by_tokens.min(predicted.tokens? / 2))
+    let by_tokens = || {
+        let of_length = u128::from(predicted.tokens?) * 512 / u128::from(limits.max_seq_len.max(1));
+        let of_length = u64::try_from(of_length).unwrap_or(u64::MAX).clamp(2048, 4096);
+        Some(of_length.min(predicted.tokens? / 2))
+    };
+    let most = limits.max_batch_size.or_else(by_tokens)?;
+    let Some(slots) = predicted.state_slots else { return Some(most) };
+    let slots_each = question.slots_per_request()?;
+    Some(most.min(slots / slots_each))
 }

@@ -9,6 +9,7 @@
 
 mod answer;
 mod asked;
+mod cap;
 mod change;
 mod check;
 mod command;
@@ -22,6 +23,7 @@ mod program;
 mod question;
 mod remedy;
 mod repair;
+mod search;
 mod secret;
 mod words;
 

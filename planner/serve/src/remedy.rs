@@ -13,3 +13,13 @@ pub enum Remedy {
     /// A word that no parser knows less, with what may be its value.
     Drop(String),
 }
+
+impl Remedy {
+    /// The flag that it changes; empty where it changes a word.
+    pub(crate) const fn flag(&self) -> &'static str {
+        match self {
+            Self::Set(flag, _) | Self::Remove(flag) => flag,
+            Self::Rename(..) | Self::Drop(_) => "",
+        }
+    }
+}

@@ -1,5 +1,7 @@
 //! Words of a command.
 
+use cacheplan_planner::logs::Logged;
+
 use crate::secret;
 
 /// `NAME=value`.
@@ -24,4 +26,27 @@ pub(crate) fn quoted(word: &str) -> String {
     }
     // Only a word with a zero byte has no quoted form.
     shlex::try_quote(word).map_or_else(|_| word.replace('\0', ""), std::borrow::Cow::into_owned)
+}
+
+/// A number, or both ends of what it lies between.
+pub(crate) fn range(number: Logged) -> String {
+    if number.low == number.high { number.low.to_string() } else { format!("{}..{}", number.low, number.high) }
+}
+
+/// So many of something.
+pub(crate) fn counted(number: Logged, what: &str) -> String {
+    format!("{} {what}{}", range(number), if number == Logged::exact(1) { "" } else { "s" })
+}
+
+/// Text in lines of at most 96 letters; those behind the first are set in.
+pub(crate) fn wrapped(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split(' ') {
+        let indent = if lines.is_empty() { "" } else { "  " };
+        match lines.last_mut().filter(|line| line.chars().count() + 1 + word.chars().count() <= 96) {
+            Some(line) => *line += &format!(" {word}"),
+            None => lines.push(format!("{indent}{word}")),
+        }
+    }
+    lines
 }

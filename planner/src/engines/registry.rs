@@ -90,13 +90,15 @@ pub enum UnknownEngine {
     /// No such engine.
     #[error("unknown engine `{0}`; known are {known}, each with `@VERSION` or without", known = names())]
     Name(String),
-    /// A version that is none, or above the newest that was read.
-    #[error("unknown version `{version}` of {engine}; versions up to {newest} are modelled")]
+    /// A version that is none, or outside those that are modelled.
+    #[error("unknown version `{version}` of {engine}; versions from {oldest} to {newest} are modelled")]
     Version {
         /// The engine.
         engine: Engine,
         /// What was asked for.
         version: String,
+        /// The oldest modelled.
+        oldest: Version,
         /// The newest modelled.
         newest: Version,
     },
@@ -186,6 +188,12 @@ impl EngineSpec {
         self.engine.written(self.version)
     }
 
+    /// Slots for states that a running request takes of SGLang's; other engines have one for each.
+    pub fn slots_per_request(self, model_type: &str, prefix_caching: bool) -> Option<u64> {
+        (self.engine.name() == sglang::RULES.name)
+            .then(|| sglang::slots_per_request(model_type, prefix_caching, self.version))
+    }
+
     /// The dtypes that it chooses for a model where nobody states them.
     pub(crate) fn dtypes(self, model: &ModelInfo, capability: Option<u32>) -> CacheDTypes {
         (self.engine.0.rules.dtypes)(model, self.version, capability.unwrap_or(HOPPER))
@@ -224,7 +232,11 @@ impl EngineSpec {
 
     /// What to know of a version whose own rules were not read.
     pub(super) fn unread(self) -> Option<String> {
-        let read = self.engine.0.rules.read;
+        let EngineRules { read, numbering, .. } = self.engine.0.rules;
+        // Of builds the newest rules hold until a change is read.
+        if *numbering == Numbering::Builds && self.version > self.engine.newest() {
+            return None;
+        }
         let names: Vec<String> = read.iter().map(|version| self.engine.written(*version)).collect();
         (!read.contains(&self.version)).then(|| {
             format!(
@@ -283,10 +295,11 @@ impl FromStr for EngineSpec {
         let engine = Engine::all().iter().copied().find(|engine| engine.name() == name);
         let engine = engine.ok_or_else(|| UnknownEngine::Name(name.to_owned()))?;
         let Some(version) = version else { return Ok(engine.into()) };
-        let newest = engine.newest();
-        let unknown = || UnknownEngine::Version { engine, version: version.to_owned(), newest };
+        let (oldest, newest) = (engine.0.rules.oldest, engine.newest());
+        let unknown = || UnknownEngine::Version { engine, version: version.to_owned(), oldest, newest };
         let parsed: Version = version.parse().map_err(|()| unknown())?;
-        if parsed > newest && engine.0.rules.numbering == Numbering::Releases {
+        let is_modelled = (oldest..=newest).contains(&parsed);
+        if !is_modelled && engine.0.rules.numbering == Numbering::Releases {
             return Err(unknown());
         }
         Ok(Self { engine, version: parsed })
@@ -316,8 +329,10 @@ mod tests {
 
     #[rstest]
     #[case("vlm", "unknown engine `vlm`; known are vllm, sglang, tensorrt-llm and llama.cpp, each with `@VERSION`")]
-    #[case("vllm@newest", "unknown version `newest` of vllm; versions up to 0.33.0")]
+    #[case("vllm@newest", "unknown version `newest` of vllm; versions from 0.8.5 to 0.33.0")]
     #[case("vllm@99", "unknown version `99`")]
+    #[case("vllm@0.6.3", "unknown version `0.6.3` of vllm; versions from 0.8.5 to 0.33.0")]
+    #[case("sglang@0.4.5", "unknown version `0.4.5` of sglang; versions from 0.4.6")]
     fn an_unknown_engine_or_version_is_an_error(#[case] text: &str, #[case] expected: &str) {
         let error = text.parse::<EngineSpec>().unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");

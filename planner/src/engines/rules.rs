@@ -18,6 +18,8 @@ pub(crate) struct EngineRules {
     pub(crate) numbering: Numbering,
     /// The versions whose rules were read in its sources, oldest first; the last is used where none is named.
     pub(crate) read: &'static [Version],
+    /// The oldest version that is modelled: its flags or its log were read.
+    pub(crate) oldest: Version,
     /// The dtypes that it chooses where nobody states them: of keys and values, and of convolution states, whatever the
     /// model's own is; of recurrent states where the model states none. The number is the compute capability, times ten.
     pub(super) dtypes: fn(&ModelInfo, Version, u32) -> CacheDTypes,

@@ -11,7 +11,7 @@ use super::{EngineLog, Fact, Logged};
 use crate::engines::rules::Numbering;
 use crate::engines::{Engine, EnginePrediction, EngineSpec, Version};
 use crate::error::PlanError;
-use crate::plan::{CachePlan, Certainty};
+use crate::plan::{CachePlan, Certainty, LedgerItem};
 use crate::render::{align, wrap};
 use crate::size::ByteSize;
 
@@ -93,8 +93,8 @@ impl EngineLog {
         // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
         let makes_block = self.dialect().block_follows_states && caches.has_states();
         let mut rows = told_rows(plan, self, &told, &planned, makes_block);
-        let other: Vec<&str> =
-            rows.iter().filter(|row| row.drift == Drift::Unexplained).map(|row| row.name.name()).collect();
+        let other = rows.iter().filter(|row| matches!(row.drift, Drift::Unexplained | Drift::Estimate));
+        let other: Vec<&str> = other.map(|row| row.name.name()).collect();
         let follows = if other.is_empty() { "the rounding of cache_bytes".into() } else { other.join(", ") };
         let really = really_told(self, &told, &planned, makes_block);
         let expected = Expected::of(&caches, engine, really.as_ref());
@@ -223,10 +223,21 @@ fn told_rows(
     }
     if let Some(logged) = memory(log, planned) {
         let value = if log.get(Fact::CacheBytes).is_some() { told.bytes.unwrap_or(0) } else { allocated(planned) };
+        let near = |by: u64| logged.meets(Logged { low: value.saturating_sub(by), high: value.saturating_add(by) });
         let measured = plan.ledger.iter().filter(|line| line.source == Certainty::Measured).count() as u64;
         let slack = measured.saturating_mul(HALF_DIGIT);
-        let within = Logged { low: value.saturating_sub(slack), high: value.saturating_add(slack) };
-        row(Fact::CacheBytes, value, logged, !logged.meets(within), memory_reason(plan, log, value, logged));
+        // Of a device; bytes that are stated without one depend on no other line.
+        let is_derived = plan.ledger.iter().any(|line| line.name == LedgerItem::Context);
+        let lines = plan.ledger.iter().filter(|_| is_derived);
+        let uncertain = lines.fold(slack, |sum, line| sum.saturating_add(line.uncertain_bytes));
+        let drift = match (near(slack), near(uncertain)) {
+            (true, _) => Drift::None,
+            // Bytes that follow from assumed ones are assumed.
+            (false, true) => Drift::Estimate,
+            (false, false) => Drift::Unexplained,
+        };
+        let reason = if drift == Drift::None { String::new() } else { memory_reason(plan, log, value, logged) };
+        rows.push(Row { name: Fact::CacheBytes, unit: Fact::CacheBytes.unit(), planned: value, logged, drift, reason });
     }
     rows
 }
@@ -237,14 +248,27 @@ fn allocated(planned: &EnginePrediction) -> u64 {
     parts.into_iter().flatten().fold(0, u64::saturating_add)
 }
 
+/// How many more or fewer bytes the engine has, and which lines make them: what the log says of each, and the rest.
 fn memory_reason(plan: &CachePlan, log: &EngineLog, planned: u64, logged: Logged) -> String {
-    let (middle, word) = (logged.middle(), if logged.middle() < planned { "less" } else { "more" });
-    let mut reason = format!("the engine has {} {word}", ByteSize(middle.abs_diff(planned)));
-    for row in estimates(plan, log).filter(|row| row.drift == Drift::Estimate) {
-        let (estimate, real) = (row.planned, row.logged.middle());
-        let sign = if real > estimate { '+' } else { '-' };
-        let _ = write!(reason, ", {} {sign}{}", row.name.name(), ByteSize(real.abs_diff(estimate)));
+    let signed = |bytes: i128| {
+        let size = ByteSize(u64::try_from(bytes.unsigned_abs()).unwrap_or(u64::MAX));
+        format!("{}{size}", if bytes < 0 { '-' } else { '+' })
+    };
+    let found = i128::from(logged.middle()) - i128::from(planned);
+    let lines: Vec<(&str, i128)> = estimates(plan, log)
+        .filter(|row| row.drift == Drift::Estimate)
+        .map(|row| (row.name.name(), i128::from(row.logged.middle()) - i128::from(row.planned)))
+        .collect();
+    let (size, word) = (ByteSize(logged.middle().abs_diff(planned)), if found < 0 { "less" } else { "more" });
+    let mut reason = format!("the engine has {size} {word} than planned");
+    if lines.is_empty() {
+        return reason;
     }
+    // What a line takes more, caches have less.
+    let rest = -found - lines.iter().map(|(_, more)| more).sum::<i128>();
+    let parts = lines.iter().map(|(name, more)| format!("{name} {}", signed(*more)));
+    let rest = (rest != 0).then(|| format!("what it does not log {}", signed(rest)));
+    let _ = write!(reason, ": {}", parts.chain(rest).collect::<Vec<_>>().join(", "));
     reason
 }
 

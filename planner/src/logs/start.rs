@@ -110,7 +110,8 @@ impl CachePlan {
     /// An engine that is not known, and what [`EngineLog::check`] refuses.
     pub fn check_start(&self, start: &EngineStart) -> Result<StartCheck, StartError> {
         let engine = start.engine.parse::<EngineSpec>()?.engine;
-        let unknown = |()| UnknownEngine::Version { engine, version: start.version.clone(), newest: engine.newest() };
+        let (oldest, newest) = (engine.rules().oldest, engine.newest());
+        let unknown = |()| UnknownEngine::Version { engine, version: start.version.clone(), oldest, newest };
         let version: Version = start.version.parse().map_err(unknown)?;
         let facts = start.facts.iter().map(|(fact, value)| (*fact, Logged::exact(*value))).collect();
         let numbers =

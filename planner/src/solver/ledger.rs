@@ -291,7 +291,11 @@ impl<'a> Outside<'a> {
         [
             sum(|line| line.bytes.saturating_add(line.uncertain_bytes)),
             sum(|line| line.bytes),
-            sum(|line| line.bytes.saturating_sub(line.uncertain_bytes)),
+            sum(|line| match line.name {
+                // What dimensions do not tell comes on top of what they do.
+                LedgerItem::Weights | LedgerItem::DraftWeights => line.bytes,
+                _ => line.bytes.saturating_sub(line.uncertain_bytes),
+            }),
         ]
     }
 

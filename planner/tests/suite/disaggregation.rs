@@ -63,7 +63,8 @@ fn each_kind_has_the_bytes_of_its_shape(
     #[case] prompt: u64,
     #[case] expected: &[(&str, u64, Option<u64>, u64, u64)],
 ) {
-    let found = answer(name, [("h200", "max_batch_size = 8\nmax_seq_len = 16384\n[dtypes]\nkv = 'bf16'"); 2], prompt).handover;
+    let found =
+        answer(name, [("h200", "max_batch_size = 8\nmax_seq_len = 16384\n[dtypes]\nkv = 'bf16'"); 2], prompt).handover;
     let expected = expected.iter().map(|(kind, caches, tokens, bytes, received)| Handed {
         kind: (*kind).to_owned(),
         caches: *caches,

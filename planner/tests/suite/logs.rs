@@ -291,6 +291,39 @@ fn less_memory_is_drift_and_fewer_tokens_follow_from_it() {
     assert_eq!(row(&found, Fact::TokensPerBlock), (Drift::None, ""));
 }
 
+/// Of an H100, whose weights, steps and context are assumed, more or fewer bytes are no drift as long as these allow it; what is said of
+/// them adds up.
+#[rstest]
+#[case("38.00", Drift::Estimate)]
+#[case("12.00", Drift::Unexplained)]
+fn bytes_that_follow_from_assumed_ones_are_an_estimate(#[case] logged: &str, #[case] drift: Drift) {
+    let config = format!("{}/../tests/fixtures/configs/Qwen__Qwen3.5-9B.json", env!("CARGO_MANIFEST_DIR"));
+    let model = Model::read(std::path::Path::new(&config), &ReadOptions::default()).unwrap();
+    let text = "max_seq_len = 262144\nmax_num_tokens = 8192\n[memory]\nfraction = 0.735\nof = 'total'";
+    let budget = Budget::from_toml(text, "budget.toml").unwrap();
+    let request = PlanRequest::of(model).with_budget(budget).for_engine("vllm@0.19.0".parse().unwrap());
+    let plan = request.with_devices("h100".parse::<cacheplan_planner::Devices>().unwrap()).plan().unwrap();
+    let text = text_of_bytes(logged);
+    let found = read_text(&text).unwrap().check(&plan, None).unwrap();
+    let (found_drift, reason) = row(&found, Fact::CacheBytes);
+    assert_eq!(found_drift, drift, "{}", found.table());
+    let mut parts = reason.split([':', ',']).map(str::trim);
+    let gib = |text: &str| {
+        let (number, unit) = text.rsplit_once(' ').unwrap();
+        number.parse::<f64>().unwrap() / if unit == "MiB" { 1024.0 } else { 1.0 }
+    };
+    let all = parts.next().unwrap().trim_start_matches("the engine has ").trim_end_matches(" than planned");
+    let (size, word) = all.rsplit_once(' ').unwrap();
+    let sum: f64 = parts.map(|part| gib(&part[part.find(['+', '-']).unwrap()..])).sum();
+    let less = if word == "less" { gib(size) } else { -gib(size) };
+    assert!((sum - less).abs() < 0.02, "{reason}");
+}
+
+/// The log of Qwen3.5-9B with other bytes for caches.
+fn text_of_bytes(gib: &str) -> String {
+    text("vllm-0.19.0-qwen3.5-9b").replace("20.27 GiB", &format!("{gib} GiB"))
+}
+
 #[test]
 fn another_length_is_drift_by_name() {
     let plan = planned("Qwen__Qwen3.5-9B", "vllm@0.19.0", &QWEN.replace("262144", "131072"));

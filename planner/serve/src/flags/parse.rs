@@ -7,7 +7,7 @@ use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
 use super::meaning::{Meaning, meaning};
-use super::table::{Arity, Flag, Kind, flags, of_command};
+use super::table::{Arity, Flag, Kind, flags};
 use super::values::{human_int, refuses};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -47,8 +47,8 @@ impl Setting {
     }
 }
 
-/// From this build on llama.cpp's `-fa` has a value; before it was a switch.
-const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
+/// From this build on llama.cpp's `-fa` has a value, and is `auto` where nobody says; before it was a switch, and off.
+pub(crate) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 
 /// How an engine's parser reads words.
 struct Grammar {
@@ -171,7 +171,7 @@ impl Grammar {
 
     fn was_a_switch(&self, flag: &Flag) -> bool {
         let llama_cpp = self.engine.engine.name() == "llama.cpp";
-        llama_cpp && flag.name == "--flash-attn" && of_command(self.engine) < FLASH_ATTENTION_HAS_VALUES
+        llama_cpp && flag.name == "--flash-attn" && self.engine.version < FLASH_ATTENTION_HAS_VALUES
     }
 
     /// A word that argparse takes for a flag rather than for a value; others take any word behind a flag.

@@ -121,11 +121,10 @@ pub(crate) fn flags(engine: Engine, version: Version) -> Vec<&'static Flag> {
     found.into_iter().map(|row| &row.flag).chain(older.map(|(_, _, flag)| flag)).collect()
 }
 
-/// The version that a command is for: where none is named the newest parser's, which may be newer than the last change of rules.
-pub(crate) fn of_command(engine: EngineSpec) -> Version {
-    let read = TABLES.iter().find(|table| table.engine == engine.engine.name()).and_then(|table| table.read.last());
-    let newest = read.copied().filter(|_| engine.version == engine.engine.newest());
-    newest.map_or(engine.version, |newest| newest.max(engine.version))
+/// The engine where a command names no version: the newest of its rules and its parser.
+pub(crate) fn newest(engine: Engine) -> EngineSpec {
+    let read = TABLES.iter().find(|table| table.engine == engine.name()).and_then(|table| table.read.last());
+    EngineSpec { engine, version: read.copied().unwrap_or(engine.newest()).max(engine.newest()) }
 }
 
 /// Whether the version's own parser was read.

@@ -5,7 +5,7 @@ use super::docker::Container;
 use super::error::ManifestError;
 use super::origin::Origin;
 use super::reading::Spot;
-use super::unknown::Why;
+use super::unknown::{self, Why};
 use super::variables::Variables;
 use crate::Launch;
 
@@ -31,6 +31,19 @@ impl<'a> Objects<'a> {
     /// The objects that have a kind.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Spot<'a>> {
         self.objects.iter().filter(|object| kind(object).is_some())
+    }
+
+    /// The texts of all `ConfigMap` objects: the object's name, the key, the text.
+    pub(super) fn config_maps(&self) -> Result<Vec<(String, String, String)>, ManifestError> {
+        let mut texts = Vec::new();
+        for map in self.objects.iter().filter(|object| kind(object) == Some("ConfigMap")) {
+            let Some(name) = map.dig(&["metadata", "name"]).and_then(|spot| spot.raw()) else { continue };
+            for (key, value) in map.map("data")? {
+                let Some(text) = value.raw() else { continue };
+                texts.push((name.to_owned(), key.to_owned(), text.to_owned()));
+            }
+        }
+        Ok(texts)
     }
 
     /// The texts of a `ConfigMap`.
@@ -113,6 +126,7 @@ fn text<'a>(spot: &Spot<'a>, key: &str) -> Option<&'a str> {
 
 /// A container as it is written, its variables put into its words.
 pub(super) fn container_of(container: &Spot<'_>, mut variables: Variables) -> Result<Container, ManifestError> {
+    environment_of_maps(container, &mut variables)?;
     environment(container, "env", &mut variables)?;
     let (reading, at) = (container.reading, container.place());
     let words = |key: &str| -> Result<Option<Vec<String>>, ManifestError> {
@@ -133,10 +147,38 @@ pub(super) fn environment(spot: &Spot<'_>, key: &str, variables: &mut Variables)
         let value = match (entry.get("value"), entry.get("valueFrom")) {
             (Some(value), _) => variables.kubernetes(&value.text()?, spot.reading, &entry.place())?,
             (None, Some(from)) if from.has("secretKeyRef") => Why::Secret.mark(&written),
-            (None, Some(_)) => Why::Cluster.mark(&written),
+            (None, Some(from)) => match of_map(&from) {
+                Some(text) => {
+                    spot.reading.charge(text.len(), &entry.place())?;
+                    unknown::mark_templates(text)
+                }
+                None => Why::Cluster.mark(&written),
+            },
             (None, None) => String::new(),
         };
         variables.set(name, vec![value], true);
+    }
+    Ok(())
+}
+
+/// The text that `configMapKeyRef` names, where its object is in the same file.
+fn of_map<'a>(from: &Spot<'a>) -> Option<&'a str> {
+    let named = from.get("configMapKeyRef")?;
+    let (map, key) = (text(&named, "name")?, text(&named, "key")?);
+    from.reading.config_map(map).find(|(known, _)| *known == key).map(|(_, text)| text)
+}
+
+/// The variables that `envFrom` takes of objects in the same file, over which those of `env` stand.
+fn environment_of_maps(container: &Spot<'_>, variables: &mut Variables) -> Result<(), ManifestError> {
+    for source in container.list("envFrom")? {
+        let Some(map) = source.get("configMapRef").and_then(|map| map.get("name")).and_then(|name| name.raw()) else {
+            continue;
+        };
+        let prefix = text(&source, "prefix").unwrap_or("");
+        for (key, value) in container.reading.config_map(map) {
+            container.reading.charge(key.len() + value.len(), &source.place())?;
+            variables.set(&format!("{prefix}{key}"), vec![unknown::mark_templates(value)], true);
+        }
     }
     Ok(())
 }

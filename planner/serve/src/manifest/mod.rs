@@ -86,6 +86,7 @@ fn of_yaml(reading: &Reading<'_>, text: &str) -> Result<(Vec<Launch>, String), M
     let nodes = yaml::documents(reading.file, text)?;
     let documents: Vec<Spot<'_>> = nodes.iter().map(|node| reading.root(node)).collect();
     let objects = Objects::of(&documents)?;
+    reading.keep_config_maps(objects.config_maps()?);
     let mut found = Vec::new();
     let mut seen = BTreeSet::new();
     for object in objects.iter() {

@@ -1,6 +1,6 @@
 //! A file that is being read, and the places in it.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::rc::Rc;
 
 use super::error::{ManifestError, Place};
@@ -19,11 +19,25 @@ pub(super) struct Reading<'a> {
     pub(super) file: &'a str,
     expanded: Cell<usize>,
     launches: Cell<usize>,
+    /// Texts of the file's `ConfigMap` objects: the object's name, the key, the text.
+    config_maps: OnceCell<Vec<(String, String, String)>>,
 }
 
 impl<'a> Reading<'a> {
     pub(super) fn new(file: &'a str) -> Self {
-        Self { file, expanded: Cell::new(0), launches: Cell::new(0) }
+        Self { file, expanded: Cell::new(0), launches: Cell::new(0), config_maps: OnceCell::new() }
+    }
+
+    /// Keeps what the file's `ConfigMap` objects say, once.
+    pub(super) fn keep_config_maps(&self, texts: Vec<(String, String, String)>) {
+        // Nobody sets it twice.
+        let _ = self.config_maps.set(texts);
+    }
+
+    /// The texts of a `ConfigMap` of this file.
+    pub(super) fn config_map<'m>(&'m self, name: &'m str) -> impl Iterator<Item = (&'m str, &'m str)> {
+        let texts = self.config_maps.get().into_iter().flatten();
+        texts.filter(move |(map, ..)| map == name).map(|(_, key, text)| (key.as_str(), text.as_str()))
     }
 
     /// Counts a command that starts an engine.

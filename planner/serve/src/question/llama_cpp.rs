@@ -1,14 +1,17 @@
 //! llama.cpp's own flags and defaults, as `common/arg.cpp` and the server of b11549 have them.
 
-use cacheplan_handlers::DType;
-use cacheplan_planner::engines::Version;
-use cacheplan_planner::{ModelCaches, PlanRequest};
-use cacheplan_transforms::Resource;
+mod placed;
 
-use super::{Limits, Offloaded, Question};
+use cacheplan_handlers::DType;
+use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
+
+use super::{Limits, Question};
 use crate::error::ServeError;
-use crate::flags::table::of_command;
+use crate::flags::parse::FLASH_ATTENTION_HAS_VALUES;
 use crate::remedy::Remedy;
+
+pub(crate) use placed::{Placed, Short, placed};
 
 /// Slots of a server that chooses their number itself, which share their cells.
 const SLOTS: u64 = 4;
@@ -30,8 +33,11 @@ pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
     match (named("--model"), named("--hf-repo"), named("--hf-file")) {
         (Some(file), _, _) => Ok(Some(file)),
         (None, Some(repo), Some(file)) => Ok(Some(format!("{}/{file}", repo.split(':').next().unwrap_or(&repo)))),
+        (None, Some(repo), None) if question.model_is_given => Ok(Some(repo)),
         (None, Some(repo), None) => {
-            let why = format!("which file of {repo} it takes is not known; name it with --hf-file");
+            let why = format!(
+                "which file of {repo} it takes is not known; name it with --hf-file, or its config with --model-config"
+            );
             Err(ServeError::NotHandled { flag: "--hf-repo".into(), why, remedies: Vec::new() })
         }
         (None, None, _) => Ok(None),
@@ -40,7 +46,7 @@ pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let trained = model.info().max_position_embeddings;
-    let version = of_command(question.engine);
+    let version = question.engine.version;
     let stated = match question.count("--ctx-size") {
         Some(0) => None,
         None if version < FITS => Some(CONTEXT),
@@ -94,9 +100,16 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     const VALUES: &str = "--cache-type-v";
     let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
     let quantised = question.flag(VALUES).is_some_and(|setting| !plain(setting.value()));
-    if quantised && question.flag("--flash-attn").is_some_and(|setting| OFF.contains(&setting.value())) {
+    let is_off = match question.flag("--flash-attn") {
+        Some(_) if version < FLASH_ATTENTION_HAS_VALUES => false,
+        Some(setting) => OFF.contains(&setting.value()),
+        None => version < FLASH_ATTENTION_HAS_VALUES,
+    };
+    if quantised && is_off {
         let said = "llama_init_from_model: V cache quantization requires flash_attn";
-        return Err(question.refused(said, [Remedy::Remove("--flash-attn"), Remedy::Set(VALUES, "f16".into())]));
+        let on = if version < FLASH_ATTENTION_HAS_VALUES { "" } else { "on" };
+        let remedies = [Remedy::Set("--flash-attn", on.into()), Remedy::Set(VALUES, "f16".into())];
+        return Err(question.refused(said, remedies));
     }
     let batch = question.count("--batch-size").unwrap_or(BATCH);
     if batch == 0 {
@@ -113,31 +126,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             .notes
             .push("weights on the host change no cache: each lies where its layer's attention is computed".into());
     }
-    if offloaded(question, model)?.is_some_and(|cells| cells.on > 0 && cells.on < cells.all && !cells.alike) {
-        question.notes.push("the size is that of all layers together, on the GPU and on the host".into());
-    }
     Ok((Limits { max_seq_len: each, max_batch_size: Some(sequences), max_num_tokens: batch }, false))
 }
 
 /// What `--flash-attn` takes for no.
 const OFF: &[&str] = &["off", "disabled", "false", "0"];
-
-/// Where the cells lie, if not all on the device: with their layer, of which the last are offloaded, the output first.
-pub(super) fn offloaded(question: &Question, model: &ModelCaches) -> Result<Option<Offloaded>, ServeError> {
-    let stays = question.flag("--kv-offload").is_some_and(|setting| !setting.on);
-    let layers = question.flag("--n-gpu-layers");
-    let stated = layers.and_then(|setting| setting.value().parse::<u64>().ok());
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
-    let paged = || caches.iter().filter(|cache| cache.handler.is_paged());
-    let last = caches.iter().filter_map(|cache| cache.layer).max().map_or(0, |last| u64::from(last) + 1);
-    let first = (last + 1).saturating_sub(stated.unwrap_or(u64::MAX));
-    let is_on = |layer: Option<u32>| !stays && u64::from(layer.unwrap_or(0)) >= first;
-    let of = |cache: &Resource| (cache.handler.growth(), cache.handler.unit_bytes());
-    let first_of = paged().next().map(of);
-    let (all, on) = (paged().count() as u64, paged().filter(|cache| is_on(cache.layer)).count() as u64);
-    let alike = paged().all(|cache| Some(of(cache)) == first_of);
-    Ok((on < all).then_some(Offloaded { on, all, alike, with_weights: first > 0 }))
-}
 
 /// What drafts, and how many tokens: states are kept once more for each that a model drafts, and never for those from the text.
 fn drafts(question: &mut Question) -> Result<(), ServeError> {

@@ -1,9 +1,11 @@
 //! What a command asks: the engine, the model, and the budget that its flags state.
 
+mod above;
 mod calibrated;
 mod connectors;
 mod llama_cpp;
 mod overrides;
+mod quantization;
 mod sglang;
 mod speculation;
 mod tensorrt_llm;
@@ -15,7 +17,7 @@ use cacheplan_handlers::{DType, Kind as CacheKind, ResourceHandler};
 use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
-use cacheplan_planner::{Config, Devices, EngineSpec, ModelCaches, Override, PlanRequest};
+use cacheplan_planner::{Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::Model;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -31,6 +33,8 @@ use crate::program::Program;
 use crate::remedy::Remedy;
 use crate::secret;
 
+pub(crate) use llama_cpp::{Placed, Short};
+
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -40,8 +44,14 @@ pub struct Options {
     pub devices: Option<Devices>,
     /// Bytes that the engine has for its caches, where they are known, such as from its log.
     pub cache_bytes: Option<Logged>,
-    /// Keys of the budget that stand above the command's, such as `engine.cache_bytes`.
+    /// Keys of the budget that stand above the command's, such as `engine.cache_bytes`: those that no command line says.
     pub overrides: Vec<Override>,
+    /// What an engine logged of its memory, in place of assumptions.
+    pub measured: Option<MeasuredLedger>,
+    /// Whether the model is given otherwise than by the name in the command, which need not be one that can be found.
+    pub model_is_given: bool,
+    /// Sequences that it is expected to hold, at which changes aim.
+    pub expected_sequences: Option<u64>,
 }
 
 /// The models that a command names, read.
@@ -83,6 +93,8 @@ pub struct Question {
     pub read: Vec<ReadFlag>,
     /// What to know of the answer.
     pub notes: Vec<String>,
+    /// Its type, once it is read.
+    model_type: String,
     pub(crate) parsed: Parsed,
     pub(crate) env: BTreeMap<String, String>,
     devices: Option<Devices>,
@@ -92,6 +104,10 @@ pub struct Question {
     gpus: Option<u32>,
     stated: Vec<Override>,
     above: Vec<Override>,
+    measured: Option<MeasuredLedger>,
+    /// What the weights take as the engine quantises them.
+    weights: Option<u64>,
+    model_is_given: bool,
     knows_bytes: bool,
     /// Those that a device has for caches at least; 0 where nobody says.
     cache_bytes: u64,
@@ -106,19 +122,10 @@ pub(crate) struct Settled {
     pub(crate) fits_length: bool,
     /// Blocks that there are at least, of a model with states, where it starts.
     pub(crate) least_blocks: u64,
-    /// Where llama.cpp's cells lie, if not all on the device.
-    pub(crate) offloaded: Option<Offloaded>,
-}
-
-/// Layers with cells that are on the device, of all.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offloaded {
-    pub(crate) on: u64,
-    pub(crate) all: u64,
-    /// Whether each has as many bytes.
-    pub(crate) alike: bool,
-    /// Whether weights lie where the cells do.
-    pub(crate) with_weights: bool,
+    /// What llama.cpp needs on its devices, and does where they do not hold it.
+    pub(crate) placed: Option<Placed>,
+    /// What SGLang needs of a device beside its share for weights and caches.
+    pub(crate) outside: Option<sglang::Outside>,
 }
 
 /// The limits that an engine starts with.
@@ -164,6 +171,7 @@ impl Question {
             draft: None,
             read: Vec::new(),
             notes: Vec::new(),
+            model_type: String::new(),
             parsed,
             env,
             devices,
@@ -171,6 +179,9 @@ impl Question {
             gpus: launch.gpus.into_iter().chain(visible(&launch.env)).min(),
             stated,
             above: options.overrides.clone(),
+            measured: options.measured.clone(),
+            weights: None,
+            model_is_given: options.model_is_given,
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
@@ -199,7 +210,7 @@ impl Question {
                 }
                 Meaning::Weights => {
                     self.needs_weights(flag)?;
-                    "what weights take, which is stated".to_owned()
+                    "what weights take".to_owned()
                 }
                 Meaning::Model | Meaning::Revision => "the model".to_owned(),
                 Meaning::Own => "read by the engine's own rule".to_owned(),
@@ -306,6 +317,18 @@ impl Question {
         Ok(())
     }
 
+    /// Whether this version has the flag.
+    pub(crate) fn has_flag(&self, name: &str) -> bool {
+        flags(self.engine.engine, self.engine.version).iter().any(|flag| flag.name == name)
+    }
+
+    /// Slots for states that a request takes in SGLang.
+    pub(crate) fn slots_per_request(&self) -> Option<u64> {
+        let keeps = self.stated.iter().rev().find(|stated| stated.key == "engine.prefix_caching");
+        let keeps = keeps.is_some_and(|stated| stated.value == "true");
+        self.engine.slots_per_request(&self.model_type, keeps)
+    }
+
     /// The flag as it was stated.
     pub(crate) fn flag(&self, name: &str) -> Option<&Setting> {
         self.parsed.settings.get(name)
@@ -363,20 +386,26 @@ impl Question {
             _ => llama_cpp::settle,
         };
         let (limits, fits_length) = settle(&mut self, &model)?;
-        let is_llama = self.engine.engine.name() == "llama.cpp";
-        let offloaded = if is_llama { llama_cpp::offloaded(&self, &model)? } else { None };
+        self.model_type.clone_from(&model.info().model_type);
+        above::refuse_unconsumed(&self)?;
+        let engine = self.engine.engine.name();
+        let placed = if engine == "llama.cpp" { Some(llama_cpp::placed(&mut self, &model)?) } else { None };
+        let outside = if engine == "sglang" { sglang::beside_share(&mut self)? } else { Memory::default() };
         self.leave_out_dtypes(&model)?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
+        let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
         request = draft.into_iter().fold(request, PlanRequest::with_draft);
-        let is_vllm = self.engine.engine.name() == "vllm";
+        request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
+        let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
+        let is_vllm = engine == "vllm";
         let least_blocks = if is_vllm { vllm::least_blocks(&self, &limits) } else { 0 };
         if is_vllm {
             vllm::bfloat16(&self, &request)?;
             vllm::latents(&mut self, &request)?;
         }
-        Ok((self, Settled { request, limits, fits_length, least_blocks, offloaded }))
+        Ok((self, Settled { request, limits, fits_length, least_blocks, placed, outside }))
     }
 
     /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.

@@ -1,10 +1,11 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
-use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::plan::LedgerItem;
+use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
-use super::{Limits, Question, overrides};
+use super::{Limits, Question, overrides, quantization};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -54,6 +55,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("engine.prefix_caching", true);
     dtype(question, model)?;
     calibrated::settle(question, model, &READS);
+    quantization::settle(question, model)?;
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
     if let Some(word) = question.flag("--speculative-algorithm").map(|setting| setting.value().to_owned()) {
         let tokens = question
@@ -203,4 +205,54 @@ fn memory(
     question.default_of("memory.activations", "0B");
     question.default_of("memory.graphs", "0B");
     Ok(())
+}
+
+/// What it needs of a device outside the share for weights and caches, at least and at most, beside what that leaves.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outside {
+    pub(crate) least: u64,
+    pub(crate) most: u64,
+    pub(crate) room: u64,
+}
+
+/// What is stated of steps and graphs, taken out of what stands above the command: the share does not hold them.
+pub(super) fn beside_share(question: &mut Question) -> Result<Memory, ServeError> {
+    const KEYS: [&str; 2] = ["memory.activations", "memory.graphs"];
+    let (stated, above): (Vec<Override>, Vec<Override>) =
+        std::mem::take(&mut question.above).into_iter().partition(|stated| KEYS.contains(&&*stated.key));
+    question.above = above;
+    if stated.is_empty() {
+        return Ok(Memory::default());
+    }
+    let whole = [("memory.fraction", "1"), ("memory.of", "total")];
+    let whole = whole.map(|(key, value)| Override::by_flag(key, value, key));
+    Ok(Config::resolve(None, &whole, &stated)?.budget.memory.unwrap_or_default())
+}
+
+/// Where the share is stated, whether the rest holds steps and graphs; the heuristic leaves room for them.
+pub(super) fn outside(
+    question: &Question,
+    request: &PlanRequest,
+    stated: &Memory,
+) -> Result<Option<Outside>, PlanError> {
+    let budget = &request.config().budget;
+    let fraction = budget.memory.as_ref().and_then(|memory| memory.fraction);
+    let is_stated = question.flag("--mem-fraction-static").is_some() && budget.engine.cache_bytes.is_none();
+    let (Some(fraction), Some(device), true) = (fraction, question.device(), is_stated) else { return Ok(None) };
+    let captures = question.flag("--disable-cuda-graph").is_none_or(|setting| !setting.on);
+    let whole = request.changed(|budget| {
+        if let Some(memory) = &mut budget.memory {
+            memory.activations = stated.activations;
+            memory.graphs = stated.graphs.or(memory.graphs.filter(|_| !captures));
+        }
+    });
+    let lines = whole.beside_caches(question.engine)?;
+    let outside = lines.iter().filter(|line| matches!(line.name, LedgerItem::Activations | LedgerItem::Graphs));
+    let (least, most) = outside.fold((0u64, 0u64), |(least, most), line| {
+        let (few, many) =
+            (line.bytes.saturating_sub(line.uncertain_bytes), line.bytes.saturating_add(line.uncertain_bytes));
+        (least.saturating_add(few), most.saturating_add(many))
+    });
+    let total = device.total_bytes;
+    Ok(Some(Outside { least, most, room: total.saturating_sub(fraction.of(total)) }))
 }

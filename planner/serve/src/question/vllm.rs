@@ -11,7 +11,7 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::{Limits, Question, calibrated, connectors, speculation};
+use super::{Limits, Question, calibrated, connectors, quantization, speculation};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
@@ -52,7 +52,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     calibrated::settle(question, model, &dtype::READS);
     memory::memory(question)?;
     speculation::settle(question)?;
-    memory::quantization(question, model)?;
+    quantization::settle(question, model)?;
     if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
         question.default_of("engine.hybrid_kv_cache", false);
     }

@@ -48,6 +48,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     name: "llama.cpp",
     numbering: Numbering::Builds,
     read: &[OWN_CELLS],
+    oldest: Version(0, 0, 0),
     // Keys and values are float16 unless -ctk and -ctv say otherwise, whatever the model's dtype or quantisation.
     dtypes: |_, _, _| CacheDTypes {
         kv: Some(DType::F16),

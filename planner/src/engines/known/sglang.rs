@@ -27,6 +27,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     name: "sglang",
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
+    oldest: Version(0, 4, 6),
     dtypes: |model, _, _| {
         // A model in float32 is run in 16 bits (`_get_and_verify_dtype`).
         let run_in = if model.model_type.starts_with("gemma") { DType::Bf16 } else { DType::F16 };

@@ -24,7 +24,9 @@ pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
         "sglang" => sglang::run(),
         "sglang-tiers" => sglang::tiers(),
         "llama.cpp" => llama_cpp::run(),
-        other => Err(format!("`{other}` cannot be asked; vllm, vllm-events, vllm-groups, sglang, sglang-tiers and llama.cpp can")),
+        other => Err(format!(
+            "`{other}` cannot be asked; vllm, vllm-events, vllm-groups, sglang, sglang-tiers and llama.cpp can"
+        )),
     }
 }
 

@@ -61,26 +61,6 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Another quantisation than the files have is one of weights that are not known.
-pub(super) fn quantization(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
-    const FLAG: &str = "--quantization";
-    if question.is_stated("engine.cache_bytes") || question.is_stated("memory.weights") || question.device().is_none() {
-        return Ok(());
-    }
-    let Some(stated) = question.flag(FLAG).map(|setting| setting.value().to_lowercase()) else { return Ok(()) };
-    let section = model.model().and_then(|model| model.config.get("quantization_config"));
-    let method = section.and_then(|section| section.get("quant_method")).and_then(Value::as_str).unwrap_or("");
-    let same = !method.is_empty() && (stated.contains(method) || method.contains(&*stated));
-    if same {
-        return Ok(());
-    }
-    let why = format!(
-        "it quantises weights that the files have {}; state what they take with --weights",
-        if method.is_empty() { "in full" } else { method }
-    );
-    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
-}
-
 /// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. What drafts
 /// may capture otherwise, which was not read.
 pub(in super::super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {

@@ -1,0 +1,190 @@
+//! What llama.cpp needs on its devices, and what it does where they do not hold it.
+//!
+//! `--fit` changes only what nobody states: first the context, down to `--fit-ctx`, then the layers that lie on the devices. It leaves all
+//! as it is where `-ngl` or a place for tensors is stated, and then an allocation fails (`common/fit.cpp`).
+
+use cacheplan_planner::engines::{EnginePrediction, Version};
+use cacheplan_planner::measured::MeasuredBytes;
+use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override, PlanRequest};
+use cacheplan_transforms::{Resource, Resources};
+
+use super::{FITS, Question};
+use crate::error::ServeError;
+use crate::flags::parse::FLASH_ATTENTION_HAS_VALUES;
+
+/// From this build on all layers are on the devices where nobody says; before none was. The same build as that of `-fa auto`.
+const ALL_LAYERS: Version = FLASH_ATTENTION_HAS_VALUES;
+/// `--fit-ctx` where nobody states it.
+const LEAST_CONTEXT: u64 = 4096;
+
+/// What it needs on its devices, as far as that is known.
+pub(crate) struct Placed {
+    /// The memory of all devices; none where no device is named.
+    room: Option<u64>,
+    weights: Option<u64>,
+    /// Steps, contexts and what is reserved, as they are stated or were measured.
+    others: u64,
+    /// Where the cells lie, if not all on the devices.
+    pub(crate) cells: Option<Offloaded>,
+    /// What it does where that is too little.
+    pub(crate) short: Short,
+}
+
+/// What it does where its devices are too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Short {
+    /// It takes fewer cells, and then leaves layers on the host, or fails.
+    Cells {
+        /// The fewest.
+        least: u64,
+        /// Whether it fails where these are too many.
+        fails: bool,
+    },
+    /// It leaves layers on the host.
+    Layers,
+    /// It fails to allocate.
+    Fails,
+}
+
+/// Layers with cells that are on the device, of all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offloaded {
+    pub(crate) on: u64,
+    pub(crate) all: u64,
+    /// Whether each has as many bytes.
+    pub(crate) alike: bool,
+    /// Whether weights lie where the cells do.
+    pub(crate) with_weights: bool,
+}
+
+/// Takes what is stated of memory out of the question, since it divides none.
+pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Placed, ServeError> {
+    let (memory, above): (Vec<Override>, Vec<Override>) =
+        std::mem::take(&mut question.above).into_iter().partition(|stated| stated.key.starts_with("memory."));
+    question.above = above;
+    let whole =
+        [("memory.fraction", "1"), ("memory.of", "total")].map(|(key, value)| Override::by_flag(key, value, key));
+    let stated = match memory.is_empty() {
+        true => Memory::default(),
+        false => Config::resolve(None, &whole, &memory)?.budget.memory.unwrap_or_default(),
+    };
+    let lines = question.measured.take().map(|measured| measured.lines).unwrap_or_default();
+    let either = |stated: Option<ByteSize>, measured: Option<u64>| stated.map(|size| size.0).or(measured);
+    let measured = |line: Option<MeasuredBytes>| line.map(|line| line.bytes);
+    let stated_weights = either(stated.weights, measured(lines.weights));
+    let weights = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
+    let others = [
+        either(stated.activations, measured(lines.activations)),
+        either(stated.graphs, measured(lines.graphs)),
+        measured(lines.context),
+        stated.reserve.map(|size| size.0),
+    ];
+    let devices = question.devices.as_ref().map_or(1, Devices::count);
+    let room = question.device().map(|device| device.total_bytes.saturating_mul(devices.into()));
+    // Layers are divided over devices, and no layer's cells are.
+    question.devices = question.device().cloned().map(Devices::from);
+    let of_config = model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && room.is_some());
+    if let Some(weights) = of_config {
+        let (weights, dtype) = (ByteSize(weights.bytes), model.info().dtype);
+        question.notes.push(format!(
+            "weights of {weights} are those of the config, in {dtype}; state those of a quantised file with --weights"
+        ));
+    }
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let cells = offloaded(question, &caches);
+    if cells.is_some_and(|cells| cells.on > 0 && cells.on < cells.all && !cells.alike) {
+        question.notes.push("the size is that of all layers together, on the GPU and on the host".into());
+    }
+    if devices > 1 {
+        question.notes.push(format!("the size is that of all {devices} devices together; each has a line of its own"));
+    }
+    let others = others.into_iter().flatten().fold(0, u64::saturating_add);
+    Ok(Placed { room, weights, others, cells, short: short(question, &caches) })
+}
+
+/// One more than the last layer with caches.
+fn layers(caches: &Resources) -> u64 {
+    caches.iter().filter_map(|cache| cache.layer).max().map_or(0, |last| u64::from(last) + 1)
+}
+
+/// The layers that are to lie on the devices, the output among them.
+fn offered(question: &Question) -> Option<u64> {
+    let stated = question.flag("--n-gpu-layers").and_then(|setting| setting.value().parse::<u64>().ok());
+    stated.or((question.engine.version < ALL_LAYERS && question.flag("--n-gpu-layers").is_none()).then_some(0))
+}
+
+fn short(question: &Question, caches: &Resources) -> Short {
+    let states = |flag: &str| question.flag(flag).is_some();
+    let fits = question.engine.version >= FITS && question.flag("--fit").is_none_or(|setting| setting.value() != "off");
+    let free = question.count("--ctx-size").unwrap_or(0) == 0;
+    let places = ["--n-gpu-layers", "--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
+    let keeps_some = places[1..].iter().any(|flag| states(flag));
+    let all = offered(question).is_none_or(|offered| offered > layers(caches)) && !keeps_some;
+    let fails = all && !(fits && !places.iter().any(|flag| states(flag)));
+    match (fits && free, fails) {
+        (true, _) => Short::Cells { least: question.count("--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1), fails },
+        (false, true) => Short::Fails,
+        (false, false) => Short::Layers,
+    }
+}
+
+/// Where the cells lie, if not all on the device: with their layer, of which the last are offloaded, the output first.
+fn offloaded(question: &Question, caches: &Resources) -> Option<Offloaded> {
+    let stays = question.flag("--kv-offload").is_some_and(|setting| !setting.on);
+    let paged = || caches.iter().filter(|cache| cache.handler.is_paged());
+    let first = (layers(caches) + 1).saturating_sub(offered(question).unwrap_or(u64::MAX));
+    let is_on = |layer: Option<u32>| !stays && u64::from(layer.unwrap_or(0)) >= first;
+    let of = |cache: &Resource| (cache.handler.growth(), cache.handler.unit_bytes());
+    let first_of = paged().next().map(of);
+    let (all, on) = (paged().count() as u64, paged().filter(|cache| is_on(cache.layer)).count() as u64);
+    let alike = paged().all(|cache| Some(of(cache)) == first_of);
+    (on < all).then_some(Offloaded { on, all, alike, with_weights: first > 0 })
+}
+
+impl Placed {
+    /// Why the devices do not hold that, where their memory is known.
+    pub(crate) fn lacks(&self, predicted: &EnginePrediction) -> Option<String> {
+        let caches = match self.cells {
+            Some(cells) if cells.with_weights => return None,
+            Some(_) => 0,
+            None => [predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add),
+        };
+        let room = self.room?;
+        let needed = [self.weights.unwrap_or(0), self.others, caches].into_iter().fold(0, u64::saturating_add);
+        let [room, caches] = [room, caches].map(ByteSize);
+        let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
+        let parts = [
+            part(self.weights.unwrap_or(0), "weights"),
+            part(self.others, "other memory"),
+            Some(format!("{caches} of caches")),
+        ];
+        let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+        let does = match self.short {
+            Short::Fails | Short::Cells { fails: true, .. } => "cudaMalloc failed: out of memory",
+            Short::Layers | Short::Cells { .. } => "layers stay on the host",
+        };
+        (needed > room.0).then(|| format!("{does}: {parts} are more than the {room} of the devices"))
+    }
+
+    /// The lines of the cells, one for each cache and each place in which it lies; as it is where nobody knows the parts. Layers without a
+    /// window have `full` of the bytes, where others have one.
+    pub(crate) fn lines(&self, line: String, bytes: u64, full: Option<u64>) -> Vec<String> {
+        if !line.contains(ON_DEVICE) {
+            return vec![line];
+        }
+        let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
+        let said = |device: &str, bytes: u64| format!("llama_kv_cache: {device} KV buffer size = {}", mib(bytes));
+        match (self.cells, full) {
+            (Some(Offloaded { on, all, alike, .. }), _) if on == 0 || alike => {
+                let part = |layers: u64| u64::try_from(u128::from(bytes) * u128::from(layers) / u128::from(all.max(1)));
+                let part =
+                    |device: &str, layers: u64| (layers > 0).then(|| said(device, part(layers).unwrap_or(bytes)));
+                [part("CPU", all - on), part("CUDA0", on)].into_iter().flatten().collect()
+            }
+            (None, Some(full)) => vec![said("CUDA0", full), said("CUDA0", bytes.saturating_sub(full))],
+            _ => vec![line],
+        }
+    }
+}
+
+const ON_DEVICE: &str = "CUDA0 KV buffer size";

@@ -1,0 +1,274 @@
+//! Changes by which a command starts, or holds more, each of them asked anew.
+
+use cacheplan_planner::Devices;
+use cacheplan_planner::logs::Fact;
+
+use crate::answer::{Answer, Change, Starts};
+use crate::cap::Cap;
+use crate::flags::parse::{Parsed, parse};
+use crate::flags::table::flags;
+use crate::found::{longest, outcome};
+use crate::launch::Launch;
+use crate::program::Program;
+use crate::question::{Models, Options, Question};
+use crate::remedy::Remedy;
+
+/// The most changes that are shown.
+const SHOWN: usize = 3;
+/// Shares of a device for weights and caches that are tried of SGLang.
+const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
+
+/// What is asked, and how it is answered as it stands.
+pub(crate) struct Search<'a> {
+    pub(crate) answer: &'a Answer,
+    pub(crate) launch: &'a Launch,
+    pub(crate) models: &'a Models,
+    pub(crate) options: &'a Options,
+}
+
+/// Changes that are made together, with what they come to.
+type Changed = (Vec<Remedy>, Answer);
+
+impl Search<'_> {
+    /// Those that help most first; what is the cap before them. Where so many sequences are expected, those that hold them.
+    pub(crate) fn changes(&self) -> Vec<Change> {
+        let mut found = match self.options.expected_sequences.filter(|expected| least(self.answer) < *expected) {
+            Some(expected) => self.reaching(expected),
+            None => self.helpful(),
+        };
+        let raises_cap = |remedies: &[Remedy]| remedies.iter().any(|remedy| self.is_cap(remedy));
+        found.sort_by_key(|(remedies, answer)| {
+            let sequences = answer.sequences.map(|sequences| (sequences.low, sequences.high));
+            std::cmp::Reverse((answer.starts, raises_cap(remedies), sequences))
+        });
+        found.into_iter().take(SHOWN).map(|(remedies, answer)| self.change(&remedies, answer)).collect()
+    }
+
+    /// Single changes that help, the best of each flag.
+    pub(crate) fn helpful(&self) -> Vec<Changed> {
+        let rank = |answer: &Answer| (answer.starts, least(answer));
+        // Of what only has to start the smallest change of a flag is shown.
+        let most = |answer: &Answer| (answer.starts, if self.answer.starts == Starts::Yes { least(answer) } else { 0 });
+        let mut best: Vec<Changed> = Vec::new();
+        for (remedies, answer) in self.tried().into_iter().filter(|(_, other)| rank(other) > rank(self.answer)) {
+            let same = |known: &&mut Changed| known.0.first().map(Remedy::flag) == remedies.first().map(Remedy::flag);
+            match best.iter_mut().find(same) {
+                // Of two that do as much the first is the smaller change.
+                Some(known) if most(&answer) > most(&known.1) => *known = (remedies, answer),
+                Some(_) => {}
+                None => best.push((remedies, answer)),
+            }
+        }
+        best
+    }
+
+    /// The fewest changes that hold so many sequences as long as asked for: one, else two.
+    fn reaching(&self, expected: u64) -> Vec<Changed> {
+        let reaches = |(_, other): &Changed| {
+            least(other) >= expected && other.limits.max_seq_len >= self.answer.limits.max_seq_len
+        };
+        let tried = self.tried();
+        let (alone, others): (Vec<Changed>, Vec<Changed>) = tried.into_iter().partition(reaches);
+        if !alone.is_empty() {
+            return alone;
+        }
+        let singles: Vec<Remedy> = others.into_iter().flat_map(|(remedies, _)| remedies).collect();
+        let pairs = singles.iter().enumerate().flat_map(|(at, one)| {
+            singles[at + 1..]
+                .iter()
+                .filter(move |other| other.flag() != one.flag())
+                .map(move |other| vec![one.clone(), other.clone()])
+        });
+        pairs.filter_map(|pair| self.outcome(&pair)).filter(reaches).collect()
+    }
+
+    /// Single changes with what they come to.
+    fn tried(&self) -> Vec<Changed> {
+        let mut seen: Vec<Remedy> = Vec::new();
+        for remedy in self.tries() {
+            if !seen.contains(&remedy) {
+                seen.push(remedy);
+            }
+        }
+        seen.into_iter().filter_map(|remedy| self.outcome(&[remedy])).collect()
+    }
+
+    fn program(&self) -> Option<(Program, Parsed)> {
+        let program = Program::of(self.launch, self.options.version.as_deref()).ok()?;
+        let parsed = parse(program.engine, &self.launch.words, program.start, &self.launch.env).ok()?;
+        Some((program, parsed))
+    }
+
+    /// What the command with these changes comes to; more ranks have more devices.
+    fn outcome(&self, remedies: &[Remedy]) -> Option<Changed> {
+        let (Program { engine, start }, _) = self.program()?;
+        let known = flags(engine.engine, engine.version);
+        let apply = |words: Vec<String>, remedy: &Remedy| remedy.applied(&words, start, &known).into_iter().next();
+        let words = remedies.iter().try_fold(self.launch.words.clone(), apply)?;
+        let mut launch = Launch { words, ..self.launch.clone() };
+        let mut options = self.options.clone();
+        if remedies.iter().any(|remedy| remedy.flag() == ranks_flag(engine.engine.name())) {
+            launch.gpus = None;
+            options.devices = options.devices.map(|devices| Devices::from(devices.device().clone()));
+        }
+        Some((remedies.to_vec(), outcome(&launch, self.models, &options).ok()?))
+    }
+
+    fn is_cap(&self, remedy: &Remedy) -> bool {
+        let flag = |cap: &Cap| match cap {
+            Cap::Sequences => remedy.flag() == batch_flag(self.answer.engine),
+            Cap::Slots => remedy.flag() == "--max-mamba-cache-size",
+            Cap::Tokens => remedy.flag() == "--max-total-tokens",
+            Cap::Blocks => remedy.flag() == "--num-gpu-blocks-override",
+            Cap::Bytes => false,
+        };
+        self.answer.caps.iter().any(flag)
+    }
+
+    fn change(&self, remedies: &[Remedy], answer: Answer) -> Change {
+        let said: Vec<String> = remedies.iter().map(|remedy| self.said(remedy)).collect();
+        let flag = ranks_flag(self.answer.engine);
+        let stated = self.program().and_then(|(_, parsed)| parsed.settings.get(flag)?.value().parse::<u64>().ok());
+        let more = remedies.iter().find_map(|remedy| match remedy {
+            Remedy::Set(name, ranks) if *name == flag => Some(ranks.parse::<u64>().ok()? / stated.unwrap_or(1).max(1)),
+            _ => None,
+        });
+        let more = more.map_or(String::new(), |times| format!(", on {times} times the devices"));
+        Change {
+            change: said.join(" and ") + &more,
+            command: answer.command,
+            starts: answer.starts,
+            sequences: answer.sequences,
+        }
+    }
+
+    /// A change in words, with what stands there now.
+    fn said(&self, remedy: &Remedy) -> String {
+        let limits = self.answer.limits;
+        let now = |flag: &str| {
+            let number = match self.answer.engine {
+                engine if flag == length_flag(engine) => Some(limits.max_seq_len),
+                engine if flag == batch_flag(engine) => limits.max_batch_size,
+                _ if flag == "--max-num-batched-tokens" => Some(limits.max_num_tokens),
+                _ => None,
+            };
+            let (Program { engine, .. }, parsed) = self.program()?;
+            let usual = || flags(engine.engine, engine.version).into_iter().find(|known| known.name == flag)?.default;
+            let written = parsed.settings.get(flag).map(|setting| setting.value().to_owned());
+            number.map(|number| number.to_string()).or(written).or_else(|| usual().map(str::to_owned))
+        };
+        match remedy {
+            Remedy::Set(flag, value) => match now(flag).filter(|now| !now.is_empty()) {
+                Some(now) => format!("{flag} {value}, not {now}"),
+                None => format!("{flag} {value}"),
+            },
+            Remedy::Remove(flag) => format!("without {flag}"),
+            Remedy::Rename(from, to) => format!("{to}, not {from}"),
+            Remedy::Drop(word) => format!("without {word}"),
+        }
+    }
+
+    fn tries(&self) -> Vec<Remedy> {
+        let Some((Program { engine, .. }, parsed)) = self.program() else { return Vec::new() };
+        let (name, answer) = (engine.engine.name(), self.answer);
+        if name == "llama.cpp" {
+            return Vec::new();
+        }
+        let (length, tp, batch) = (length_flag(name), ranks_flag(name), batch_flag(name));
+        let number = |flag: &str| parsed.settings.get(flag).and_then(|setting| setting.value().parse::<u64>().ok());
+        let ranks = number(tp).unwrap_or(1);
+        let mut tries: Vec<Remedy> = [2, 4].map(|times| Remedy::Set(tp, (times * ranks).to_string())).into();
+        let limits = answer.limits;
+        if answer.starts == Starts::Yes {
+            tries.push(Remedy::Set(length, (limits.max_seq_len / 2).max(1).to_string()));
+        } else {
+            tries.extend(self.fewer(length, batch));
+        }
+        let expected = self.options.expected_sequences.unwrap_or(0);
+        let most = limits.max_batch_size.unwrap_or(u64::MAX);
+        if answer.caps.contains(&Cap::Sequences) || most < expected {
+            tries.push(Remedy::Set(batch, most.saturating_mul(2).max(expected).to_string()));
+        }
+        if let Some(slots) = number("--max-mamba-cache-size").filter(|_| answer.caps.contains(&Cap::Slots)) {
+            let more = [slots.saturating_add(8), slots.saturating_add(slots / 4), slots.saturating_mul(2)];
+            tries.extend(more.map(|slots| Remedy::Set("--max-mamba-cache-size", slots.to_string())));
+        }
+        for (cap, flag) in [(Cap::Tokens, "--max-total-tokens"), (Cap::Blocks, "--num-gpu-blocks-override")] {
+            tries.extend(answer.caps.contains(&cap).then_some(Remedy::Remove(flag)));
+        }
+        match name {
+            "vllm" => tries.extend([
+                Remedy::Set("--kv-cache-dtype", "fp8".into()),
+                Remedy::Set("--gpu-memory-utilization", "0.95".into()),
+                Remedy::Set("--max-num-batched-tokens", (limits.max_num_tokens / 2).max(1).to_string()),
+                Remedy::Remove("--kv-cache-memory-bytes"),
+            ]),
+            "sglang" => {
+                tries.push(Remedy::Set("--kv-cache-dtype", "fp8_e4m3".into()));
+                let shares = if answer.starts == Starts::Yes { &SHARES[2..3] } else { &SHARES[..] };
+                tries.extend(shares.iter().map(|share| Remedy::Set("--mem-fraction-static", (*share).to_owned())));
+            }
+            _ => {}
+        }
+        // Other weights are another model, which is offered where this one is too large.
+        let is_short = answer.starts != Starts::Yes || least(answer) < expected;
+        let is_whole = self.models.model.model().is_some_and(|model| !model.config.contains_key("quantization_config"));
+        if is_short && is_whole && !parsed.settings.contains_key("--quantization") && name != "tensorrt-llm" {
+            tries.push(Remedy::Set("--quantization", "fp8".into()));
+        }
+        tries
+    }
+
+    /// Fewer sequences or tokens, with which it starts.
+    fn fewer(&self, length: &'static str, batch: &'static str) -> Vec<Remedy> {
+        let (answer, limits) = (self.answer, self.answer.limits);
+        // A block for the state of each sequence.
+        let blocks = answer.facts.get(&Fact::NumBlocks).filter(|blocks| blocks.low > 0);
+        let blocks = blocks.filter(|blocks| limits.max_batch_size.is_some_and(|most| most > blocks.low));
+        let mut tries: Vec<Remedy> =
+            blocks.map(|blocks| Remedy::Set(batch, blocks.low.to_string())).into_iter().collect();
+        let question = Question::of(self.launch, self.options)
+            .and_then(|question| question.settled(self.models.model.clone(), self.models.draft.clone()));
+        if let (Ok((question, settled)), Some(bytes)) = (question, answer.facts.get(&Fact::CacheBytes)) {
+            let longest = |bytes: u64| longest(&settled.request, question.engine, bytes, limits.max_seq_len);
+            tries.extend(
+                [bytes.low, bytes.high]
+                    .into_iter()
+                    .filter_map(longest)
+                    .map(|fits| Remedy::Set(length, fits.to_string())),
+            );
+        }
+        tries
+    }
+}
+
+/// Sequences that it holds whatever it finds.
+fn least(answer: &Answer) -> u64 {
+    answer.sequences.map_or(0, |all| all.low)
+}
+
+fn length_flag(engine: &str) -> &'static str {
+    match engine {
+        "vllm" => "--max-model-len",
+        "sglang" => "--context-length",
+        "tensorrt-llm" => "--max_seq_len",
+        _ => "--ctx-size",
+    }
+}
+
+fn ranks_flag(engine: &str) -> &'static str {
+    match engine {
+        "sglang" => "--tp-size",
+        "tensorrt-llm" => "--tensor_parallel_size",
+        _ => "--tensor-parallel-size",
+    }
+}
+
+fn batch_flag(engine: &str) -> &'static str {
+    match engine {
+        "sglang" => "--max-running-requests",
+        "tensorrt-llm" => "--max_batch_size",
+        "vllm" => "--max-num-seqs",
+        _ => "--parallel",
+    }
+}
