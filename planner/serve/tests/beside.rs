@@ -218,7 +218,7 @@ fn the_cap_is_what_admits_more() {
 }
 
 #[rstest]
-#[case::sglang("sglang serve --model-path m --tp 2 --quantization fp8", 41.0)]
+#[case::sglang("sglang serve --model-path m --tp 2 --quantization fp8", 42.0)]
 #[case::vllm("vllm serve m -tp 2 --quantization fp8", 41.0)]
 #[case::four_bits("vllm serve m -tp 2 --quantization bitsandbytes", 25.0)]
 fn weights_that_the_engine_quantises_are_counted_so(#[case] command: &str, #[case] most: f64) {
@@ -233,7 +233,7 @@ fn weights_that_the_engine_quantises_are_counted_so(#[case] command: &str, #[cas
 
 #[test]
 fn what_a_method_makes_of_weights_is_stated_where_it_is_not_known() {
-    let command = "sglang serve --model-path m --tp 2 --quantization torchao";
+    let command = "sglang serve --model-path m --tp 2 --quantization mxfp8";
     let Err(error) = told(command, NEXT, &on("2xh100")) else { panic!("it is answered") };
     assert!(error.to_string().contains("--weights"), "{error}");
 }
