@@ -47,7 +47,7 @@ pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
         #[cfg(target_arch = "x86_64")]
         if let Some(rounded) = rounded.as_ref().filter(|_| is_fast(part)) {
             return with_blocks!(part.format(), B => {
-                task.multiply_rounded(Blocks { blocks: blocks::<B>(part), width: part.columns() }, rounded)
+                task.multiply_rounded(Blocks { blocks: blocks::<B>(part), width: part.columns() }, rounded);
             });
         }
         with_blocks!(part.format(), B => task.multiply(Blocks { blocks: blocks::<B>(part), width: part.columns() }));

@@ -34,14 +34,16 @@ enum What {
 }
 
 fn what() -> impl Strategy<Value = What> {
-    let (hashes, tokens) = (prop::collection::vec(hash(), 0..6), prop::collection::vec(size(), 0..24));
-    let (window, group) = (prop::option::of(size()), prop::option::of(prop_oneof![0_u32..66, any::<u32>()]));
-    let stored = (hashes.clone(), prop::option::of(hash()), tokens, size(), window.clone(), group.clone());
+    let hashes = || prop::collection::vec(hash(), 0..6);
+    let window = || prop::option::of(size());
+    let group = || prop::option::of(prop_oneof![0_u32..66, any::<u32>()]);
+    let tokens = prop::collection::vec(size(), 0..24);
+    let stored = (hashes(), prop::option::of(hash()), tokens, size(), window(), group());
     prop_oneof![
         8 => stored.prop_map(|(hashes, parent, tokens, block, window, group)| {
             What::Stored { hashes, parent, tokens, block, window, group }
         }),
-        3 => (hashes, window, group).prop_map(|(hashes, window, group)| What::Removed { hashes, window, group }),
+        3 => (hashes(), window(), group()).prop_map(|(hashes, window, group)| What::Removed { hashes, window, group }),
         1 => Just(What::Cleared),
     ]
 }

@@ -27,8 +27,8 @@ impl Cap {
         let stated: Vec<Self> = Self::ALL.into_iter().filter(|cap| cap.value(request).is_some()).collect();
         let admits = |caps: &[Self]| {
             // Many slots may take the bytes of a sequence, and one more may serve none.
-            let few = if caps.contains(&Self::Slots) { 1..=8 } else { 1..=0 };
-            few.chain([u64::MAX]).any(|more| {
+            let few = if caps.contains(&Self::Slots) { 8 } else { 0 };
+            (1..=few).chain([u64::MAX]).any(|more| {
                 let raised = caps.iter().fold(request.clone(), |request, cap| cap.raised(&request, more));
                 raised.predict(engine).is_ok_and(|predicted| predicted.sequences > sequences)
             })

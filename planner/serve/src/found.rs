@@ -19,7 +19,7 @@ use crate::secret;
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
     let question = Question::of(launch, options)?;
-    let (question, settled) = question.settled(models.model.clone(), models.draft.clone())?;
+    let (question, settled) = question.settled(models)?;
     let found = Found::of(&question, &settled, options)?;
     let caps = found.caps(&settled);
     let capped_by = found.capped_by(&caps, &question, &settled);
@@ -29,7 +29,7 @@ pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) 
 /// The same without what caps it, which takes longer than all else.
 pub(crate) fn outcome(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
     let question = Question::of(launch, options)?;
-    let (question, settled) = question.settled(models.model.clone(), models.draft.clone())?;
+    let (question, settled) = question.settled(models)?;
     Found::of(&question, &settled, options)?.answer(launch, question, &settled)
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn outcome(launch: &Launch, models: &Models, options: &Options) -> Re
 /// # Errors
 /// As [`answer`](crate::answer).
 pub fn request(launch: &Launch, models: &Models, options: &Options) -> Result<(EngineSpec, PlanRequest), ServeError> {
-    let (question, settled) = Question::of(launch, options)?.settled(models.model.clone(), models.draft.clone())?;
+    let (question, settled) = Question::of(launch, options)?.settled(models)?;
     Ok((question.engine, settled.request))
 }
 

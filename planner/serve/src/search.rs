@@ -227,8 +227,7 @@ impl Search<'_> {
         let blocks = blocks.filter(|blocks| limits.max_batch_size.is_some_and(|most| most > blocks.low));
         let mut tries: Vec<Remedy> =
             blocks.map(|blocks| Remedy::Set(batch, blocks.low.to_string())).into_iter().collect();
-        let question = Question::of(self.launch, self.options)
-            .and_then(|question| question.settled(self.models.model.clone(), self.models.draft.clone()));
+        let question = Question::of(self.launch, self.options).and_then(|question| question.settled(self.models));
         if let (Ok((question, settled)), Some(bytes)) = (question, answer.facts.get(&Fact::CacheBytes)) {
             let longest = |bytes: u64| longest(&settled.request, question.engine, bytes, limits.max_seq_len);
             tries.extend(

@@ -365,8 +365,8 @@ pub(in crate::cpu) unsafe fn widen<B: Groups>(blocks: &[B], half: impl Fn(Half) 
             // SAFETY: the caller's promise; a group has four vectors.
             unsafe {
                 let numbers = block.numbers(&factors, group);
-                for n in 0..4 {
-                    _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers[n]);
+                for (n, numbers) in numbers.into_iter().enumerate() {
+                    _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers);
                 }
             }
         }

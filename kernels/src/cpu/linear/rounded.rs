@@ -167,7 +167,7 @@ impl Rounded {
                 }
             }
             for (r, sums) in sums.into_iter().enumerate() {
-                write(r, sums.map(|sum| std::mem::transmute::<_, [f32; 8]>(sum).into_iter().sum()));
+                write(r, sums.map(|sum| std::mem::transmute::<__m256, [f32; 8]>(sum).into_iter().sum()));
             }
         }
     }

@@ -363,7 +363,7 @@ impl Question {
     /// # Errors
     /// What the engine refuses of the model.
     pub fn request(&self, models: &Models) -> Result<(Limits, PlanRequest), ServeError> {
-        let (_, settled) = self.clone().settled(models.model.clone(), models.draft.clone())?;
+        let (_, settled) = self.clone().settled(models)?;
         Ok((settled.limits, settled.request))
     }
 
@@ -374,29 +374,25 @@ impl Question {
     }
 
     /// What the engine makes of it for a model.
-    pub(crate) fn settled(
-        mut self,
-        model: ModelCaches,
-        draft: Option<ModelCaches>,
-    ) -> Result<(Self, Settled), ServeError> {
+    pub(crate) fn settled(mut self, Models { model, draft }: &Models) -> Result<(Self, Settled), ServeError> {
         let settle = match self.engine.engine.name() {
             "vllm" => vllm::settle,
             "sglang" => sglang::settle,
             "tensorrt-llm" => tensorrt_llm::settle,
             _ => llama_cpp::settle,
         };
-        let (limits, fits_length) = settle(&mut self, &model)?;
+        let (limits, fits_length) = settle(&mut self, model)?;
         self.model_type.clone_from(&model.info().model_type);
         above::refuse_unconsumed(&self)?;
         let engine = self.engine.engine.name();
-        let placed = if engine == "llama.cpp" { Some(llama_cpp::placed(&mut self, &model)?) } else { None };
+        let placed = if engine == "llama.cpp" { Some(llama_cpp::placed(&mut self, model)?) } else { None };
         let outside = if engine == "sglang" { sglang::beside_share(&mut self)? } else { Memory::default() };
-        self.leave_out_dtypes(&model)?;
+        self.leave_out_dtypes(model)?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
         let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
-        request = draft.into_iter().fold(request, PlanRequest::with_draft);
+        request = draft.iter().cloned().fold(request, PlanRequest::with_draft);
         request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
         let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
         let is_vllm = engine == "vllm";

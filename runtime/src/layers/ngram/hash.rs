@@ -100,8 +100,11 @@ fn split_mix(state: u64) -> u64 {
 fn is_prime(number: u64) -> bool {
     number == 2
         || number > 2
-            && number % 2 == 1
-            && (3..).step_by(2).take_while(|divisor| divisor * divisor <= number).all(|divisor| number % divisor != 0)
+            && !number.is_multiple_of(2)
+            && (3..)
+                .step_by(2)
+                .take_while(|divisor| divisor * divisor <= number)
+                .all(|divisor| !number.is_multiple_of(divisor))
 }
 
 #[cfg(test)]

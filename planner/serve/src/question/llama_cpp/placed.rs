@@ -120,7 +120,7 @@ fn short(question: &Question, caches: &Resources) -> Short {
     let places = ["--n-gpu-layers", "--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
     let keeps_some = places[1..].iter().any(|flag| states(flag));
     let all = offered(question).is_none_or(|offered| offered > layers(caches)) && !keeps_some;
-    let fails = all && !(fits && !places.iter().any(|flag| states(flag)));
+    let fails = all && (!fits || places.iter().any(|flag| states(flag)));
     match (fits && free, fails) {
         (true, _) => Short::Cells { least: question.count("--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1), fails },
         (false, true) => Short::Fails,

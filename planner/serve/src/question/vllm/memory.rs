@@ -1,7 +1,7 @@
 //! The bytes that caches get, and the blocks that they must give.
 
+use cacheplan_planner::ByteSize;
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::{ByteSize, ModelCaches};
 use serde_json::Value;
 
 use super::super::{Limits, Question};

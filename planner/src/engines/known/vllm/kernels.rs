@@ -159,7 +159,7 @@ pub(super) struct Latents<'a> {
 impl<'a> Latents<'a> {
     /// Those of a model that keeps such caches.
     fn of<'b>(
-        handlers: impl Iterator<Item = &'b ResourceHandler> + Clone,
+        handlers: &(impl Iterator<Item = &'b ResourceHandler> + Clone),
         model: &'a str,
         version: Version,
         capability: u32,
@@ -292,8 +292,8 @@ pub(crate) fn stored(
     backend: Option<&str>,
 ) -> Result<Option<Stored>, EngineRefusal> {
     let handlers = || caches.iter().map(|cache| &cache.handler);
-    let Some(latents) = Latents::of(handlers(), &model.model_type, version, capability) else { return Ok(None) };
-    let kept = handlers().find(|handler| handler.kind().is_kv()).map(|handler| handler.dtype());
+    let Some(latents) = Latents::of(&handlers(), &model.model_type, version, capability) else { return Ok(None) };
+    let kept = handlers().find(|handler| handler.kind().is_kv()).map(ResourceHandler::dtype);
     let Some(word) = said.or_else(|| latents.word(stated, kept?)) else { return Ok(None) };
     latents.stored(word, backend).map_err(|said| refusal(version, said))
 }
@@ -301,5 +301,5 @@ pub(crate) fn stored(
 /// The latents of a situation, where it has any.
 pub(super) fn latents<'a>(situation: &Situation<'a>) -> Option<Latents<'a>> {
     let handlers = situation.caches.attention.iter().map(|cache| cache.handler);
-    Latents::of(handlers, &situation.model.model_type, situation.version, super::capability(situation))
+    Latents::of(&handlers, &situation.model.model_type, situation.version, super::capability(situation))
 }
