@@ -25,7 +25,7 @@ fn version(engine: &str, logged: &str) -> Option<String> {
     let release = logged[..end].trim_end_matches('.');
     match engine {
         // Builds between releases have no number.
-        _ if release.starts_with("0.0.0") || release.is_empty() => None,
+        _ if release.starts_with("0.0.0") || release == "0.1" || release.is_empty() => None,
         "llama.cpp" => Some(format!("b{release}")),
         _ => Some(release.to_owned()),
     }
