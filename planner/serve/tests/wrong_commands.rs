@@ -141,7 +141,12 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "it changes what weights take",
     "vllm serve m"
 )]
-#[case::weights_quantised_on_the_way("vllm serve m --quantization fp8", "h100", "it quantises weights", "vllm serve m")]
+#[case::weights_quantised_on_the_way(
+    "vllm serve m --quantization gptq",
+    "h100",
+    "it quantises weights",
+    "vllm serve m"
+)]
 #[case::a_dtype_of_other_weights(
     "vllm serve m --dtype float32",
     "h100",

@@ -329,9 +329,9 @@ mod tests {
 
     #[rstest]
     #[case("vlm", "unknown engine `vlm`; known are vllm, sglang, tensorrt-llm and llama.cpp, each with `@VERSION`")]
-    #[case("vllm@newest", "unknown version `newest` of vllm; versions from 0.8.5 to 0.33.0")]
+    #[case("vllm@newest", "unknown version `newest` of vllm; versions from 0.7.2 to 0.33.0")]
     #[case("vllm@99", "unknown version `99`")]
-    #[case("vllm@0.6.3", "unknown version `0.6.3` of vllm; versions from 0.8.5 to 0.33.0")]
+    #[case("vllm@0.6.3", "unknown version `0.6.3` of vllm; versions from 0.7.2 to 0.33.0")]
     #[case("sglang@0.4.5", "unknown version `0.4.5` of sglang; versions from 0.4.6")]
     fn an_unknown_engine_or_version_is_an_error(#[case] text: &str, #[case] expected: &str) {
         let error = text.parse::<EngineSpec>().unwrap_err().to_string();

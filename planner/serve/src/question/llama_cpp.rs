@@ -107,8 +107,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     };
     if quantised && is_off {
         let said = "llama_init_from_model: V cache quantization requires flash_attn";
-        let on = if version < FLASH_ATTENTION_HAS_VALUES { "" } else { "on" };
-        let remedies = [Remedy::Set("--flash-attn", on.into()), Remedy::Set(VALUES, "f16".into())];
+        // From then on it is `auto` where nobody says.
+        let on = match version < FLASH_ATTENTION_HAS_VALUES {
+            true => Remedy::Set("--flash-attn", String::new()),
+            false => Remedy::Remove("--flash-attn"),
+        };
+        let remedies = [on, Remedy::Set(VALUES, "f16".into())];
         return Err(question.refused(said, remedies));
     }
     let batch = question.count("--batch-size").unwrap_or(BATCH);

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan_planner::EngineSpec;
+use cacheplan_planner::engines::{UnknownEngine, Version};
 use cacheplan_planner::logs::{EngineLog, Fact, Logged};
 use cacheplan_serve::{Launch, Options, ServeError, Starts, answer, manifest};
 use cacheplan_transforms::{Model, ReadOptions};
@@ -25,9 +26,17 @@ fn version(engine: &str, logged: &str) -> Option<String> {
     let release = logged[..end].trim_end_matches('.');
     match engine {
         // Builds between releases have no number.
-        _ if release.starts_with("0.0.0") || release.is_empty() => None,
+        _ if release.starts_with("0.0.0") || release == "0.1" || release.is_empty() => None,
         "llama.cpp" => Some(format!("b{release}")),
-        _ => Some(release.to_owned()),
+        // One before all that are modelled is asked about as the oldest.
+        _ => match format!("{engine}@{release}").parse::<EngineSpec>() {
+            Err(UnknownEngine::Version { oldest, .. })
+                if release.parse().is_ok_and(|asked: Version| asked < oldest) =>
+            {
+                Some(oldest.to_string())
+            }
+            _ => Some(release.to_owned()),
+        },
     }
 }
 

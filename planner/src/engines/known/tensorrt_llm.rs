@@ -25,7 +25,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     name: "tensorrt-llm",
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
-    oldest: Version(1, 0, 0),
+    oldest: Version(0, 19, 0),
     dtypes: |model, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
     lacks: &[],
     descriptors: |_| None,

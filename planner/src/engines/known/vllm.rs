@@ -41,7 +41,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
     numbering: Numbering::Releases,
     read: &[Version(0, 17, 1), Version(0, 33, 0)],
-    oldest: Version(0, 8, 5),
+    oldest: Version(0, 7, 2),
     dtypes: |model, version, capability| {
         // A model in float32 is run in bfloat16; `auto` follows that (logged: Qwen3-Next bf16 in 0.10 to 0.13).
         let run_in = if model.dtype == DType::F32 { DType::Bf16 } else { model.dtype };
