@@ -152,11 +152,11 @@ impl<'a> Worker<'a> {
             let most = (from + (self.chunk / unit).max(1) * unit).min(whole);
             let to = boundaries.into_iter().filter(|end| (from + 1..most).contains(end)).min().unwrap_or(most);
             let is_kept = self.checkpoints == Checkpoints::ChunkEnds || boundaries.contains(&to);
-            for set in 1..self.sets.len() {
-                self.release(request, set, &mut used[set], self.passed(set, from));
+            for (set, used) in used.iter_mut().enumerate().skip(1) {
+                self.release(request, set, used, self.passed(set, from));
             }
             self.keep(request, 0, from..to, (from / unit + 1..=to / unit).map(|block| block * unit));
-            for set in 1..self.sets.len() {
+            for (set, used) in used.iter_mut().enumerate().skip(1) {
                 let needed: Vec<usize> = if is_kept { self.sets[set].needed(to).collect() } else { Vec::new() };
                 // A window's blocks are written whether they are kept or not; of states, those that are kept.
                 let block = self.sets[set].block;
@@ -168,7 +168,7 @@ impl<'a> Worker<'a> {
                 let kept: Vec<usize> = written.iter().filter(new).copied().collect();
                 let scratch = written.iter().filter(|end| !kept.contains(end)).count() * self.sets[set].pages();
                 let has_room = self.room(scratch);
-                used[set].extend(
+                used.extend(
                     written.iter().filter(|end| has_room || kept.contains(end)).map(|end| (*end, kept.contains(end))),
                 );
                 self.keep(request, set, from..to, kept.into_iter());
