@@ -2,7 +2,6 @@
 
 use cacheplan_handlers::DType;
 
-use super::registry::EngineSpec;
 use crate::parallel::Parallel;
 
 /// How a model is divided, in which dtypes its caches are kept, and how many sequences of which length it serves.
@@ -31,29 +30,6 @@ pub(super) struct Told {
     pub(super) sizes: &'static [&'static str],
     /// What it is told; `None` of what it cannot be told.
     pub(super) flags: fn(&Layout) -> Option<Vec<LayoutFlag>>,
-}
-
-impl EngineSpec {
-    /// The command up to the model's name: `vllm serve`.
-    pub fn program(self) -> &'static str {
-        self.engine.told().program
-    }
-
-    /// The flags that divide a model over devices, whether a layout needs them or not.
-    pub fn flags_of_sizes(self) -> &'static [&'static str] {
-        self.engine.told().sizes
-    }
-
-    /// The flags of a layout; `None` where it cannot be told one.
-    pub fn flags_of(self, layout: &Layout) -> Option<Vec<LayoutFlag>> {
-        (self.engine.told().flags)(layout)
-    }
-
-    /// The dtype of 8 bits that it can be told to keep keys and values in.
-    pub(crate) fn eight_bits(self, capability: Option<u32>) -> Option<DType> {
-        let can = self.kv_dtypes(capability);
-        [DType::F8E4m3, DType::Q8_0].into_iter().find(|dtype| can.contains(dtype))
-    }
 }
 
 pub(super) static VLLM: Told = Told {

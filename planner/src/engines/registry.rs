@@ -15,7 +15,7 @@ use super::caches::HOPPER;
 use super::flags;
 use super::known::vllm::Stored;
 use super::known::{llama_cpp, sglang, tensorrt_llm, vllm};
-use super::layout::{self, Told};
+use super::layout::{self, Layout, LayoutFlag, Told};
 use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
 use super::version::Version;
@@ -137,10 +137,6 @@ impl Engine {
         self.0.words
     }
 
-    pub(super) const fn told(self) -> &'static Told {
-        self.0.told
-    }
-
     pub(crate) const fn file(self) -> Option<&'static TargetFile> {
         self.0.file
     }
@@ -181,6 +177,27 @@ impl EngineSpec {
             chunks_delta_rules: rules.chunks_delta_rules,
             indexed_sequences: rules.indexed_sequences,
         }
+    }
+
+    /// The command up to the model's name: `vllm serve`.
+    pub fn program(self) -> &'static str {
+        self.engine.0.told.program
+    }
+
+    /// The flags that divide a model over devices, whether a layout needs them or not.
+    pub fn flags_of_sizes(self) -> &'static [&'static str] {
+        self.engine.0.told.sizes
+    }
+
+    /// The flags of a layout; `None` where it cannot be told one.
+    pub fn flags_of(self, layout: &Layout) -> Option<Vec<LayoutFlag>> {
+        (self.engine.0.told.flags)(layout)
+    }
+
+    /// The dtype of 8 bits that it can be told to keep keys and values in.
+    pub(crate) fn eight_bits(self, capability: Option<u32>) -> Option<DType> {
+        let can = self.kv_dtypes(capability);
+        [DType::F8E4m3, DType::Q8_0].into_iter().find(|dtype| can.contains(dtype))
     }
 
     /// The version as the engine writes it: builds of llama.cpp are `b5913`.

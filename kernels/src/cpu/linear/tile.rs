@@ -4,7 +4,7 @@
 //! multiply-add each, and its lanes are added at the end. How many rows there are, and which thread has which outputs,
 //! decides where partial sums wait, never what is added to them.
 
-use super::weight::Weight;
+use super::weight::{LINE, Weight};
 use crate::cpu::simd::{dispatch, prefetch_at, prefetch_far};
 use crate::cpu::storage::{Element, Rows};
 use crate::cpu::tasks::for_each;
@@ -29,8 +29,6 @@ const AHEAD: usize = 8192;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
-
-pub(super) const LINE: usize = 16;
 
 // SAFETY: floats without padding, any bits of which will do.
 unsafe impl Zeroable for Line {}

@@ -1,10 +1,11 @@
 //! What a weight is to products.
 
-use super::tile::LINE;
 use crate::cpu::blocks::{Block, Groups, single_half};
 use crate::cpu::storage::Element;
 use pulp::Simd;
 use pulp::bytemuck::cast_slice_mut;
+
+pub(super) const LINE: usize = 16;
 
 /// A weight, whose outputs are rows of numbers.
 pub(in crate::cpu) trait Weight: Copy + Send + Sync {

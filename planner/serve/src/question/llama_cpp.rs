@@ -1,7 +1,5 @@
 //! llama.cpp's own flags and defaults, as `common/arg.cpp` and the server of b11549 have them.
 
-mod placed;
-
 use cacheplan_handlers::DType;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
@@ -11,8 +9,6 @@ use crate::error::ServeError;
 use crate::flags::parse::FLASH_ATTENTION_HAS_VALUES;
 use crate::remedy::Remedy;
 
-pub(crate) use placed::{Placed, Short, placed};
-
 /// Slots of a server that chooses their number itself, which share their cells.
 const SLOTS: u64 = 4;
 const BATCH: u64 = 2048;
@@ -21,7 +17,7 @@ const SHARES: Version = Version(6924, 0, 0);
 /// From this build on one slot is one where it is asked for; from [`SHARES`] to here it was taken for the default.
 const COUNTS_ONE: Version = Version(7418, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
-const FITS: Version = Version(7407, 0, 0);
+pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
 /// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`STEP`], as their log says.
 const PADS: Version = Version(7016, 0, 0);

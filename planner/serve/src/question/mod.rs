@@ -5,6 +5,7 @@ mod calibrated;
 mod connectors;
 mod llama_cpp;
 mod overrides;
+mod placed;
 mod quantization;
 mod sglang;
 mod speculation;
@@ -33,7 +34,7 @@ use crate::program::Program;
 use crate::remedy::Remedy;
 use crate::secret;
 
-pub(crate) use llama_cpp::{Placed, Short};
+pub(crate) use placed::{Placed, Short};
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]
@@ -385,7 +386,7 @@ impl Question {
         self.model_type.clone_from(&model.info().model_type);
         above::refuse_unconsumed(&self)?;
         let engine = self.engine.engine.name();
-        let placed = if engine == "llama.cpp" { Some(llama_cpp::placed(&mut self, model)?) } else { None };
+        let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
         let outside = if engine == "sglang" { sglang::beside_share(&mut self)? } else { Memory::default() };
         self.leave_out_dtypes(model)?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
@@ -395,12 +396,7 @@ impl Question {
         request = draft.iter().cloned().fold(request, PlanRequest::with_draft);
         request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
         let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
-        let is_vllm = engine == "vllm";
-        let least_blocks = if is_vllm { vllm::least_blocks(&self, &limits) } else { 0 };
-        if is_vllm {
-            vllm::bfloat16(&self, &request)?;
-            vllm::latents(&mut self, &request)?;
-        }
+        let least_blocks = if engine == "vllm" { vllm::look_at_caches(&mut self, &request, &limits)? } else { 0 };
         Ok((self, Settled { request, limits, fits_length, least_blocks, placed, outside }))
     }
 

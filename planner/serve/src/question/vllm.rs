@@ -7,8 +7,8 @@ mod memory;
 use std::ops::Range;
 
 use cacheplan_handlers::ResourceHandler;
-use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::{ModelCaches, PlanRequest};
 use serde_json::Value;
 
 use super::{Limits, Question, calibrated, connectors, quantization, speculation};
@@ -16,15 +16,23 @@ use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
-pub(super) use dtype::{bfloat16, latents};
-pub(super) use memory::least_blocks;
-
 /// The first read version in which hybrids keep prefixes where nobody says.
 const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
 /// Read in 0.19.0, and not in 0.20.0: events of caches turn the grouping of layers off.
 const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
 /// Read in 0.10.2 to 0.12.0, and not in 0.9.1 and 0.14.0: so do chunks of local attention, unless a variable keeps it on.
 const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 0);
+
+/// What it asks of caches once they are known: that they have kernels, and how many blocks they must have at least.
+pub(super) fn look_at_caches(
+    question: &mut Question,
+    request: &PlanRequest,
+    limits: &Limits,
+) -> Result<u64, ServeError> {
+    dtype::bfloat16(question, request)?;
+    dtype::latents(question, request)?;
+    Ok(memory::least_blocks(question, limits))
+}
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let (max_seq_len, fits_length) = batch::length(question, model)?;

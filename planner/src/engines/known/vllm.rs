@@ -11,6 +11,7 @@ mod kernels;
 mod log;
 mod packed;
 mod states;
+mod stored;
 
 use std::ops::Range;
 
@@ -33,9 +34,9 @@ use groups::{Division, divide};
 use packed::Family;
 use states::state_pages;
 
-pub use kernels::Stored;
 pub(crate) use kernels::stored;
 pub(crate) use log::WORDS;
+pub use stored::Stored;
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
@@ -246,4 +247,12 @@ fn notes(situation: &Situation<'_>, size: Option<u64>, groups: u64, page: u64) -
     }
     notes.push("one pool for all groups; block 0 is the null block".into());
     notes
+}
+
+const fn lcm(a: u64, b: u64) -> u64 {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
 }

@@ -3,6 +3,7 @@
 //! Keys of tokens whose number is full lie in pages. What the next key is made of is kept by position, in a ring: there a
 //! rejected candidate's row is written again, and a page holds nothing that is not final.
 
+mod choice;
 mod gated;
 mod mean;
 
@@ -11,13 +12,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use cacheplan_handlers::Kind;
-use cacheplan_kernels::{Chosen, IndexScores, KvWrite, Run};
-use cacheplan_managers::book::StepMetadata;
+use cacheplan_kernels::{IndexScores, KvWrite, Run};
 use candle_core::{DType, Tensor};
 
+pub(crate) use self::choice::Choice;
 pub(crate) use self::gated::{GatedKeys, GatedKeysShape};
 pub(crate) use self::mean::{MeanKeys, MeanKeysShape};
 
+use self::choice::sequences;
 use crate::cache_use::CacheUse;
 use crate::error::RuntimeError;
 use crate::layer_cache::RingCache;
@@ -62,37 +64,6 @@ pub(crate) struct Indexer {
     shape: IndexerShape,
 }
 
-/// What the tokens of a step see: those of the keys that were chosen, and those behind the last key.
-#[derive(Clone, Debug)]
-pub(crate) struct Choice {
-    starts: Vec<u32>,
-    positions: Vec<u32>,
-}
-
-impl Choice {
-    /// As attention takes it.
-    pub(crate) fn chosen(&self) -> Chosen<'_> {
-        Chosen { starts: &self.starts, positions: &self.positions }
-    }
-
-    /// The tokens of the chosen `entries` of each row, and those before it that no whole entry has.
-    fn of(entries: &[Vec<u32>], stride: usize, metadata: &StepMetadata) -> Self {
-        let (mut starts, mut positions, stride) = (vec![0], Vec::new(), stride as u32);
-        for (sequence, rows) in sequences(metadata) {
-            for row in rows.clone() {
-                let seen = match metadata.kv_lens[sequence] {
-                    0 => 0,
-                    kv_len => kv_len - (rows.end - row - 1) as u32,
-                };
-                positions.extend(entries[row].iter().flat_map(|entry| entry * stride..(entry + 1) * stride));
-                positions.extend(seen / stride * stride..seen);
-                starts.push(positions.len() as u32);
-            }
-        }
-        Self { starts, positions }
-    }
-}
-
 /// Who chooses what a layer sees.
 #[derive(Debug)]
 pub(crate) enum Chooser {
@@ -124,11 +95,6 @@ impl Chooser {
             Self::Earlier => Vec::new(),
         }
     }
-}
-
-/// The sequences of a step with their rows.
-fn sequences(metadata: &StepMetadata) -> impl Iterator<Item = (usize, Range<usize>)> + '_ {
-    metadata.cu_seqlens.windows(2).map(|ends| ends[0] as usize..ends[1] as usize).enumerate()
 }
 
 impl Indexer {
@@ -221,23 +187,5 @@ impl Indexer {
         let keys = CacheUse { stride: stride as u32, ..CacheUse::new(self.layer, Kind::IndexKey, [head_dim]) };
         let ring = CacheUse::new(self.layer, Kind::Ring, [stride, self.source.width()]);
         std::iter::once(keys).chain((stride > 1).then_some(ring)).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_sees_the_tokens_of_chosen_keys_and_those_without_one() {
-        let metadata = StepMetadata { cu_seqlens: vec![0, 2, 3, 5], kv_lens: vec![9, 2, 0], ..StepMetadata::default() };
-        // Positions 7 and 8, position 1, and padding.
-        let entries = [vec![0], vec![0, 1], vec![], vec![], vec![]];
-        let choice = Choice::of(&entries, 3, &metadata);
-        let of = |row: usize| &choice.positions[choice.starts[row] as usize..choice.starts[row + 1] as usize];
-        assert_eq!(of(0), [0, 1, 2, 6, 7]);
-        assert_eq!(of(1), [0, 1, 2, 3, 4, 5]);
-        assert_eq!(of(2), [0, 1]);
-        assert_eq!((of(3), of(4)), (&[][..], &[][..]));
     }
 }

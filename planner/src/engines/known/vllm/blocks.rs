@@ -8,7 +8,7 @@ use super::groups::shape;
 use super::kernels;
 use super::packed::Family;
 use super::states::{aligned_state, cache_mode, chunk, every_state};
-use super::{capability, is_blackwell};
+use super::{capability, is_blackwell, lcm};
 use crate::budget::MambaCacheMode;
 use crate::engines::caches::Attention;
 use crate::engines::situation::Situation;
@@ -78,12 +78,4 @@ fn kernel_block(situation: &Situation<'_>, latent: bool) -> u64 {
 /// What blocks of sparse latents are multiples of.
 pub(super) fn sparse_block(situation: &Situation<'_>) -> u64 {
     if is_blackwell(capability(situation)) { 32 } else { 64 }
-}
-
-pub(super) const fn lcm(a: u64, b: u64) -> u64 {
-    let (mut x, mut y) = (a, b);
-    while y > 0 {
-        (x, y) = (y, x % y);
-    }
-    a / x * b
 }

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::{Growth, Kind, ResourceHandler, Shape};
 
-use super::blocks::lcm;
 use super::groups::{Bucket, Division, Entry, Spec};
-use super::kernels::Stored;
+use super::lcm;
 use super::states::{exported, state_page};
+use super::stored::Stored;
 use super::{capability, is_blackwell};
 use crate::engines::caches::{Attention, Forming, State, index_bytes};
 use crate::engines::situation::{Situation, Stage};

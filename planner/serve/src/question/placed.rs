@@ -8,7 +8,8 @@ use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::{Resource, Resources};
 
-use super::{FITS, Question};
+use super::Question;
+use super::llama_cpp::FITS;
 use crate::error::ServeError;
 use crate::flags::parse::FLASH_ATTENTION_HAS_VALUES;
 

@@ -1,0 +1,26 @@
+//! How latents are stored.
+
+/// How entries are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stored {
+    /// In the dtype that the model is run in.
+    Own,
+    /// In 8 bits.
+    Narrow,
+    /// In 8 bits beside their scales, with a rope key of 16 bits: `fp8_ds_mla`.
+    Packed,
+    /// Windows in 8 bits and entries beyond them in 4, beside their scales: `nvfp4_ds_mla`.
+    Mixed,
+}
+
+impl Stored {
+    /// vLLM's name of it, where that is no dtype.
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Own | Self::Narrow => None,
+            Self::Packed => Some("fp8_ds_mla"),
+            Self::Mixed => Some("nvfp4_ds_mla"),
+        }
+    }
+}
