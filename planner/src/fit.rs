@@ -106,6 +106,7 @@ impl PlanRequest {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
             stated: question.stated(),
             command: None,
+            dtypes: self.budget()?.dtypes,
             in_four_bits: self.weights_at(WeightBits::Four).map(ByteSize),
             context: question.context,
             sequences: question.sequences,

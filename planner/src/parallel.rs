@@ -80,7 +80,7 @@ impl Parallel {
     }
 
     /// Every size with its key.
-    pub(crate) const fn sizes(&self) -> [(&'static str, u32); 6] {
+    pub const fn sizes(&self) -> [(&'static str, u32); 6] {
         [("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep), ("cp", self.cp), ("dcp", self.dcp)]
     }
 

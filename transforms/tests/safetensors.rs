@@ -39,18 +39,17 @@ fn configs_and_weights_agree_on_every_tiny_model() {
 /// The estimate from the config alone against the headers, to the byte.
 #[test]
 fn configs_estimate_the_weights_of_the_tiny_models() {
-    // Buffers that are stored like weights: biases of the routing, Gemma 4's factors, MiniMax's tables of decay, primes of n-grams.
+    // Buffers that are stored like weights: biases of the routing, Gemma 4's factors, MiniMax's tables of decay.
     let buffers = |name: &str| match name {
         "deepseek_v3" | "gemma4_moe" | "nemotron_h" => 16,
         "gemma4" => 20,
         "glm5_next_text" | "kimi_linear" => 48,
         "lfm2_moe" => 72,
         "minimax" => 9_248,
-        "qwen4_exp_text" => 176,
         _ => 0,
     };
-    // Its shared blocks are not described.
-    for name in names("models").into_iter().filter(|name| name != "zamba2") {
+    // Shared blocks of the one are not described, and nothing says how many rows the other's tables of n-grams have.
+    for name in names("models").into_iter().filter(|name| !["zamba2", "qwen4_exp_text"].contains(&&**name)) {
         let folder = fixture(&format!("models/{name}"));
         let exact = read(&folder).unwrap().info.weights.unwrap();
         let estimate = read(&folder.join("config.json")).unwrap().info.weights.unwrap();

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::Limit;
 use cacheplan::planner::fit::Answer;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{
-    ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, Parallel, PlanRequest, Prices,
-};
+use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
 use clap::ValueEnum;
 
@@ -232,6 +230,13 @@ fn of_command(
     let sought = args.start.sought(file, &beside, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
+    if let Some((.., request)) = sought.on.first() {
+        let sizes = request.config().budget.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
+        let kept: Vec<String> = sizes.map(|(key, size)| format!("{key} {size}")).collect();
+        if !kept.is_empty() {
+            note(&format!("the command's {} is kept; leave it out there to have others tried", kept.join(", ")));
+        }
+    }
     let mut context = question.context;
     let mut answers = Vec::new();
     for (name, device, length, request) in sought.on {
@@ -244,13 +249,11 @@ fn of_command(
             engines: engines.clone(),
             ..question.clone()
         };
-        // How it is divided is what is sought.
-        let request = request.changed(|budget| budget.parallel = Parallel::default());
         answers.push(request.fit(&question).map_err(refused)?);
     }
     let mut answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;
     if let Some(best) = answer.best() {
-        let told = sought.launch.told(&best.engine_layout(context), args.start.version());
+        let told = sought.launch.told(&answer.layout_of(best, sought.engine), args.start.version());
         answer.command = told.map_err(start::failed)?.map(|launch| launch.shown());
     }
     Ok((FitQuestion { context, sequences, ..question }, answer))

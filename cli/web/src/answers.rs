@@ -289,7 +289,7 @@ pub(crate) fn fit(
         engines: Vec::new(),
     };
     let answer = request.fit(&question)?;
-    let vllm = |fit: &cacheplan_planner::fit::Fit| "vllm".parse().ok().and_then(|engine| fit.told(engine, context));
+    let vllm = |fit: &cacheplan_planner::fit::Fit| "vllm".parse().ok().and_then(|engine| answer.told(fit, engine));
     let flags: Vec<Value> =
         answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": vllm(fit) })).collect();
     let pictures = json_of(&answer.pictures(width))?;

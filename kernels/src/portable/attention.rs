@@ -112,7 +112,13 @@ fn one_sequence(
             .reshape((view.num_kv_heads, group * queries, 1))?;
         scores = Tensor::cat(&[&scores, &sinks], D::Minus1)?;
     }
-    let weights = softmax(&scores)?.narrow(D::Minus1, 0, keys)?.contiguous()?;
+    let mut weights = softmax(&scores)?.narrow(D::Minus1, 0, keys)?.contiguous()?;
+    // A row may see nothing of what was chosen, and then its weights are none.
+    if batch.chosen.is_some() && attention.sinks.is_none() {
+        let seen: Vec<u8> = seen.iter().map(|&seen| seen.into()).cycle().take(num_heads * seen.len()).collect();
+        let seen = Tensor::from_vec(seen, weights.shape(), q.device())?;
+        weights = seen.where_cond(&weights, &weights.zeros_like()?)?;
+    }
     Ok(weights
         .matmul(&v)?
         .reshape((view.num_kv_heads, group, queries, attention.value_dim))?

@@ -273,7 +273,8 @@ impl Book {
         let by_hashes = self.trust();
         let by_tokens = match by_hashes {
             _ if !self.has_unnamed => by_hashes,
-            Trust::Exact | Trust::AtLeastBound => Trust::AtLeastNamed,
+            Trust::Exact => Trust::AtLeastNamed,
+            Trust::AtLeastBound => by_hashes,
             _ => Trust::Estimate,
         };
         [by_hashes, by_tokens]

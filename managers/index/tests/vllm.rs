@@ -44,7 +44,9 @@ fn every_request_reuses_what_vllm_counts() {
             let by_hashes = Prompt::Hashes { hashes: &hashes, block: block_of(model), tokens: tokens.len() };
             let answer = index.ask(by_hashes)[0].reuse;
             assert_eq!(answer.tokens, counted, "{what}");
-            assert!(answer.trust == Trust::Exact || number == 0, "{what}: {:?}", answer.trust);
+            // A prompt's tail is stored in a part of a block there, so that no answer is promised.
+            let has_parts = model.starts_with("windows in finer blocks");
+            assert!(answer.trust == Trust::Exact || number == 0 || has_parts, "{what}: {:?}", answer.trust);
             let by_tokens = index.ask(Prompt::Tokens(&tokens))[0].reuse;
             // Events leave out blocks of windows without saying which: such blocks are known by their hashes alone.
             if by_tokens.trust == Trust::AtLeastNamed || model == "window alone" || model == "two windows" {

@@ -89,6 +89,8 @@ pub(super) static LLAMA_CPP: Told = Told {
         if let Some(dtype) = layout.kv_dtype {
             let name = dtype.to_string();
             flags.extend([("--cache-type-k", Some(name.clone())), ("--cache-type-v", Some(name))]);
+            // Values of fewer bits are read by no other attention.
+            flags.push(("--flash-attn", Some("on".to_owned())));
         }
         Some(flags)
     },

@@ -3,7 +3,9 @@
 use cacheplan_handlers::DType;
 use serde::Serialize;
 
+use crate::budget::Dtypes;
 use crate::device::{DeviceInfo, DeviceKind};
+use crate::engines::{EngineSpec, Layout};
 use crate::parallel::Parallel;
 use crate::size::ByteSize;
 
@@ -19,6 +21,9 @@ pub struct Answer {
     /// The words of the command that was asked about, told the best layout; they stand in place of commands that are made up.
     #[serde(skip)]
     pub command: Option<Vec<String>>,
+    /// The dtypes that were stated, which no row varies.
+    #[serde(skip)]
+    pub dtypes: Dtypes,
     /// What the weights would take in 4 bits, where that is known.
     #[serde(skip)]
     pub in_four_bits: Option<ByteSize>,
@@ -57,6 +62,25 @@ impl Answer {
     pub fn best(&self) -> Option<&Fit> {
         let asked = self.fits.iter().any(|fit| fit.engine.is_some());
         self.fits.iter().find(|fit| fit.holds && fit.engine.is_some() == asked)
+    }
+
+    /// A row as an engine is told it: for as many sequences as it holds, or where cells are taken at the start, as are asked for.
+    pub fn layout_of(&self, fit: &Fit, engine: EngineSpec) -> Layout {
+        let takes_all = engine.engine.name() == "llama.cpp";
+        Layout {
+            parallel: fit.parallel,
+            kv_dtype: fit.kv_dtype.or(self.dtypes.kv),
+            state_dtype: fit.state_dtype.or(self.dtypes.ssm),
+            context: self.context,
+            sequences: if takes_all { fit.sequences.min(self.sequences) } else { fit.sequences },
+        }
+    }
+
+    /// The flags by which an engine is told a row; `None` where it cannot be.
+    pub fn told(&self, fit: &Fit, engine: EngineSpec) -> Option<String> {
+        let flags = engine.flags_of(&self.layout_of(fit, engine))?;
+        let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
+        Some(words.flatten().collect::<Vec<_>>().join(" "))
     }
 
     /// What people look at first: the best layout of each device and engine, beside it the best in the model's own dtypes, and

@@ -3,7 +3,7 @@
 use cacheplan_handlers::DType;
 
 use super::columns::{WIDTH, align, wrap};
-use crate::engines::{EngineSpec, Layout};
+use crate::engines::EngineSpec;
 use crate::export::file::quoted;
 use crate::fit::{Answer, AtBest, Fit};
 use crate::size::sequences;
@@ -107,7 +107,7 @@ impl Answer {
         if !takes_files && (is_gguf || best.is_integrated()) {
             return String::new();
         }
-        let Some(flags) = best.told(engine, self.context) else { return String::new() };
+        let Some(flags) = self.told(best, engine) else { return String::new() };
         let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
         if folder.ends_with(".json") || folder == "-" || (takes_files && !is_gguf) {
@@ -206,6 +206,8 @@ impl Answer {
 
 /// The best layouts of devices that nobody priced, in a sentence.
 fn without_prices(fits: &[&Fit]) -> String {
+    let mut fits = fits.to_vec();
+    fits.dedup_by_key(|fit| (&fit.device, fit.devices));
     let held: Vec<String> = fits
         .iter()
         .map(|fit| format!("{} x {} {}", fit.devices, fit.device, if fit.holds { "holds" } else { "does not hold" }))
@@ -258,19 +260,6 @@ impl Fit {
         let count = if self.devices > 1 { format!("{}x", self.devices) } else { String::new() };
         // Words of a name are joined, so that it can be pasted.
         count + &self.device.replace(' ', "-")
-    }
-
-    /// The flags by which an engine is told it; `None` where it cannot be.
-    pub fn told(&self, engine: EngineSpec, context: u64) -> Option<String> {
-        let flags = engine.flags_of(&self.engine_layout(context))?;
-        let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
-        Some(words.flatten().collect::<Vec<_>>().join(" "))
-    }
-
-    /// As an engine is told it, for as many sequences as it holds.
-    pub fn engine_layout(&self, context: u64) -> Layout {
-        let Self { parallel, kv_dtype, state_dtype, sequences, .. } = *self;
-        Layout { parallel, kv_dtype, state_dtype, context, sequences }
     }
 }
 

@@ -83,7 +83,7 @@ fn deepseek_v3_fits_eight_h200_with_data_parallel_attention() {
     let best = answer.best().unwrap();
     assert_eq!((best.devices, best.parallel), (7, Parallel { pp: 7, ..Parallel::default() }));
     assert!(answer.table().lines().all(|line| line.chars().count() <= 80), "{}", answer.table());
-    let told = attention.told("vllm".parse().unwrap(), 32_768).unwrap();
+    let told = answer.told(attention, "vllm".parse().unwrap()).unwrap();
     assert!(told.contains("--data-parallel-size 8 --enable-expert-parallel"), "{told}");
 }
 
@@ -175,8 +175,21 @@ fn the_engine_that_is_asked_is_told_what_it_admits(#[case] engine: EngineSpec, #
     assert!(best.engine.as_ref().is_some_and(|name| name.starts_with(engine.engine.name())), "{best:?}");
     let table = answer.table();
     assert!(table.contains(expected), "{table}");
-    let told = best.told(engine, 4_096).unwrap();
-    assert!(told.split_whitespace().any(|word| word == best.sequences.to_string()), "{told}");
+    let told = answer.told(best, engine).unwrap();
+    let sequences = if engine.engine.name() == "llama.cpp" { 8 } else { best.sequences };
+    assert!(told.split_whitespace().any(|word| word == sequences.to_string()), "{told}");
+}
+
+/// A dtype that is stated is told the engine too, whose own rows vary none then.
+#[test]
+fn a_stated_dtype_is_told_the_engine() {
+    let engine: EngineSpec = "llama.cpp".parse().unwrap();
+    let asked = FitQuestion { engines: vec![engine], ..question(&["h200"], 4_096, 8) };
+    let request = PlanRequest::of(published("meta-llama__Llama-2-7b-hf"));
+    let answer = request.changed(|budget| budget.dtypes.kv = Some(DType::Q8_0)).fit(&asked).unwrap();
+    let told = answer.told(answer.best().unwrap(), engine).unwrap();
+    let flags = "--ctx-size 32768 --parallel 8 --cache-type-k q8_0 --cache-type-v q8_0 --flash-attn on";
+    assert_eq!(told, flags);
 }
 
 /// A layout that an engine cannot be told is not made up.
@@ -366,7 +379,7 @@ fn devices_without_a_price_are_folded_where_one_with_a_price_holds() {
     let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("yes")).collect();
     assert!(rows.len() == 1 && rows[0].contains("1 x h100") && rows[0].contains("2.50"), "{table}");
     assert!(table.contains("without a price: 1 x l4 holds, 1 x h200 holds"), "{table}");
-    assert!(table.contains("1 x h100, the cheapest that holds: ") && table.contains("\n  2.50 an hour, "), "{table}");
+    assert!(table.contains("1 x h100, the cheapest that holds: ") && table.contains("\n  2.50 an hour; "), "{table}");
 }
 
 /// The words are the field's; the name of the pool stays in the JSON.
@@ -377,7 +390,7 @@ fn what_ends_it_is_said_in_words(#[case] config: &str, #[case] pool: &str, #[cas
     let answer = answer(config, &["h200"], 32_768, 10, "currency = ''\n[per_hour]\n");
     let best = answer.best().unwrap();
     assert_eq!((best.capped_by.as_str(), best.capped_by_words.as_str()), (pool, words));
-    let said = format!("capped by {words}, which takes the most memory");
+    let said = format!("capped by memory, of the caches most for {words}");
     assert!(answer.table().contains(&said) && !answer.table().contains(pool), "{}", answer.table());
 }
 

@@ -383,22 +383,24 @@ fn in_registers<S: Simd, W: Weight, const R: usize, const N: usize>(
                     let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..len * R]).0;
                     weight.add_products(simd, of, start, x, &mut sums);
                 }
-                write(simd, sums, &mut products[first - outputs.start..], outputs.len());
+                let kept = N.min(outputs.end - first);
+                write(simd, sums, kept, &mut products[first - outputs.start..], outputs.len());
             }
         },
     );
 }
 
-/// Writes the products of rows a stride apart, as far as they go.
+/// Writes the products of rows a stride apart with as many outputs as are kept: what stands behind them is the next row.
 #[inline(always)]
 fn write<S: Simd, const R: usize, const N: usize>(
     simd: S,
     sums: [[S::f32s; N]; R],
+    kept: usize,
     products: &mut [f32],
     stride: usize,
 ) {
     for (products, sums) in products.chunks_mut(stride).zip(sums) {
-        for (product, sum) in products.iter_mut().zip(sums) {
+        for (product, sum) in products.iter_mut().zip(sums).take(kept) {
             *product = simd.reduce_sum_f32s(sum);
         }
     }

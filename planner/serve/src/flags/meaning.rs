@@ -95,8 +95,6 @@ mod tests {
             "vllm@0.24.0",
             "vllm@0.28.0",
             "vllm@0.33.0",
-            "sglang@0.4.1",
-            "sglang@0.4.4",
             "sglang@0.4.6",
             "sglang@0.4.9",
             "sglang@0.5.1",
