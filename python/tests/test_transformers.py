@@ -69,7 +69,7 @@ def tensors(cache: PlannedCache) -> list[Any]:
 
 def test_every_model_with_golden_outputs_has_weights() -> None:
     golden = (ROOT / "tests/fixtures/models").glob("*/golden.safetensors")
-    assert MODELS == sorted(path.parent for path in golden)
+    assert sorted(path.parent for path in golden) == MODELS
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
