@@ -22,9 +22,7 @@ FIXTURES = ROOT / "tests/fixtures/models"
 #: They keep every token's index row, where a plan has a key for several tokens and the rows of the next.
 KEPT_OTHERWISE = {"glm5_next_text": "index_cache_1", "qwen4_exp_text": "index_cache_1"}
 MODELS = sorted(
-    path
-    for path in FIXTURES.iterdir()
-    if (path / "model.safetensors").exists() and path.name not in KEPT_OTHERWISE
+    path for path in FIXTURES.iterdir() if (path / "model.safetensors").exists() and path.name not in KEPT_OTHERWISE
 )
 TOKENS, SEQUENCES, NEW = 48, 3, 8
 # Other threads cost models of this size more than they do.
