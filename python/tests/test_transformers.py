@@ -67,8 +67,8 @@ def tensors(cache: PlannedCache) -> list[Any]:
 
 def test_every_model_with_golden_outputs_has_weights() -> None:
     golden = (ROOT / "tests/fixtures/models").glob("*/golden.safetensors")
-    golden = (path.parent for path in golden)
-    assert sorted(path for path in golden if path.name not in KEPT_OTHERWISE) == MODELS
+    folders = (path.parent for path in golden)
+    assert sorted(path for path in folders if path.name not in KEPT_OTHERWISE) == MODELS
 
 
 @pytest.mark.parametrize("static", [False, True], ids=["growing", "static"])
