@@ -134,17 +134,16 @@ impl PlanRequest {
         };
         let requests: Vec<(PlanRequest, Option<EngineSpec>)> =
             engines.into_iter().map(|engine| (self.as_run_by(engine), engine)).collect();
+        let layouts =
+            layouts.iter().flat_map(|(_, device, layouts)| layouts.iter().map(move |layout| (*device, *layout)));
+        let tries: Vec<(&DeviceInfo, Parallel)> = layouts.collect();
         let holds = |context: u64| {
             let question = FitQuestion { context, ..question.clone() };
-            let of_device = |(_, device, layouts): &OnDevice<'_>| {
-                layouts.iter().any(|parallel| {
-                    requests.iter().any(|(request, engine)| {
-                        tried(request, device, *engine, *parallel, &question, None)
-                            .is_some_and(|tried| tried.sequences >= question.needed())
-                    })
-                })
+            let holds = |request: &PlanRequest, engine, (device, parallel)| {
+                let tried = tried(request, device, engine, parallel, &question, None);
+                tried.is_some_and(|tried| tried.sequences >= question.needed())
             };
-            layouts.iter().any(of_device)
+            requests.iter().any(|(request, engine)| tries.iter().any(|layout| holds(request, *engine, *layout)))
         };
         let most = self.info().max_position_embeddings.unwrap_or(1 << *CURVE.end());
         Ok(last(most.min(1 << 32), |context| context == 0 || holds(context)))

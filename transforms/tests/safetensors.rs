@@ -48,11 +48,16 @@ fn configs_estimate_the_weights_of_the_tiny_models() {
         "minimax" => 9_248,
         _ => 0,
     };
-    // Shared blocks of the one are not described, and nothing says how many rows the other's tables of n-grams have.
-    for name in names("models").into_iter().filter(|name| !["zamba2", "qwen4_exp_text"].contains(&&**name)) {
+    // Its shared blocks are not described.
+    for name in names("models").into_iter().filter(|name| name != "zamba2") {
         let folder = fixture(&format!("models/{name}"));
         let exact = read(&folder).unwrap().info.weights.unwrap();
-        let estimate = read(&folder.join("config.json")).unwrap().info.weights.unwrap();
+        let described = read(&folder.join("config.json")).unwrap();
+        let Some(estimate) = described.info.weights else {
+            // Nothing says how many rows its tables of n-grams have, and then nothing is said of the others either.
+            assert_eq!((name.as_str(), described.weights_unknown.is_some()), ("qwen4_exp_text", true));
+            continue;
+        };
         assert_eq!((estimate.bytes + buffers(&name), estimate.exact), (exact.bytes, false), "{name}");
     }
 }

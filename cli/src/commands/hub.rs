@@ -16,7 +16,7 @@ pub(crate) fn model() -> impl TypedValueParser<Value = PathBuf> {
 
 /// The same for what is typed elsewhere.
 pub(crate) fn find(path: &Path) -> PathBuf {
-    Hub::from_env().located(&Hub::named(path))
+    Hub::from_env().located(path)
 }
 
 /// What to do about weights that are not there; `None` for what is no name on the hub.

@@ -40,16 +40,13 @@ impl Hub {
         self.cache.as_deref()
     }
 
-    /// The name of a model, where its page's address on the hub was pasted; else the path as it is.
-    pub fn named(path: &Path) -> PathBuf {
-        path.to_str().and_then(name::in_address).map_or_else(|| path.to_owned(), PathBuf::from)
-    }
-
-    /// Finds what the cache has under a name; returns the path itself where it is no name, or where something lies there.
+    /// Finds what the cache has under a name, or under the address of its page; the name itself where the cache has nothing, and
+    /// the path where it is no name or where something lies there.
     pub fn located(&self, path: &Path) -> PathBuf {
-        let cached = || cache::find(self.cache.as_deref()?, Name::parse(path)?);
+        let named = path.to_str().and_then(name::in_address).map_or_else(|| path.to_owned(), PathBuf::from);
+        let cached = || cache::find(self.cache.as_deref()?, Name::parse(&named)?);
         // What lies here comes first.
-        if path.exists() { path.to_owned() } else { cached().unwrap_or_else(|| path.to_owned()) }
+        if path.exists() { path.to_owned() } else { cached().unwrap_or(named) }
     }
 
     /// The snapshot of a model that the branch `main` is at, else any; `folder` is `models--org--name`.

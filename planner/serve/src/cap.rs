@@ -75,14 +75,14 @@ impl Cap {
 
     /// The flag that states it.
     pub(crate) fn flag(self, question: &Question) -> Option<&'static str> {
-        let names = match self {
-            Self::Sequences => ["--max-num-seqs", "--max-running-requests", "--max_batch_size"].as_slice(),
-            Self::Slots => &["--max-mamba-cache-size"],
-            Self::Tokens => &["--max-total-tokens"],
-            Self::Blocks => &["--num-gpu-blocks-override"],
-            Self::Bytes => &[],
+        let name = match self {
+            Self::Sequences => question.engine.engine.sequences_flag(),
+            Self::Slots => "--max-mamba-cache-size",
+            Self::Tokens => "--max-total-tokens",
+            Self::Blocks => "--num-gpu-blocks-override",
+            Self::Bytes => return None,
         };
-        names.iter().copied().find(|name| question.has_flag(name))
+        question.has_flag(name).then_some(name)
     }
 
     /// All of them in words.

@@ -1,7 +1,7 @@
 //! Changes by which a command starts, or holds more, each of them asked anew.
 
-use cacheplan_planner::Devices;
 use cacheplan_planner::logs::Fact;
+use cacheplan_planner::{Devices, Engine};
 
 use crate::answer::{Answer, Change, Starts};
 use crate::cap::Cap;
@@ -99,6 +99,10 @@ impl Search<'_> {
         Some((program, parsed))
     }
 
+    fn engine(&self) -> Option<Engine> {
+        self.program().map(|(program, _)| program.engine.engine)
+    }
+
     /// What the command with these changes comes to; more ranks have more devices.
     fn outcome(&self, remedies: &[Remedy]) -> Option<Changed> {
         let (Program { engine, start }, _) = self.program()?;
@@ -107,7 +111,7 @@ impl Search<'_> {
         let words = remedies.iter().try_fold(self.launch.words.clone(), apply)?;
         let mut launch = Launch { words, ..self.launch.clone() };
         let mut options = self.options.clone();
-        if remedies.iter().any(|remedy| remedy.flag() == ranks_flag(engine.engine.name())) {
+        if remedies.iter().any(|remedy| Some(remedy.flag()) == engine.engine.ranks_flag()) {
             launch.gpus = None;
             options.devices = options.devices.map(|devices| Devices::from(devices.device().clone()));
         }
@@ -116,7 +120,7 @@ impl Search<'_> {
 
     fn is_cap(&self, remedy: &Remedy) -> bool {
         let flag = |cap: &Cap| match cap {
-            Cap::Sequences => remedy.flag() == batch_flag(self.answer.engine),
+            Cap::Sequences => self.engine().is_some_and(|engine| remedy.flag() == engine.sequences_flag()),
             Cap::Slots => remedy.flag() == "--max-mamba-cache-size",
             Cap::Tokens => remedy.flag() == "--max-total-tokens",
             Cap::Blocks => remedy.flag() == "--num-gpu-blocks-override",
@@ -127,7 +131,7 @@ impl Search<'_> {
 
     fn change(&self, remedies: &[Remedy], answer: Answer) -> Change {
         let said: Vec<String> = remedies.iter().map(|remedy| self.said(remedy)).collect();
-        let flag = ranks_flag(self.answer.engine);
+        let flag = self.engine().and_then(Engine::ranks_flag).unwrap_or_default();
         let stated = self.program().and_then(|(_, parsed)| parsed.settings.get(flag)?.value().parse::<u64>().ok());
         let more = remedies.iter().find_map(|remedy| match remedy {
             Remedy::Set(name, ranks) if *name == flag => Some(ranks.parse::<u64>().ok()? / stated.unwrap_or(1).max(1)),
@@ -146,13 +150,13 @@ impl Search<'_> {
     fn said(&self, remedy: &Remedy) -> String {
         let limits = self.answer.limits;
         let now = |flag: &str| {
-            let number = match self.answer.engine {
-                engine if flag == length_flag(engine) => Some(limits.max_seq_len),
-                engine if flag == batch_flag(engine) => limits.max_batch_size,
-                _ if flag == "--max-num-batched-tokens" => Some(limits.max_num_tokens),
+            let (Program { engine, .. }, parsed) = self.program()?;
+            let number = match flag {
+                _ if flag == engine.engine.length_flag() => Some(limits.max_seq_len),
+                _ if flag == engine.engine.sequences_flag() => limits.max_batch_size,
+                "--max-num-batched-tokens" => Some(limits.max_num_tokens),
                 _ => None,
             };
-            let (Program { engine, .. }, parsed) = self.program()?;
             let usual = || flags(engine.engine, engine.version).into_iter().find(|known| known.name == flag)?.default;
             let written = parsed.settings.get(flag).map(|setting| setting.value().to_owned());
             number.map(|number| number.to_string()).or(written).or_else(|| usual().map(str::to_owned))
@@ -171,10 +175,8 @@ impl Search<'_> {
     fn tries(&self) -> Vec<Remedy> {
         let Some((Program { engine, .. }, parsed)) = self.program() else { return Vec::new() };
         let (name, answer) = (engine.engine.name(), self.answer);
-        if name == "llama.cpp" {
-            return Vec::new();
-        }
-        let (length, tp, batch) = (length_flag(name), ranks_flag(name), batch_flag(name));
+        let Some(tp) = engine.engine.ranks_flag() else { return Vec::new() };
+        let (length, batch) = (engine.engine.length_flag(), engine.engine.sequences_flag());
         let number = |flag: &str| parsed.settings.get(flag).and_then(|setting| setting.value().parse::<u64>().ok());
         let ranks = number(tp).unwrap_or(1);
         let mut tries: Vec<Remedy> = [2, 4].map(|times| Remedy::Set(tp, (times * ranks).to_string())).into();
@@ -244,30 +246,4 @@ impl Search<'_> {
 /// Sequences that it holds whatever it finds.
 fn least(answer: &Answer) -> u64 {
     answer.sequences.map_or(0, |all| all.low)
-}
-
-fn length_flag(engine: &str) -> &'static str {
-    match engine {
-        "vllm" => "--max-model-len",
-        "sglang" => "--context-length",
-        "tensorrt-llm" => "--max_seq_len",
-        _ => "--ctx-size",
-    }
-}
-
-fn ranks_flag(engine: &str) -> &'static str {
-    match engine {
-        "sglang" => "--tp-size",
-        "tensorrt-llm" => "--tensor_parallel_size",
-        _ => "--tensor-parallel-size",
-    }
-}
-
-fn batch_flag(engine: &str) -> &'static str {
-    match engine {
-        "sglang" => "--max-running-requests",
-        "tensorrt-llm" => "--max_batch_size",
-        "vllm" => "--max-num-seqs",
-        _ => "--parallel",
-    }
 }

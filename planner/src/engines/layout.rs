@@ -2,6 +2,8 @@
 
 use cacheplan_handlers::DType;
 
+use super::flags;
+use crate::export::input::Class;
 use crate::parallel::Parallel;
 
 /// How a model is divided, in which dtypes its caches are kept, and how many sequences of which length it serves.
@@ -26,8 +28,12 @@ pub type LayoutFlag = (&'static str, Option<String>);
 pub(super) struct Told {
     /// The program, up to the model's name.
     pub(super) program: &'static str,
-    /// The flags that divide a model.
+    /// The flags that divide a model, that of tensor parallel ranks first.
     pub(super) sizes: &'static [&'static str],
+    /// The flag for the tokens of a sequence.
+    pub(super) length: &'static str,
+    /// The flag for the sequences at once.
+    pub(super) sequences: &'static str,
     /// What it is told; `None` of what it cannot be told.
     pub(super) flags: fn(&Layout) -> Option<Vec<LayoutFlag>>,
 }
@@ -35,64 +41,76 @@ pub(super) struct Told {
 pub(super) static VLLM: Told = Told {
     program: "vllm serve",
     sizes: &["--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel"],
+    length: "--max-model-len",
+    sequences: "--max-num-seqs",
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
-        let mut flags = sizes(VLLM.sizes, &[tp, pp, dp]);
-        flags.extend((ep > 1).then_some(("--enable-expert-parallel", None)));
-        flags.extend(layout.kv_dtype.map(|_| ("--kv-cache-dtype", Some("fp8".to_owned()))));
-        flags.extend(layout.state_dtype.map(|_| ("--mamba-ssm-cache-dtype", Some("bfloat16".to_owned()))));
-        flags.extend([count("--max-model-len", layout.context), count("--max-num-seqs", layout.of_replica())]);
-        Some(flags)
+        let mut told = sizes(VLLM.sizes, &[tp, pp, dp]);
+        told.extend((ep > 1).then_some(("--enable-expert-parallel", None)));
+        // Its word for 8 bits is that for a sparse latent's records too.
+        let kv = |dtype| if dtype == DType::F8E4m3 { Some("fp8") } else { flags::VLLM.word(Class::Kv, dtype) };
+        told.extend(told_dtype("--kv-cache-dtype", layout.kv_dtype, kv)?);
+        let state = |dtype| flags::VLLM.word(Class::Ssm, dtype);
+        told.extend(told_dtype("--mamba-ssm-cache-dtype", layout.state_dtype, state)?);
+        told.extend([count(VLLM.length, layout.context), count(VLLM.sequences, layout.of_replica())]);
+        Some(told)
     },
 };
 
 pub(super) static SGLANG: Told = Told {
     program: "python -m sglang.launch_server --model-path",
     sizes: &["--tp-size", "--pp-size", "--dp-size", "--ep-size"],
+    length: "--context-length",
+    sequences: "--max-running-requests",
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
         // Its experts are divided over the ranks of one replica.
         if ep > 1 && (ep != tp || dp > 1) {
             return None;
         }
-        let mut flags = sizes(SGLANG.sizes, &[tp, pp, dp, ep]);
-        flags.extend(layout.kv_dtype.map(|_| ("--kv-cache-dtype", Some("fp8_e4m3".to_owned()))));
-        flags.extend(layout.state_dtype.map(|_| ("--mamba-ssm-dtype", Some("bfloat16".to_owned()))));
-        flags.extend([count("--context-length", layout.context), count("--max-running-requests", layout.of_replica())]);
-        Some(flags)
+        let mut told = sizes(SGLANG.sizes, &[tp, pp, dp, ep]);
+        let word = |of| move |dtype| flags::SGLANG.word(of, dtype);
+        told.extend(told_dtype("--kv-cache-dtype", layout.kv_dtype, word(Class::Kv))?);
+        told.extend(told_dtype("--mamba-ssm-dtype", layout.state_dtype, word(Class::Ssm))?);
+        told.extend([count(SGLANG.length, layout.context), count(SGLANG.sequences, layout.of_replica())]);
+        Some(told)
     },
 };
 
 pub(super) static TENSORRT_LLM: Told = Told {
     program: "trtllm-serve",
     sizes: &["--tensor_parallel_size", "--pipeline_parallel_size", "--moe_expert_parallel_size"],
+    length: "--max_seq_len",
+    sequences: "--max_batch_size",
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
         // Its file of options says dtypes, its flags do not; replicas are started one by one.
         let is_told = layout.kv_dtype.is_none() && layout.state_dtype.is_none() && dp == 1;
-        let mut flags = sizes(TENSORRT_LLM.sizes, &[tp, pp, ep]);
-        flags.extend([count("--max_seq_len", layout.context), count("--max_batch_size", layout.sequences)]);
-        is_told.then_some(flags)
+        let mut told = sizes(TENSORRT_LLM.sizes, &[tp, pp, ep]);
+        told.extend([count(TENSORRT_LLM.length, layout.context), count(TENSORRT_LLM.sequences, layout.sequences)]);
+        is_told.then_some(told)
     },
 };
 
 pub(super) static LLAMA_CPP: Told = Told {
     program: "llama-server -m",
     sizes: &[],
+    length: "--ctx-size",
+    sequences: "--parallel",
     flags: |layout| {
         // It divides a model over devices by its layers alone, and takes the cells of all sequences at its start.
         if layout.parallel.world_size() > 1 || layout.state_dtype.is_some() {
             return None;
         }
         let cells = layout.context.saturating_mul(layout.sequences.max(1));
-        let mut flags = vec![count("--ctx-size", cells), count("--parallel", layout.sequences)];
+        let mut told = vec![count(LLAMA_CPP.length, cells), count(LLAMA_CPP.sequences, layout.sequences)];
         if let Some(dtype) = layout.kv_dtype {
             let name = dtype.to_string();
-            flags.extend([("--cache-type-k", Some(name.clone())), ("--cache-type-v", Some(name))]);
+            told.extend([("--cache-type-k", Some(name.clone())), ("--cache-type-v", Some(name))]);
             // Values of fewer bits are read by no other attention.
-            flags.push(("--flash-attn", Some("on".to_owned())));
+            told.push(("--flash-attn", Some("on".to_owned())));
         }
-        Some(flags)
+        Some(told)
     },
 };
 
@@ -106,6 +124,18 @@ impl Layout {
 fn sizes(names: &[&'static str], sizes: &[u32]) -> Vec<LayoutFlag> {
     let divides = names.iter().zip(sizes).filter(|(_, size)| **size > 1);
     divides.map(|(name, size)| (*name, Some(size.to_string()))).collect()
+}
+
+/// A dtype as the engine calls it; `None` of one that it has no word for.
+fn told_dtype(
+    name: &'static str,
+    dtype: Option<DType>,
+    word: impl Fn(DType) -> Option<&'static str>,
+) -> Option<Option<LayoutFlag>> {
+    match dtype {
+        None => Some(None),
+        Some(dtype) => word(dtype).map(|word| Some((name, Some(word.to_owned())))),
+    }
 }
 
 fn count(name: &'static str, count: u64) -> LayoutFlag {

@@ -137,6 +137,21 @@ impl Engine {
         self.0.words
     }
 
+    /// The flag for tensor parallel ranks; `None` of an engine that divides no layer.
+    pub fn ranks_flag(self) -> Option<&'static str> {
+        self.0.told.sizes.first().copied()
+    }
+
+    /// The flag for the tokens of a sequence; of llama.cpp for those of all.
+    pub const fn length_flag(self) -> &'static str {
+        self.0.told.length
+    }
+
+    /// The flag for the most sequences at once.
+    pub const fn sequences_flag(self) -> &'static str {
+        self.0.told.sequences
+    }
+
     pub(crate) const fn file(self) -> Option<&'static TargetFile> {
         self.0.file
     }

@@ -164,6 +164,16 @@ impl Dialect {
         names.flatten().filter(|(_, _, since)| *since <= release).map(|(dtype, ..)| *dtype).collect()
     }
 
+    /// The engine's word for a dtype of such caches in the newest release.
+    pub(crate) fn word(&self, class: Class, dtype: DType) -> Option<&'static str> {
+        let names = |key: &Key| match key.says {
+            Says::DType(of, _, names) if of == class => Some(names),
+            _ => None,
+        };
+        let names = self.keys.iter().filter_map(names).flatten();
+        names.copied().find(|(known, ..)| *known == dtype).map(|(_, word, _)| word)
+    }
+
     pub(crate) fn not_expressed(&self, input: &Input<'_>, settings: &[Setting]) -> Vec<String> {
         let is_told = |key: &&Key| settings.iter().any(|setting| setting.key == key.name);
         let ranks = self.keys.iter().filter(is_told).filter_map(|key| key.path.strip_prefix("parallel."));

@@ -54,8 +54,7 @@ fn lines(answer: &DisaggregationAnswer) -> Vec<String> {
 
 fn side(name: &str, side: &Side, what: &str) -> Vec<String> {
     let Side { devices, device, parallel, replicas, sequences, capped_by, engine, .. } = side;
-    let sizes = [("tp", parallel.tp), ("pp", parallel.pp), ("dp", parallel.dp), ("ep", parallel.ep)];
-    let sizes = sizes.into_iter().chain([("cp", parallel.cp), ("dcp", parallel.dcp)]).filter(|(_, size)| *size > 1);
+    let sizes = parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
     let sizes: Vec<String> = sizes.map(|(name, size)| format!(" {name} {size}")).collect();
     let device = if device.is_empty() { String::new() } else { format!(" {device}") };
     let by = engine.as_ref().map(|engine| format!(" by {engine}")).unwrap_or_default();

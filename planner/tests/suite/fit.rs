@@ -192,6 +192,26 @@ fn a_stated_dtype_is_told_the_engine() {
     assert_eq!(told, flags);
 }
 
+/// Each dtype by the engine's own word, and none that it has no word for.
+#[rstest]
+#[case("vllm", DType::Bf16, Some("--kv-cache-dtype bfloat16"))]
+#[case("vllm", DType::F8E4m3, Some("--kv-cache-dtype fp8"))]
+#[case("vllm", DType::F8E5m2, Some("--kv-cache-dtype fp8_e5m2"))]
+#[case("vllm", DType::Q8_0, None)]
+#[case("sglang", DType::F8E4m3, Some("--kv-cache-dtype fp8_e4m3"))]
+#[case("sglang", DType::Q8_0, None)]
+#[case("llama.cpp", DType::Q4_0, Some("--cache-type-k q4_0 --cache-type-v q4_0 --flash-attn on"))]
+fn a_dtype_is_told_by_the_engines_word(#[case] engine: EngineSpec, #[case] dtype: DType, #[case] word: Option<&str>) {
+    let parallel = Parallel::default();
+    let layout = Layout { parallel, kv_dtype: Some(dtype), state_dtype: None, context: 4_096, sequences: 8 };
+    let told = engine.flags_of(&layout).map(|flags| {
+        let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
+        words.flatten().collect::<Vec<_>>().join(" ")
+    });
+    assert_eq!(told.is_some(), word.is_some(), "{told:?}");
+    assert!(told.unwrap_or_default().contains(word.unwrap_or_default()));
+}
+
 /// A layout that an engine cannot be told is not made up.
 #[rstest]
 #[case("llama.cpp", Parallel { tp: 2, ..Parallel::default() })]

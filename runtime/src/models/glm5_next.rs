@@ -1,11 +1,10 @@
 //! GLM-5.3-Flash: Kimi delta attention with a bounded decay, and latent attention without rope over tokens that an indexer
 //! chooses, then a gated MLP or experts, all among several residual streams.
 
-use cacheplan_handlers::DecayKind;
 use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
-    layers::{BlockSpec, FeedForward, LinearAttention, Mla as MlaSpec},
+    layers::{BlockSpec, FeedForward, Mla as MlaSpec},
 };
 use serde::Deserialize;
 
@@ -14,8 +13,8 @@ use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, Chooser, ClampedSwiglu, GatedKeys, GatedKeysShape, Indexer, IndexerShape, Kda, KdaDecay, KdaShape,
-    MixedShape, MixedStreams, Mla, MlaShape, Mlp, Moe, size,
+    Activation, Chooser, ClampedSwiglu, GatedKeys, GatedKeysShape, Indexer, IndexerShape, Kda, KdaDecay, MixedShape,
+    MixedStreams, Mla, MlaShape, Mlp, Moe, size,
 };
 use crate::weights::{Scope, Weights};
 
@@ -102,25 +101,9 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                 someone_chose = true;
                 Block::new(before, config.attention(&weights, layer, dims, chooses)?)
             }
-            BlockSpec::LinearAttention(LinearAttention {
-                num_k_heads,
-                num_v_heads,
-                head_k_dim,
-                head_v_dim,
-                delta_rule: true,
-                decay: DecayKind::PerChannel,
-                d_conv: Some(d_conv),
-                ..
-            }) if (num_k_heads, head_k_dim) == (num_v_heads, head_v_dim) => {
-                let shape = KdaShape {
-                    hidden: layer.hidden,
-                    heads: size(num_k_heads),
-                    head_dim: size(head_k_dim),
-                    d_conv: size(d_conv),
-                    activation: config.hidden_act,
-                    norm_eps: config.rms_norm_eps,
-                    decay: config.decay(),
-                };
+            BlockSpec::LinearAttention(ref dims) => {
+                let shape = layer.kda(dims, config.hidden_act, config.rms_norm_eps, config.decay());
+                let shape = shape.ok_or_else(|| layer.refuse(known))?;
                 let a_log = weights.float("A_log", shape.heads)?;
                 Block::new(before, Kda::load(&weights, layer.index, shape, &a_log)?)
             }

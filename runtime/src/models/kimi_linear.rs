@@ -1,10 +1,9 @@
 //! Kimi Linear: Kimi delta attention and latent attention without rope, then a gated MLP or experts.
 
-use cacheplan_handlers::DecayKind;
 use cacheplan_kernels::Routing;
 use cacheplan_transforms::{
     Model,
-    layers::{BlockSpec, FeedForward, LinearAttention},
+    layers::{BlockSpec, FeedForward},
 };
 use serde::Deserialize;
 
@@ -12,7 +11,7 @@ use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Kda, KdaDecay, KdaShape, Mla, Mlp, Moe, size};
+use crate::layers::{Activation, Kda, KdaDecay, Mla, Mlp, Moe, size};
 use crate::weights::{Scope, Weights};
 
 /// The keys of a Kimi Linear `config.json` that its decoder reads.
@@ -52,25 +51,9 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                 let shape = layer.mla(dims, config.attention_bias)?;
                 Block::new(before, Mla::load(&weights, layer.index, shape, None)?)
             }
-            BlockSpec::LinearAttention(LinearAttention {
-                num_k_heads,
-                num_v_heads,
-                head_k_dim,
-                head_v_dim,
-                delta_rule: true,
-                decay: DecayKind::PerChannel,
-                d_conv: Some(d_conv),
-                ..
-            }) if (num_k_heads, head_k_dim) == (num_v_heads, head_v_dim) => {
-                let shape = KdaShape {
-                    hidden: layer.hidden,
-                    heads: size(num_k_heads),
-                    head_dim: size(head_k_dim),
-                    d_conv: size(d_conv),
-                    activation: config.hidden_act,
-                    norm_eps: config.rms_norm_eps,
-                    decay: KdaDecay::Softplus,
-                };
+            BlockSpec::LinearAttention(ref dims) => {
+                let shape = layer.kda(dims, config.hidden_act, config.rms_norm_eps, KdaDecay::Softplus);
+                let shape = shape.ok_or_else(|| layer.refuse(known))?;
                 let a_log = weights.float("A_log", (1, 1, shape.heads, 1))?;
                 Block::new(before, Kda::load(&weights, layer.index, shape, &a_log)?)
             }

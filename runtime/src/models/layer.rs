@@ -1,17 +1,19 @@
 //! From a model's layers and weights to its decoder: what all architectures have in common.
 
+use cacheplan_handlers::DecayKind;
 use cacheplan_kernels::Window;
 use cacheplan_transforms::{
     Model,
-    layers::{Attention, BlockSpec, LayerSpec, Mamba2 as Mamba2Spec, Mla},
+    layers::{Attention, BlockSpec, LayerSpec, LinearAttention, Mamba2 as Mamba2Spec, Mla},
 };
 
 use crate::block::Block;
 use crate::decoder::{Blocks, Decoder, Head};
 use crate::error::{ConfigError, RuntimeError};
 use crate::layers::{
-    Activation, AttentionShape, Ending, GatedShape, GatedStreams, Keys, LATENT_NORM_EPS, LayerInputs, LayerInputsShape,
-    Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape, RmsNorm, size,
+    Activation, AttentionShape, Ending, GatedDeltaShape, GatedShape, GatedStreams, KdaDecay, KdaShape, Keys,
+    LATENT_NORM_EPS, LayerInputs, LayerInputsShape, Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape,
+    OutputGate, RmsNorm, size,
 };
 use crate::prediction::{PredictionLayer, PredictionNames};
 use crate::step::Names;
@@ -233,6 +235,51 @@ impl<'a> Layer<'a> {
             scale: 1.0 / ((nope + rope) as f64).sqrt(),
             norm_eps: LATENT_NORM_EPS,
             interleaved: false,
+        })
+    }
+
+    /// The shape of its gated delta net, if it is one with a decay per head behind a convolution.
+    pub(crate) fn gated_delta(
+        &self,
+        dims: &LinearAttention,
+        activation: Activation,
+        norm_eps: f64,
+    ) -> Option<GatedDeltaShape> {
+        let (DecayKind::PerHead, true, Some(d_conv)) = (dims.decay, dims.delta_rule, dims.d_conv) else { return None };
+        Some(GatedDeltaShape {
+            hidden: self.hidden,
+            key_heads: size(dims.num_k_heads),
+            value_heads: size(dims.num_v_heads),
+            key_dim: size(dims.head_k_dim),
+            value_dim: size(dims.head_v_dim),
+            d_conv: size(d_conv),
+            activation,
+            norm_eps: norm_eps as f32,
+            strength: 1.0,
+            gate: OutputGate::Silu,
+        })
+    }
+
+    /// The shape of its Kimi delta attention, if it is one: a decay per channel, and keys like values.
+    pub(crate) fn kda(
+        &self,
+        dims: &LinearAttention,
+        activation: Activation,
+        norm_eps: f64,
+        decay: KdaDecay,
+    ) -> Option<KdaShape> {
+        let (DecayKind::PerChannel, true, Some(d_conv)) = (dims.decay, dims.delta_rule, dims.d_conv) else {
+            return None;
+        };
+        let is_even = (dims.num_k_heads, dims.head_k_dim) == (dims.num_v_heads, dims.head_v_dim);
+        is_even.then_some(KdaShape {
+            hidden: self.hidden,
+            heads: size(dims.num_k_heads),
+            head_dim: size(dims.head_k_dim),
+            d_conv: size(d_conv),
+            activation,
+            norm_eps,
+            decay,
         })
     }
 

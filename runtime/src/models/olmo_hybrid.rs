@@ -1,9 +1,8 @@
 //! OLMo Hybrid: gated delta nets behind norms, and attention with norms behind it, then a gated MLP, in every layer.
 
-use cacheplan_handlers::DecayKind;
 use cacheplan_transforms::{
     Model,
-    layers::{BlockSpec, FeedForward, LinearAttention},
+    layers::{BlockSpec, FeedForward},
 };
 use serde::Deserialize;
 
@@ -13,12 +12,12 @@ use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
     Activation, Attention, CausalConv, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mlp,
-    OutputGate, RopeConfig, size,
+    RopeConfig,
 };
 use crate::weights::{Scope, Weights};
 
 /// The gated norm has an epsilon of its own, whatever the config's `rms_norm_eps`.
-const GATED_NORM_EPS: f32 = 1e-5;
+const GATED_NORM_EPS: f64 = 1e-5;
 
 /// The keys of an OLMo Hybrid `config.json` that its decoder reads.
 #[derive(Debug, Deserialize)]
@@ -47,27 +46,11 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         let mlp = layer.mlp(sizes.intermediate_size, config.hidden_act);
         let mlp = Mlp::load_gated(&layer.enter("mlp"), mlp)?;
         match *mixer {
-            BlockSpec::LinearAttention(LinearAttention {
-                num_k_heads,
-                num_v_heads,
-                head_k_dim,
-                head_v_dim,
-                delta_rule: true,
-                decay: DecayKind::PerHead,
-                d_conv: Some(d_conv),
-                ..
-            }) => {
+            BlockSpec::LinearAttention(ref dims) => {
+                let shape = layer.gated_delta(dims, config.hidden_act, GATED_NORM_EPS);
                 let shape = GatedDeltaShape {
-                    hidden: layer.hidden,
-                    key_heads: size(num_k_heads),
-                    value_heads: size(num_v_heads),
-                    key_dim: size(head_k_dim),
-                    value_dim: size(head_v_dim),
-                    d_conv: size(d_conv),
-                    activation: config.hidden_act,
-                    norm_eps: GATED_NORM_EPS,
                     strength: if config.linear_allow_neg_eigval { 2.0 } else { 1.0 },
-                    gate: OutputGate::Silu,
+                    ..shape.ok_or_else(|| layer.refuse(known))?
                 };
                 let delta = gated_delta(&layer.enter("linear_attn"), layer, shape)?;
                 Ok(vec![

@@ -1,10 +1,9 @@
 //! Qwen3-Next and Qwen3.5: gated delta nets and gated attention, then a gated MLP or experts.
 
-use cacheplan_handlers::DecayKind;
 use cacheplan_kernels::Rope;
 use cacheplan_transforms::{
     Model,
-    layers::{BlockSpec, FeedForward, LinearAttention},
+    layers::{BlockSpec, FeedForward},
 };
 use serde::Deserialize;
 
@@ -15,7 +14,7 @@ use crate::decoder::Decoder;
 use crate::error::RuntimeError;
 use crate::layers::{
     Activation, Attention, AttentionShape, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear,
-    Mixer, Mlp, Moe, OutputGate, RmsNorm, RopeConfig, SharedExpert, size,
+    Mixer, Mlp, Moe, RmsNorm, RopeConfig, SharedExpert,
 };
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
@@ -81,7 +80,7 @@ fn build(
         let before = layer.norm("input_layernorm")?;
         let mixer = match *mixer {
             BlockSpec::LinearAttention(ref dims) => {
-                let shape = delta_shape(layer, dims, config.hidden_act, config.rms_norm_eps);
+                let shape = layer.gated_delta(dims, config.hidden_act, config.rms_norm_eps);
                 let shape = shape.ok_or_else(|| layer.refuse(known))?;
                 let weights = layer.enter("linear_attn");
                 let projections = projections(&weights, shape)?;
@@ -175,40 +174,6 @@ pub(super) fn shared_experts(
             gate: Some(Linear::load(&weights.enter("shared_expert_gate"), layer.hidden, 1, false)?),
         }),
         ..experts.load(&weights, layer, sizes, activation)?
-    })
-}
-
-/// The shape of a gated delta net with a decay per head, if the layer is one.
-pub(super) fn delta_shape(
-    layer: &Layer<'_>,
-    dims: &LinearAttention,
-    activation: Activation,
-    norm_eps: f64,
-) -> Option<GatedDeltaShape> {
-    let &LinearAttention {
-        num_k_heads,
-        num_v_heads,
-        head_k_dim,
-        head_v_dim,
-        delta_rule: true,
-        decay: DecayKind::PerHead,
-        d_conv: Some(d_conv),
-        ..
-    } = dims
-    else {
-        return None;
-    };
-    Some(GatedDeltaShape {
-        hidden: layer.hidden,
-        key_heads: size(num_k_heads),
-        value_heads: size(num_v_heads),
-        key_dim: size(head_k_dim),
-        value_dim: size(head_v_dim),
-        d_conv: size(d_conv),
-        activation,
-        norm_eps: norm_eps as f32,
-        strength: 1.0,
-        gate: OutputGate::Silu,
     })
 }
 

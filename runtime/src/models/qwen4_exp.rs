@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::experts::Experts;
 use super::layer::{Ends, Layer, TensorNames, decoder};
-use super::qwen3_next::{delta_shape, gated_attention, plain_projections, shared_experts};
+use super::qwen3_next::{gated_attention, plain_projections, shared_experts};
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, RuntimeError};
@@ -145,7 +145,7 @@ impl Config {
     }
 
     fn delta(&self, layer: &Layer<'_>, dims: &LinearAttention) -> Result<Option<GatedDelta>, RuntimeError> {
-        let Some(shape) = delta_shape(layer, dims, self.hidden_act, self.rms_norm_eps) else { return Ok(None) };
+        let Some(shape) = layer.gated_delta(dims, self.hidden_act, self.rms_norm_eps) else { return Ok(None) };
         let gate = match self.output_gate_type {
             Some(gate) => gate,
             None if self.hidden_act == Activation::Silu => OutputGate::Silu,

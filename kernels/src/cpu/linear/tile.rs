@@ -352,12 +352,8 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
                         }
                     }
                 }
-                for (row, sums) in sums.into_iter().enumerate() {
-                    let at = row * outputs.len() + first - outputs.start;
-                    for (product, sum) in products[at..(row + 1) * outputs.len()].iter_mut().zip(sums) {
-                        *product = simd.reduce_sum_f32s(sum);
-                    }
-                }
+                let kept = N.min(outputs.end - first);
+                write(simd, sums, kept, &mut products[first - outputs.start..], outputs.len());
             }
         },
     );

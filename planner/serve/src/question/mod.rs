@@ -370,8 +370,7 @@ impl Question {
 
     /// The most sequences at once, where the command states them.
     pub fn stated_sequences(&self) -> Option<u64> {
-        let flags = ["--max-num-seqs", "--max-running-requests", "--max_batch_size", "--parallel"];
-        flags.into_iter().find_map(|flag| self.count(flag))
+        self.count(self.engine.engine.sequences_flag())
     }
 
     /// What the engine makes of it for a model.
@@ -429,8 +428,8 @@ impl Question {
         let there = counted.into_iter().chain(self.gpus.filter(|_| !ray)).min();
         if let Some(there) = there.map(u64::from).filter(|there| ranks > *there) {
             let said = format!("World size ({ranks}) is larger than the number of available GPUs ({there})");
-            let flag = if self.engine.engine.name() == "sglang" { "--tp-size" } else { "--tensor-parallel-size" };
-            return Err(self.refused(said, [Remedy::Set(flag, there.to_string())]));
+            let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
+            return Err(self.refused(said, fewer));
         }
         // The others are idle.
         self.devices = self.device().cloned().map(Devices::from);
