@@ -36,7 +36,7 @@ pub struct FitQuestion {
     pub devices: Vec<(String, DeviceInfo)>,
     /// The most devices.
     pub max_devices: u32,
-    /// Hundredths more sequences than are asked for that a layout must have room for before it holds them.
+    /// Percent more sequences than are asked for that a layout must have room for before it holds them.
     pub margin: u32,
     /// Weights over all ranks, where the model does not tell.
     pub weights: Option<ByteSize>,

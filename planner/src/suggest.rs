@@ -27,7 +27,8 @@ impl PlanRequest {
     }
 
     /// The longest `max_seq_len` of which `max_batch_size` sequences fit, or one where that is not stated: what engines call
-    /// `auto`, and the engine that it is asked for admits them. It is at most what the model was made for, and where nobody says that, 1,048,576.
+    /// `auto`. Where the request names an engine, it admits them too. It is at most what the model was made for, and where
+    /// nobody says that, 1,048,576.
     ///
     /// # Errors
     /// A budget without memory, and what [`plan`](Self::plan) says of the shortest sequences where none fit.

@@ -31,7 +31,7 @@ pub struct Answer {
     pub context: u64,
     /// Sequences at once.
     pub sequences: u64,
-    /// Hundredths more that a layout must have room for.
+    /// Percent more that a layout must have room for.
     pub margin: u32,
     /// What is asked and yet may not be meant, and what the model's files leave open, one sentence each.
     pub notes: Vec<String>,

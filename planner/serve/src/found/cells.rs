@@ -6,10 +6,7 @@ use cacheplan_planner::{EngineSpec, PlanError, PlanRequest};
 
 use super::{At, End};
 use crate::error::ServeError;
-use crate::question::{Limits, Placed, Short};
-
-/// Cells come in steps of this many.
-const STEP: u64 = 256;
+use crate::question::{CELLS, Limits, Placed, Short};
 
 /// What it makes of the least and of the most that it may find.
 pub(super) fn ends(
@@ -32,13 +29,13 @@ pub(super) fn ends(
             let fits = |cells: u64| of(cells).is_ok_and(|predicted| placed.lacks(&predicted).is_none());
             let all = stated.tokens.unwrap_or(least);
             if fits(least) {
-                let (mut fitting, mut failing) = (least / STEP, all / STEP + 1);
+                let (mut fitting, mut failing) = (least / CELLS, all / CELLS + 1);
                 while failing - fitting > 1 {
                     let middle = fitting + (failing - fitting) / 2;
-                    if fits(middle * STEP) { fitting = middle } else { failing = middle }
+                    if fits(middle * CELLS) { fitting = middle } else { failing = middle }
                 }
                 let each = |cells: u64| length(request, cells);
-                let most = (fitting * STEP).max(least);
+                let most = (fitting * CELLS).max(least);
                 return Ok([least, most].map(|cells| (cells, of(cells))).map(|(cells, predicted)| End {
                     at: predicted.ok().map(|predicted| At { max_seq_len: each(cells), predicted }),
                     lacks: None,
@@ -59,7 +56,7 @@ fn length(request: &PlanRequest, cells: u64) -> u64 {
     let budget = &request.config().budget;
     match budget.engine.context {
         Some(_) => cells,
-        None => (cells / budget.max_batch_size.unwrap_or(1).max(1)).next_multiple_of(STEP),
+        None => (cells / budget.max_batch_size.unwrap_or(1).max(1)).next_multiple_of(CELLS),
     }
 }
 

@@ -19,9 +19,10 @@ const COUNTS_ONE: Version = Version(7418, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
-/// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`STEP`], as their log says.
+/// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`CELLS`], as their log says.
 const PADS: Version = Version(7016, 0, 0);
-const STEP: u64 = 256;
+/// Cells come in steps of so many.
+pub(crate) const CELLS: u64 = 256;
 
 /// `--model FILE`, or a file of a repository on the hub.
 pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
@@ -68,7 +69,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     };
     // Where it chooses the slots they share the cells, whatever is said of that.
     let shared = chosen || question.flag("--kv-unified").is_some_and(|setting| setting.on);
-    let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(STEP) };
+    let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(CELLS) };
     let cells = padded(cells);
     let each = if shared { cells } else { cells / sequences };
     if each == 0 {

@@ -34,6 +34,7 @@ use crate::program::Program;
 use crate::remedy::Remedy;
 use crate::secret;
 
+pub(crate) use llama_cpp::CELLS;
 pub(crate) use placed::{Placed, Short};
 
 /// What a command leaves to whoever asks about it.
