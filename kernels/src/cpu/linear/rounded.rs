@@ -4,9 +4,9 @@
 //! An output is summed group by group in one order, whatever rows and outputs stand beside it.
 
 use super::weight::Blocks;
-use crate::cpu::blocks::avx2::{Factors, GROUP};
+use crate::cpu::blocks::groups::{Factors, GROUP};
 use crate::cpu::blocks::{Groups, single_half};
-use crate::cpu::simd::vectorized;
+use crate::cpu::simd::{Vectorized, vectorized};
 use crate::cpu::storage::Rows;
 use pulp::Simd;
 use pulp::x86::V3;
@@ -53,13 +53,13 @@ impl Rounded {
         factors.resize(groups, 0.0);
         sums.resize(groups, 0.0);
         halves.resize(2 * groups, 0.0);
-        let of_rows = (0..x.len()).flat_map(|row| x.row(row).as_chunks::<GROUP>().0);
-        let targets =
-            whole.as_chunks_mut::<GROUP>().0.iter_mut().zip(factors).zip(sums.iter_mut().zip(halves.as_chunks_mut().0));
         vectorized(
             #[inline(always)]
             || {
-                for (group, ((whole, factor), (sum, halves))) in of_rows.zip(targets) {
+                let of_rows = (0..x.len()).flat_map(|row| x.row(row).as_chunks::<GROUP>().0);
+                let whole = whole.as_chunks_mut::<GROUP>().0.iter_mut().zip(factors.iter_mut());
+                let sums = sums.iter_mut().zip(halves.as_chunks_mut().0);
+                for (group, ((whole, factor), (sum, halves))) in of_rows.zip(whole.zip(sums)) {
                     *factor = round(group, whole);
                     *halves = [group[..16].iter().sum(), group[16..].iter().sum()];
                     *sum = halves[0] + halves[1];
@@ -84,33 +84,35 @@ impl Rounded {
         // By the trait's way, which inlines what it is given.
         Simd::vectorize(
             self.simd,
-            #[inline(always)]
-            || {
-                for first in outputs.clone().step_by(TILE[1]) {
-                    let of = [first, (first + 1).min(outputs.end - 1)];
-                    for start in rows.clone().step_by(TILE[0]) {
-                        let at = (start - rows.start) * outputs.len() + first - outputs.start;
-                        let products = &mut products[at..];
-                        let write = |r: usize, sums: [f32; TILE[1]]| {
-                            let of_row = &mut products[r * outputs.len()..];
-                            of_row
-                                .iter_mut()
-                                .zip(sums)
-                                .take(outputs.end - first)
-                                .for_each(|(product, sum)| *product = sum);
-                        };
-                        // SAFETY: this processor has AVX2 and F16C, as `new` has seen.
-                        unsafe {
-                            match rows.end - start {
-                                1 => self.tile::<B, 1>(weight, start, of, write),
-                                2 => self.tile::<B, 2>(weight, start, of, write),
-                                3 => self.tile::<B, 3>(weight, start, of, write),
-                                _ => self.tile::<B, 4>(weight, start, of, write),
+            Vectorized(
+                #[inline(always)]
+                || {
+                    for first in outputs.clone().step_by(TILE[1]) {
+                        let of = [first, (first + 1).min(outputs.end - 1)];
+                        for start in rows.clone().step_by(TILE[0]) {
+                            let at = (start - rows.start) * outputs.len() + first - outputs.start;
+                            let products = &mut products[at..];
+                            let write = |r: usize, sums: [f32; TILE[1]]| {
+                                let of_row = &mut products[r * outputs.len()..];
+                                of_row
+                                    .iter_mut()
+                                    .zip(sums)
+                                    .take(outputs.end - first)
+                                    .for_each(|(product, sum)| *product = sum);
+                            };
+                            // SAFETY: this processor has AVX2 and F16C, as `new` has seen.
+                            unsafe {
+                                match rows.end - start {
+                                    1 => self.tile::<B, 1>(weight, start, of, write),
+                                    2 => self.tile::<B, 2>(weight, start, of, write),
+                                    3 => self.tile::<B, 3>(weight, start, of, write),
+                                    _ => self.tile::<B, 4>(weight, start, of, write),
+                                }
                             }
                         }
                     }
-                }
-            },
+                },
+            ),
         );
     }
 
