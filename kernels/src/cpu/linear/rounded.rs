@@ -9,7 +9,7 @@ use crate::cpu::blocks::{Groups, single_half};
 use crate::cpu::simd::{Vectorized, vectorized};
 use crate::cpu::storage::Rows;
 use pulp::Simd;
-use pulp::x86::V3;
+use pulp::x86::{V3, V4};
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -39,8 +39,12 @@ thread_local! {
 }
 
 impl Rounded {
-    /// `None` where nothing multiplies them.
+    /// `None` where nothing multiplies them, or exact products are faster: with AVX-512.
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Option<Self> {
+        if V4::try_new().is_some() { None } else { Self::for_avx2(x) }
+    }
+
+    fn for_avx2(x: &Rows<'_>) -> Option<Self> {
         let simd = V3::try_new().filter(|_| is_x86_feature_detected!("f16c"))?;
         let width = x.width();
         if !width.is_multiple_of(GROUP) {
@@ -191,4 +195,49 @@ fn round(group: &[f32; GROUP], whole: &mut [i8; GROUP]) -> f32 {
         *whole = (x * by + 12_582_912.0).to_bits() as i8;
     }
     largest / 127.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::blocks::{Block, Q4K, half};
+    use crate::cpu::storage::{Input, RowShape};
+    use pulp::bytemuck::{cast_slice, cast_slice_mut};
+
+    /// On a processor with AVX-512 no other test comes here.
+    #[test]
+    fn products_are_near_and_rows_stay_apart() {
+        const WIDTH: usize = 768;
+        const OUTPUTS: usize = 5;
+        let bytes: Vec<u8> = (0..OUTPUTS * WIDTH / Q4K::ELEMENTS)
+            .flat_map(|block| {
+                // A scale and a minimum of 2^-6, and anything behind them.
+                let quants = (0..140).map(move |at: usize| ((block * 140 + at) * 37 % 251) as u8);
+                [0, 0x24, 0, 0x24].into_iter().chain(quants)
+            })
+            .collect();
+        let weight = Blocks::<Q4K> { blocks: cast_slice(&bytes), width: WIDTH };
+        let mut wide = vec![0f32; OUTPUTS * WIDTH];
+        let numbers = cast_slice_mut::<f32, <Q4K as Block>::Numbers>(&mut wide);
+        weight.blocks.iter().zip(numbers).for_each(|(block, numbers)| block.widen(half, numbers));
+        let data: Vec<f32> = (0..6 * WIDTH).map(|at| ((at * 37 % 101) as f32 - 50.0) / 64.0).collect();
+        let products = |data: &[f32]| {
+            let shape = RowShape { rows: data.len() / WIDTH, width: WIDTH, stride: WIDTH };
+            let input = Input::Owned { data: data.to_vec(), shape };
+            let x = Rounded::for_avx2(&input.rows())?;
+            let mut products = vec![0f32; shape.rows * OUTPUTS];
+            x.multiply(weight, 0..shape.rows, 0..OUTPUTS, &mut products);
+            Some(products)
+        };
+        let Some(found) = products(&data) else { return };
+        for (at, found) in found.iter().enumerate() {
+            let (x, w) = (&data[at / OUTPUTS * WIDTH..][..WIDTH], &wide[at % OUTPUTS * WIDTH..][..WIDTH]);
+            let of = |by: fn(f64) -> f64| x.iter().zip(w).map(|(x, w)| by(f64::from(*x) * f64::from(*w))).sum::<f64>();
+            let (expected, size) = (of(|product| product), of(f64::abs));
+            assert!((f64::from(*found) - expected).abs() < 2e-3 * size, "{at}: {found} instead of {expected}");
+        }
+        for (row, x) in data.chunks_exact(WIDTH).enumerate() {
+            assert_eq!(products(x).unwrap(), found[row * OUTPUTS..][..OUTPUTS]);
+        }
+    }
 }
