@@ -1,7 +1,6 @@
 //! What a weight is to products.
 
 use crate::cpu::blocks::{Block, Groups, single_half};
-use crate::cpu::simd::prefetch_at;
 use crate::cpu::storage::Element;
 use pulp::Simd;
 use pulp::bytemuck::cast_slice_mut;
@@ -160,6 +159,7 @@ impl<B: Groups> Weight for Blocks<'_, B> {
         #[cfg(target_arch = "x86_64")]
         {
             use crate::cpu::blocks::groups::{Factors, GROUP};
+            use crate::cpu::simd::prefetch_at;
 
             let of_line = LINE / S::F32_LANES;
             let count = x.len() / R * S::F32_LANES / B::ELEMENTS;
