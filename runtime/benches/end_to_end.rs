@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p cacheplan-runtime --bench end_to_end -- [MODEL..]`: a GGUF file, or a folder with a `config.json` and
 //! weights where they matter; without a `model.safetensors` they are invented, in f32 and in bf16, which take turns. The
-//! default are two made-up models of 128 and 137 million parameters. `--fast` rounds the inputs of products with blocks.
+//! default are two made-up models of 128 and 137 million parameters. `--fast` rounds the inputs of products with blocks, and
+//! `--error` prints instead what that does to logits.
 #![allow(clippy::print_stdout, reason = "a bench prints")]
 
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ use candle_core::DType;
 
 /// Tokens of the prompt.
 const PROMPT: u32 = 512;
+/// Tokens of a prompt whose products round.
+const ROUNDED: u32 = 256;
 /// Prompts taken in. After each, some tokens are decoded.
 const ROUNDS: usize = 5;
 /// Tokens decoded, and times that memory is read, in turns: other load on the machine then meets both alike.
@@ -44,6 +47,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let made_up = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers/models");
         models = ["hybrid_128m", "llama_137m"].map(|name| made_up.join(name)).into();
     }
+    if std::env::args().any(|arg| arg == "--error") {
+        println!("| model | difference of logits, part of their root mean square | largest | tokens alike |");
+        println!("|---|---|---|---|");
+        return models.iter().try_for_each(|model| print_error(model));
+    }
     println!(
         "| model | weights MB | cache MB | read GB/s | bound tokens/s | decode tokens/s | part | prefill tokens/s |"
     );
@@ -51,7 +59,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for model in models {
         let stored = model.is_file() || model.join("model.safetensors").exists();
         let dtypes: &[Option<DType>] = if stored { &[None] } else { &[Some(DType::F32), Some(DType::BF16)] };
-        let mut benches = dtypes.iter().map(|&dtype| Bench::open(&model, dtype)).collect::<Result<Vec<_>, _>>()?;
+        let kind = if std::env::args().any(|arg| arg == "--fast") { Products::Fast } else { Products::Exact };
+        let mut benches =
+            dtypes.iter().map(|&dtype| Bench::open(&model, dtype, kind)).collect::<Result<Vec<_>, _>>()?;
         for _ in 0..ROUNDS {
             benches.iter_mut().try_for_each(Bench::round)?;
         }
@@ -62,8 +72,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 impl Bench {
     /// Opens a model, with invented weights where a dtype is given.
-    fn open(path: &Path, invented: Option<DType>) -> Result<Self, Box<dyn std::error::Error>> {
-        let products = if std::env::args().any(|arg| arg == "--fast") { Products::Fast } else { Products::Exact };
+    fn open(path: &Path, invented: Option<DType>, products: Products) -> Result<Self, Box<dyn std::error::Error>> {
         let budget = Budget::from_toml(BUDGET, "bench")?;
         let options = SessionOptions { budget, products, ..SessionOptions::default() };
         let model = Model::read(path, &ReadOptions::default())?;
@@ -111,6 +120,18 @@ impl Bench {
         Ok(caches.finish(sequence)?)
     }
 
+    /// Logits behind each token of a prompt that products round as a whole.
+    fn logits(&mut self) -> Result<Vec<Vec<f32>>, RuntimeError> {
+        let (decoder, caches) = self.session.parts();
+        let caches = caches.manager_mut()?;
+        let prompt: Vec<u32> = (0..ROUNDED).map(|token| token * 37 % decoder.vocab_size() as u32).collect();
+        let mut metadata = StepMetadata::default();
+        let sequence = caches.admit(ROUNDED)?;
+        caches.step(&[Work { sequence, tokens: ROUNDED }], &mut metadata)?;
+        let all: Vec<u32> = (0..ROUNDED).collect();
+        Ok(decoder.forward(&prompt, &all, caches, &metadata)?.to_vec2::<f32>()?)
+    }
+
     fn print(self) {
         let [prefill, decode, rate] = [self.prefill, self.decode, self.rates].map(median);
         let bound = rate / (self.weights + self.cache);
@@ -125,6 +146,25 @@ impl Bench {
             f64::from(PROMPT) / prefill,
         );
     }
+}
+
+/// How far logits with rounded inputs are from those without, and how many of their likeliest tokens are the same.
+fn print_error(model: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let mut exact = Bench::open(model, None, Products::Exact)?;
+    let [a, b] = [exact.logits()?, Bench::open(model, None, Products::Fast)?.logits()?];
+    let likeliest = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(at, _)| at);
+    let alike = a.iter().zip(&b).filter(|(a, b)| likeliest(a) == likeliest(b)).count();
+    let [mut squares, mut of_difference, mut largest] = [0f64; 3];
+    for (a, b) in a.iter().flatten().zip(b.iter().flatten()) {
+        let difference = f64::from((a - b).abs());
+        squares += f64::from(*a).powi(2);
+        of_difference += difference.powi(2);
+        largest = largest.max(difference);
+    }
+    let root = (squares / (a.len() * a[0].len()) as f64).sqrt();
+    let part = (of_difference / squares).sqrt();
+    println!("| {} | {part:.4} | {:.3} | {alike} of {ROUNDED} |", exact.name, largest / root);
+    Ok(())
 }
 
 /// Bytes of cache that a decode step over a context of `tokens` reads. A state is written back too; that is not counted.

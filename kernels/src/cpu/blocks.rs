@@ -4,9 +4,9 @@
 //! bytes of their own, since a compiler that cannot tell whether numbers overlap with a block makes them one by one.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod avx2;
+pub(super) mod groups;
 #[cfg(target_arch = "x86_64")]
-pub(super) use avx2::Groups;
+pub(super) use groups::Groups;
 /// A block whose groups nobody asks for.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) trait Groups: Block {
@@ -48,18 +48,9 @@ pub(super) fn half(bytes: Half) -> f32 {
 #[inline(always)]
 pub(super) fn single_half<S: Simd>(bytes: Half) -> f32 {
     #[cfg(target_arch = "x86_64")]
-    if S::F32_LANES == 16 {
-        use std::arch::x86_64::{_mm_cvtsi32_si128, _mm256_castsi128_si256, _mm512_cvtph_ps, _mm512_cvtss_f32};
-        // SAFETY: sixteen lanes are those of AVX-512, which has these. The conversion keeps subnormal numbers in every mode.
-        return unsafe {
-            let bits = _mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)));
-            _mm512_cvtss_f32(_mm512_cvtph_ps(_mm256_castsi128_si256(bits)))
-        };
-    }
-    #[cfg(target_arch = "x86_64")]
-    if S::F32_LANES == 8 {
+    if matches!(S::F32_LANES, 8 | 16) {
         use std::arch::x86_64::{_mm_cvtsi32_si128, _mm256_cvtss_f32};
-        // SAFETY: eight lanes are those of AVX2 with F16C.
+        // SAFETY: eight lanes are those of AVX2 with F16C, which comes with AVX-512 too.
         return unsafe {
             _mm256_cvtss_f32(super::simd::widened_halves(_mm_cvtsi32_si128(i32::from(u16::from_le_bytes(bytes)))))
         };

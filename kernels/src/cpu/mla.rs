@@ -282,7 +282,7 @@ impl<'a, T: Element> Projection<'a, T> {
                 vectorized(
                     #[inline(always)]
                     || {
-                        for output in outputs {
+                        for output in outputs.clone() {
                             let weight = &weight[output * width..][..width];
                             let bias = self.bias.as_ref().map_or(0, |bias| i64::from(bias[output]));
                             for (row, scale) in scales.iter().enumerate() {

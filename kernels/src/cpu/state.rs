@@ -70,7 +70,7 @@ fn walk<T: Element>(
             vectorized(
                 #[inline(always)]
                 || {
-                    for rows in batch.stretches(rows) {
+                    for rows in batch.stretches(rows.clone()) {
                         body(Unit { rows, index, state: &mut *state });
                     }
                 },
@@ -85,7 +85,7 @@ fn walk<T: Element>(
             || {
                 load(part(slot), &mut wide);
                 let (first, last) = (rows.start, rows.end - 1);
-                for stretch in batch.stretches(rows) {
+                for stretch in batch.stretches(rows.clone()) {
                     if let StateWrites::Tree { slots, .. } = batch.writes {
                         match batch.parent(stretch.start, stretch.start) {
                             None => load(part(slot), &mut wide),

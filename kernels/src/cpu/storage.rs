@@ -126,13 +126,23 @@ element!(
     #[inline(always)]
     fn vector<S: Simd>(simd: S, stored: &[F8E4M3]) -> S::f32s {
         use std::arch::x86_64::*;
-        if S::F32_LANES != 8 {
+        if !matches!(S::F32_LANES, 8 | 16) {
             return loaded(simd, stored);
         }
-        let from: *const F8E4M3 = stored[..8].as_ptr();
+        let from: *const F8E4M3 = stored[..S::F32_LANES].as_ptr();
+        // With four bits of exponent in five a half is 2^8 times too small, and its largest number stands for none.
+        if S::F32_LANES == 16 {
+            // SAFETY: sixteen lanes are those of AVX-512, and sixteen numbers are there.
+            return unsafe {
+                let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
+                let half = _mm256_and_si256(wide, _mm256_set1_epi16(0xbf80_u16 as i16));
+                let none = _mm256_cmpeq_epi16_mask(_mm256_add_epi16(half, half), _mm256_set1_epi16(0x7f00));
+                let half = _mm256_mask_mov_epi16(half, none, _mm256_set1_epi16(0x7e00));
+                std::mem::transmute_copy(&_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0)))
+            };
+        }
         // SAFETY: eight lanes are those of AVX2 with F16C, and eight numbers are there.
         unsafe {
-            // With four bits of exponent in five a half is 2^8 times too small, and its largest number stands for none.
             let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
             let magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x3f80));
             let none = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));

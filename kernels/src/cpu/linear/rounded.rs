@@ -4,12 +4,12 @@
 //! An output is summed group by group in one order, whatever rows and outputs stand beside it.
 
 use super::weight::Blocks;
-use crate::cpu::blocks::avx2::{Factors, GROUP};
+use crate::cpu::blocks::groups::{Factors, GROUP};
 use crate::cpu::blocks::{Groups, single_half};
-use crate::cpu::simd::vectorized;
+use crate::cpu::simd::{Vectorized, vectorized};
 use crate::cpu::storage::Rows;
 use pulp::Simd;
-use pulp::x86::V3;
+use pulp::x86::{V3, V4};
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -39,8 +39,12 @@ thread_local! {
 }
 
 impl Rounded {
-    /// `None` where nothing multiplies them.
+    /// `None` where nothing multiplies them, or exact products are faster: with AVX-512.
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Option<Self> {
+        if V4::try_new().is_some() { None } else { Self::for_avx2(x) }
+    }
+
+    fn for_avx2(x: &Rows<'_>) -> Option<Self> {
         let simd = V3::try_new().filter(|_| is_x86_feature_detected!("f16c"))?;
         let width = x.width();
         if !width.is_multiple_of(GROUP) {
@@ -53,13 +57,13 @@ impl Rounded {
         factors.resize(groups, 0.0);
         sums.resize(groups, 0.0);
         halves.resize(2 * groups, 0.0);
-        let of_rows = (0..x.len()).flat_map(|row| x.row(row).as_chunks::<GROUP>().0);
-        let targets =
-            whole.as_chunks_mut::<GROUP>().0.iter_mut().zip(factors).zip(sums.iter_mut().zip(halves.as_chunks_mut().0));
         vectorized(
             #[inline(always)]
             || {
-                for (group, ((whole, factor), (sum, halves))) in of_rows.zip(targets) {
+                let of_rows = (0..x.len()).flat_map(|row| x.row(row).as_chunks::<GROUP>().0);
+                let whole = whole.as_chunks_mut::<GROUP>().0.iter_mut().zip(factors.iter_mut());
+                let sums = sums.iter_mut().zip(halves.as_chunks_mut().0);
+                for (group, ((whole, factor), (sum, halves))) in of_rows.zip(whole.zip(sums)) {
                     *factor = round(group, whole);
                     *halves = [group[..16].iter().sum(), group[16..].iter().sum()];
                     *sum = halves[0] + halves[1];
@@ -84,33 +88,35 @@ impl Rounded {
         // By the trait's way, which inlines what it is given.
         Simd::vectorize(
             self.simd,
-            #[inline(always)]
-            || {
-                for first in outputs.clone().step_by(TILE[1]) {
-                    let of = [first, (first + 1).min(outputs.end - 1)];
-                    for start in rows.clone().step_by(TILE[0]) {
-                        let at = (start - rows.start) * outputs.len() + first - outputs.start;
-                        let products = &mut products[at..];
-                        let write = |r: usize, sums: [f32; TILE[1]]| {
-                            let of_row = &mut products[r * outputs.len()..];
-                            of_row
-                                .iter_mut()
-                                .zip(sums)
-                                .take(outputs.end - first)
-                                .for_each(|(product, sum)| *product = sum);
-                        };
-                        // SAFETY: this processor has AVX2 and F16C, as `new` has seen.
-                        unsafe {
-                            match rows.end - start {
-                                1 => self.tile::<B, 1>(weight, start, of, write),
-                                2 => self.tile::<B, 2>(weight, start, of, write),
-                                3 => self.tile::<B, 3>(weight, start, of, write),
-                                _ => self.tile::<B, 4>(weight, start, of, write),
+            Vectorized(
+                #[inline(always)]
+                || {
+                    for first in outputs.clone().step_by(TILE[1]) {
+                        let of = [first, (first + 1).min(outputs.end - 1)];
+                        for start in rows.clone().step_by(TILE[0]) {
+                            let at = (start - rows.start) * outputs.len() + first - outputs.start;
+                            let products = &mut products[at..];
+                            let write = |r: usize, sums: [f32; TILE[1]]| {
+                                let of_row = &mut products[r * outputs.len()..];
+                                of_row
+                                    .iter_mut()
+                                    .zip(sums)
+                                    .take(outputs.end - first)
+                                    .for_each(|(product, sum)| *product = sum);
+                            };
+                            // SAFETY: this processor has AVX2 and F16C, as `new` has seen.
+                            unsafe {
+                                match rows.end - start {
+                                    1 => self.tile::<B, 1>(weight, start, of, write),
+                                    2 => self.tile::<B, 2>(weight, start, of, write),
+                                    3 => self.tile::<B, 3>(weight, start, of, write),
+                                    _ => self.tile::<B, 4>(weight, start, of, write),
+                                }
                             }
                         }
                     }
-                }
-            },
+                },
+            ),
         );
     }
 
@@ -189,4 +195,49 @@ fn round(group: &[f32; GROUP], whole: &mut [i8; GROUP]) -> f32 {
         *whole = (x * by + 12_582_912.0).to_bits() as i8;
     }
     largest / 127.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::blocks::{Block, Q4K, half};
+    use crate::cpu::storage::{Input, RowShape};
+    use pulp::bytemuck::{cast_slice, cast_slice_mut};
+
+    /// On a processor with AVX-512 no other test comes here.
+    #[test]
+    fn products_are_near_and_rows_stay_apart() {
+        const WIDTH: usize = 768;
+        const OUTPUTS: usize = 5;
+        let bytes: Vec<u8> = (0..OUTPUTS * WIDTH / Q4K::ELEMENTS)
+            .flat_map(|block| {
+                // A scale and a minimum of 2^-6, and anything behind them.
+                let quants = (0..140).map(move |at: usize| ((block * 140 + at) * 37 % 251) as u8);
+                [0, 0x24, 0, 0x24].into_iter().chain(quants)
+            })
+            .collect();
+        let weight = Blocks::<Q4K> { blocks: cast_slice(&bytes), width: WIDTH };
+        let mut wide = vec![0f32; OUTPUTS * WIDTH];
+        let numbers = cast_slice_mut::<f32, <Q4K as Block>::Numbers>(&mut wide);
+        weight.blocks.iter().zip(numbers).for_each(|(block, numbers)| block.widen(half, numbers));
+        let data: Vec<f32> = (0..6 * WIDTH).map(|at| ((at * 37 % 101) as f32 - 50.0) / 64.0).collect();
+        let products = |data: &[f32]| {
+            let shape = RowShape { rows: data.len() / WIDTH, width: WIDTH, stride: WIDTH };
+            let input = Input::Owned { data: data.to_vec(), shape };
+            let x = Rounded::for_avx2(&input.rows())?;
+            let mut products = vec![0f32; shape.rows * OUTPUTS];
+            x.multiply(weight, 0..shape.rows, 0..OUTPUTS, &mut products);
+            Some(products)
+        };
+        let Some(found) = products(&data) else { return };
+        for (at, found) in found.iter().enumerate() {
+            let (x, w) = (&data[at / OUTPUTS * WIDTH..][..WIDTH], &wide[at % OUTPUTS * WIDTH..][..WIDTH]);
+            let of = |by: fn(f64) -> f64| x.iter().zip(w).map(|(x, w)| by(f64::from(*x) * f64::from(*w))).sum::<f64>();
+            let (expected, size) = (of(|product| product), of(f64::abs));
+            assert!((f64::from(*found) - expected).abs() < 2e-3 * size, "{at}: {found} instead of {expected}");
+        }
+        for (row, x) in data.chunks_exact(WIDTH).enumerate() {
+            assert_eq!(products(x).unwrap(), found[row * OUTPUTS..][..OUTPUTS]);
+        }
+    }
 }

@@ -16,14 +16,14 @@ use std::ops::Range;
 
 /// Rows, and outputs, of a task.
 pub(super) const TASK: [usize; 2] = [64, 48];
-/// Inputs that are multiplied at a time: long enough that sums seldom wait in memory, short enough that the outputs of a
-/// tile stay in the nearest cache, and the rows of a task in the next. Whole blocks of every format.
-const SEGMENT: usize = 1024;
-/// The most rows of a tile, half as many where vectors are few, and its outputs.
+/// The most rows of a tile and its outputs, where registers are many, and inputs that are multiplied at a time: so many that
+/// sums seldom wait in memory and an output is read in long stretches, so few that the rows of a task stay in a near cache.
+/// Whole blocks of every format. Half as many of both where registers are few.
 const TILE: [usize; 2] = [8, 3];
-/// Inputs that one or two rows take at a time, and how many bytes ahead of their use an output is asked for.
+const SEGMENT: usize = 2048;
+/// Inputs that are widened at a time where compilers do it, and how many bytes ahead of its use an output is asked for.
 const PIECE: usize = 256;
-const AHEAD: usize = 8192;
+const AHEAD: usize = 16384;
 
 /// A cache line. Buffers are made of them, so that no vector straddles two.
 #[derive(Clone, Copy)]
@@ -57,28 +57,28 @@ pub(in crate::cpu) struct Inputs {
     lines: Vec<Line>,
     rows: usize,
     width: usize,
-    most: usize,
+    form: Form,
 }
 
 impl Inputs {
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Self {
-        Self::of_tiles(x, dispatch(MostRows))
+        Self::in_form(x, dispatch(OfMachine))
     }
 
-    /// For tiles of at most so many rows.
-    fn of_tiles(x: &Rows<'_>, most: usize) -> Self {
+    fn in_form(x: &Rows<'_>, form: Form) -> Self {
         let (rows, width) = (x.len(), x.width());
-        let mut inputs = Self { lines: INPUTS.take(), rows, width, most };
+        let mut inputs = Self { lines: INPUTS.take(), rows, width, form };
         let mut lines = std::mem::take(&mut inputs.lines);
-        let of_segment = rows * SEGMENT;
-        let segments = room(&mut lines, of_segment * width.div_ceil(SEGMENT)).par_chunks_exact_mut(of_segment.max(1));
-        let together = (16 * SEGMENT).div_ceil(of_segment.max(1));
+        let len = form.segment;
+        let of_segment = rows * len;
+        let segments = room(&mut lines, of_segment * width.div_ceil(len)).par_chunks_exact_mut(of_segment.max(1));
+        let together = (16 * len).div_ceil(of_segment.max(1));
         for_each(segments.enumerate().with_min_len(together), |(segment, target)| {
             for block in inputs.blocks(0..rows) {
-                let target = &mut target[block.start * SEGMENT..block.end * SEGMENT];
+                let target = &mut target[block.start * len..block.end * len];
                 for (row, of_block) in block.clone().enumerate() {
-                    let rest = &x.row(of_block)[segment * SEGMENT..];
-                    let (whole, rest) = rest[..rest.len().min(SEGMENT)].as_chunks::<LINE>();
+                    let rest = &x.row(of_block)[segment * len..];
+                    let (whole, rest) = rest[..rest.len().min(len)].as_chunks::<LINE>();
                     let mut lines = target.as_chunks_mut::<LINE>().0[row..].iter_mut().step_by(block.len());
                     lines.by_ref().zip(whole).for_each(|(line, whole)| *line = *whole);
                     for line in lines {
@@ -96,7 +96,7 @@ impl Inputs {
 
     /// The rows of each tile, of those of a few tasks.
     fn blocks(&self, rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone + use<> {
-        let most = self.most;
+        let most = self.form.rows;
         rows.clone().step_by(TASK[0]).flat_map(move |first| {
             let rows = TASK[0].min(rows.end - first);
             let blocks = rows.div_ceil(most);
@@ -107,21 +107,29 @@ impl Inputs {
     /// The rows of a tile from `input` on, as far as the segment goes.
     #[inline(always)]
     fn of_block(&self, input: usize, block: Range<usize>) -> &[f32] {
-        let start = (input / SEGMENT * self.rows + block.start) * SEGMENT;
+        let segment = self.form.segment;
+        let start = (input / segment * self.rows + block.start) * segment;
         let lines: &[f32] = cast_slice(&self.lines);
-        &lines[start + input % SEGMENT * block.len()..start + SEGMENT * block.len()]
+        &lines[start + input % segment * block.len()..start + segment * block.len()]
     }
 }
 
-/// How many rows a tile has at most.
-struct MostRows;
+/// The most rows of a tile, and inputs of a segment.
+#[derive(Clone, Copy)]
+struct Form {
+    rows: usize,
+    segment: usize,
+}
 
-impl WithSimd for MostRows {
-    type Output = usize;
+struct OfMachine;
+
+impl WithSimd for OfMachine {
+    type Output = Form;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, _: S) -> usize {
-        if S::REGISTER_COUNT < 32 { TILE[0] / 2 } else { TILE[0] }
+    fn with_simd<S: Simd>(self, _: S) -> Form {
+        let part = if S::REGISTER_COUNT < 32 { 2 } else { 1 };
+        Form { rows: TILE[0] / part, segment: SEGMENT / part }
     }
 }
 
@@ -165,28 +173,30 @@ impl<W: Weight> WithSimd for Products<'_, W> {
         let Self { task, weight, scratch: [sums, wide, products] } = self;
         let Task { inputs, rows, outputs } = task.clone();
         let products = room(products, rows.len() * outputs.len());
-        // Narrow vectors want several outputs at once, so that none waits for its sums: those of a tile, or blocks in registers.
+        // Several outputs at once, so that none waits for its sums: those of a tile, or blocks in registers.
         let (narrow, widens) = (S::REGISTER_COUNT < 32, weight.widens_in_vectors::<S>());
         match (rows.len(), weight.stored(0, 0, 0).is_some()) {
-            (1, true) if !narrow => return few_rows::<_, _, 1, 1>(simd, task, weight, products),
             (1, false) if widens => return in_registers::<_, _, 1, 4>(simd, task, weight, products),
-            (2, false) if widens => return in_registers::<_, _, 2, 2>(simd, task, weight, products),
-            (1, false) => return few_rows::<_, _, 1, 2>(simd, task, weight, products),
-            (2, false) => return few_rows::<_, _, 2, 2>(simd, task, weight, products),
+            (2, false) if widens && narrow => return in_registers::<_, _, 2, 2>(simd, task, weight, products),
+            (2, false) if widens => return in_registers::<_, _, 2, 4>(simd, task, weight, products),
+            (3..=8, false) if widens && !narrow => return many_in_registers(simd, task, weight, products),
+            (1, false) => return few_rows::<_, _, 1>(simd, task, weight, products),
+            (2, false) => return few_rows::<_, _, 2>(simd, task, weight, products),
             _ => {}
         }
-        let (width, across) = (inputs.width, TILE[1]);
+        let (width, across, segment) = (inputs.width, TILE[1], inputs.form.segment);
         let (blocks, count) = (inputs.blocks(rows.clone()), inputs.blocks(rows.clone()).count());
         let panels = outputs.len().div_ceil(across);
         let sums = S::as_mut_simd_f32s(room(sums, panels * rows.len() * across * S::F32_LANES)).0;
         let wide = room(wide, across * SEGMENT);
         // 16 bits become wide in registers sooner than wide numbers are written and read again; 8 bits where it is but once.
         let in_registers = size_of::<W::Stored>() > 1 || count == 1;
-        for start in (0..width).step_by(SEGMENT) {
-            let len = SEGMENT.min(width - start);
+        for start in (0..width).step_by(segment) {
+            let len = segment.min(width - start);
             let padded = len.next_multiple_of(LINE);
             let share = bytes(weight, len) / count;
             let step = share.div_ceil(padded / LINE);
+            let far = (AHEAD / (across * bytes(weight, len))).clamp(1, panels);
             for panel in 0..panels {
                 // The last panel may have its last output more than once.
                 let output = |n: usize| outputs.start + (panel * across + n).min(outputs.len() - 1);
@@ -194,11 +204,12 @@ impl<W: Weight> WithSimd for Products<'_, W> {
                 if !direct {
                     widen(simd, weight, [0, 1, 2].map(output), start, len, wide);
                 }
-                // What comes next: the outputs behind these, the next segment, or the task behind this one.
-                let next = |n: usize| match start + SEGMENT {
-                    _ if panel + 1 < panels => weight.address(output(n) + across, start),
-                    next if next < width => weight.address(outputs.start + n, next),
-                    _ => weight.address(outputs.end + n, 0),
+                // What comes then: outputs behind these, the next segment, or the task behind this one.
+                let after = panel + far;
+                let next = |n: usize| match start + segment {
+                    _ if after < panels => weight.address(outputs.start + after * across + n, start),
+                    next if next < width => weight.address(outputs.start + (after - panels) * across + n, next),
+                    _ => weight.address(outputs.end + (after - panels) * across + n, 0),
                 };
                 let mut next = [0, 1, 2].map(next);
                 let sums = &mut sums[panel * rows.len() * across..][..rows.len() * across];
@@ -298,22 +309,17 @@ fn multiply<S: Simd, T: Element, const R: usize>(simd: S, tile: Tile<'_>, w: [&[
     );
 }
 
-/// One or two rows: outputs each read to its end, which memory likes best. One after the other, or where they are widened
-/// `N` side by side, so that one is widened while the sums of another wait.
+/// One or two rows, where outputs are widened in memory: two side by side, so that one is widened while the sums of the other
+/// wait.
 #[inline(never)]
-fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
-    simd: S,
-    task: Task<'_>,
-    weight: W,
-    products: &mut [f32],
-) {
+fn few_rows<S: Simd, W: Weight, const R: usize>(simd: S, task: Task<'_>, weight: W, products: &mut [f32]) {
     simd.vectorize(
         #[inline(always)]
         || {
             let Task { inputs, rows, outputs } = task;
-            let mut wide = [[Line::zeroed(); PIECE / LINE]; N];
-            for first in outputs.clone().step_by(N) {
-                let mut sums = [[simd.splat_f32s(0.0); N]; R];
+            let mut wide = [[Line::zeroed(); PIECE / LINE]; 2];
+            for first in outputs.clone().step_by(2) {
+                let mut sums = [[simd.splat_f32s(0.0); 2]; R];
                 for start in (0..inputs.width).step_by(PIECE) {
                     let len = PIECE.min(inputs.width - start);
                     let padded = len.next_multiple_of(LINE);
@@ -325,38 +331,43 @@ fn few_rows<S: Simd, W: Weight, const R: usize, const N: usize>(
                         for line in (0..bytes).step_by(size_of::<Line>()) {
                             prefetch_at(ahead.wrapping_add(line));
                         }
-                        if N == 1 && len == padded {
-                            let stored = weight.stored(output, start, len).unwrap_or_default();
-                            for (&x, w) in x.iter().zip(stored.chunks_exact(S::F32_LANES)) {
-                                sums[0][0] = simd.mul_add_e_f32s(x, W::Stored::vector(simd, w), sums[0][0]);
-                            }
-                        } else {
-                            let wide: &mut [f32] = cast_slice_mut(wide);
-                            weight.widen(simd, output, start, &mut wide[..len]);
-                            wide[len..padded].fill(0.0);
-                        }
+                        let wide: &mut [f32] = cast_slice_mut(wide);
+                        weight.widen(simd, output, start, &mut wide[..len]);
+                        wide[len..padded].fill(0.0);
                     }
-                    if N > 1 || len < padded {
-                        let mut w = [x; N];
-                        for (w, wide) in w.iter_mut().zip(&wide) {
-                            *w = &S::as_simd_f32s(cast_slice(wide)).0[..x.len() / R];
-                        }
-                        let of_line = LINE / S::F32_LANES;
-                        for at in 0..x.len() / R {
-                            for (row, sums) in sums.iter_mut().enumerate() {
-                                let x = x[(at / of_line * R + row) * of_line + at % of_line];
-                                for (sum, w) in sums.iter_mut().zip(w) {
-                                    *sum = simd.mul_add_e_f32s(x, w[at], *sum);
-                                }
+                    let w = [&wide[0], &wide[1]].map(|wide| &S::as_simd_f32s(cast_slice(wide)).0[..x.len() / R]);
+                    let of_line = LINE / S::F32_LANES;
+                    for at in 0..x.len() / R {
+                        for (row, sums) in sums.iter_mut().enumerate() {
+                            let x = x[(at / of_line * R + row) * of_line + at % of_line];
+                            for (sum, w) in sums.iter_mut().zip(w) {
+                                *sum = simd.mul_add_e_f32s(x, w[at], *sum);
                             }
                         }
                     }
                 }
-                let kept = N.min(outputs.end - first);
+                let kept = 2.min(outputs.end - first);
                 write(simd, sums, kept, &mut products[first - outputs.start..], outputs.len());
             }
         },
     );
+}
+
+/// As many rows as a tile has where there are many registers.
+#[inline(always)]
+fn many_in_registers<S: Simd, W: Weight>(simd: S, task: Task<'_>, weight: W, products: &mut [f32]) {
+    // For others nothing of this is compiled.
+    if const { S::REGISTER_COUNT < 32 } {
+        return;
+    }
+    match task.rows.len() {
+        3 => in_registers::<_, _, 3, { TILE[1] }>(simd, task, weight, products),
+        4 => in_registers::<_, _, 4, { TILE[1] }>(simd, task, weight, products),
+        5 => in_registers::<_, _, 5, 2>(simd, task, weight, products),
+        6 => in_registers::<_, _, 6, 2>(simd, task, weight, products),
+        7 => in_registers::<_, _, 7, 2>(simd, task, weight, products),
+        _ => in_registers::<_, _, 8, 2>(simd, task, weight, products),
+    }
 }
 
 /// A few rows with `N` outputs side by side, so that one is widened in registers while the sums of another wait.
@@ -371,13 +382,17 @@ fn in_registers<S: Simd, W: Weight, const R: usize, const N: usize>(
         #[inline(always)]
         || {
             let Task { inputs, rows, outputs } = task;
+            let of_output = bytes(weight, inputs.width);
             for first in outputs.clone().step_by(N) {
                 let of: [usize; N] = std::array::from_fn(|n| (first + n).min(outputs.end - 1));
                 let mut sums = [[simd.splat_f32s(0.0); N]; R];
-                for start in (0..inputs.width).step_by(SEGMENT) {
-                    let len = SEGMENT.min(inputs.width - start);
+                for start in (0..inputs.width).step_by(inputs.form.segment) {
+                    let len = inputs.form.segment.min(inputs.width - start);
                     let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..len * R]).0;
-                    weight.add_products(simd, of, start, x, &mut sums);
+                    // What is ahead: more of these outputs, or the beginnings of the next.
+                    let over = if bytes(weight, start) + AHEAD < of_output { 0 } else { (N - 1) * of_output };
+                    let ahead = of.map(|output| weight.address(output, start).wrapping_add(AHEAD + over));
+                    weight.add_products(simd, of, start, ahead, x, &mut sums);
                 }
                 let kept = N.min(outputs.end - first);
                 write(simd, sums, kept, &mut products[first - outputs.start..], outputs.len());
@@ -469,7 +484,7 @@ mod tests {
         let data: Vec<f32> = numbers(rows * width).collect();
         let stored: Vec<bf16> = numbers(OUTPUTS * width).map(bf16::from_f32).collect();
         let input = Input::Owned { data: data.clone(), shape: RowShape { rows, width, stride: width } };
-        let inputs = Inputs::of_tiles(&input.rows(), MostRows.with_simd(simd));
+        let inputs = Inputs::in_form(&input.rows(), OfMachine.with_simd(simd));
         let mut scratch = [const { Vec::new() }; 3];
         let task = Task { inputs: &inputs, rows: 0..rows, outputs: 0..OUTPUTS };
         let weight = Numbers { data: &stored, in_width: width };

@@ -19,12 +19,13 @@ pub(in crate::cpu) trait Weight: Copy + Send + Sync {
     fn widens_in_vectors<S: Simd>(self) -> bool;
 
     /// Adds the products of `R` rows, which take turns with every line of `x`, with whole blocks of `N` outputs from `input` on,
-    /// made wide in registers; for weights that widen in vectors.
+    /// made wide in registers; for weights that widen in vectors. What lies `ahead` of each output is asked for meanwhile.
     fn add_products<S: Simd, const R: usize, const N: usize>(
         self,
         simd: S,
         outputs: [usize; N],
         input: usize,
+        ahead: [*const u8; N],
         x: &[S::f32s],
         sums: &mut [[S::f32s; N]; R],
     );
@@ -70,6 +71,7 @@ impl<T: Element> Weight for Numbers<'_, T> {
         simd: S,
         outputs: [usize; N],
         input: usize,
+        _: [*const u8; N],
         x: &[S::f32s],
         sums: &mut [[S::f32s; N]; R],
     ) {
@@ -123,9 +125,15 @@ impl<B: Groups> Weight for Blocks<'_, B> {
     fn widen<S: Simd>(self, _: S, output: usize, input: usize, wide: &mut [f32]) {
         let blocks = self.from(output, input);
         #[cfg(target_arch = "x86_64")]
-        if self.widens_in_vectors::<S>() {
-            // SAFETY: eight lanes are those of AVX2.
-            return unsafe { crate::cpu::blocks::avx2::widen(blocks, single_half::<S>, wide) };
+        if B::GROUPED {
+            use crate::cpu::blocks::groups::widen;
+
+            // SAFETY: eight lanes are those of AVX2, sixteen those of AVX-512.
+            match S::F32_LANES {
+                16 => return unsafe { widen::<B, 16>(blocks, single_half::<S>, wide) },
+                8 => return unsafe { widen::<B, 8>(blocks, single_half::<S>, wide) },
+                _ => {}
+            }
         }
         let numbers = cast_slice_mut::<f32, B::Numbers>(wide);
         for (numbers, block) in numbers.iter_mut().zip(blocks) {
@@ -135,7 +143,7 @@ impl<B: Groups> Weight for Blocks<'_, B> {
 
     #[inline(always)]
     fn widens_in_vectors<S: Simd>(self) -> bool {
-        B::GROUPED && S::F32_LANES == 8
+        B::GROUPED && matches!(S::F32_LANES, 8 | 16)
     }
 
     #[inline(always)]
@@ -144,27 +152,32 @@ impl<B: Groups> Weight for Blocks<'_, B> {
         simd: S,
         outputs: [usize; N],
         input: usize,
+        ahead: [*const u8; N],
         x: &[S::f32s],
         sums: &mut [[S::f32s; N]; R],
     ) {
         #[cfg(target_arch = "x86_64")]
         {
-            use crate::cpu::blocks::avx2::{Factors, GROUP};
+            use crate::cpu::blocks::groups::{Factors, GROUP};
+            use crate::cpu::simd::prefetch_at;
 
             let of_line = LINE / S::F32_LANES;
             let count = x.len() / R * S::F32_LANES / B::ELEMENTS;
-            assert!(S::F32_LANES == 8 && x.len() == R * count * B::ELEMENTS / S::F32_LANES);
+            assert!(matches!(S::F32_LANES, 8 | 16) && x.len() == R * count * B::ELEMENTS / S::F32_LANES);
             let mut of = [self.blocks.as_ptr(); N];
             for (of, output) in of.iter_mut().zip(outputs) {
                 *of = self.from(output, input)[..count].as_ptr();
             }
             let mut factors = [Factors::NONE; N];
             for block in 0..count {
-                // SAFETY: as many blocks are there, eight lanes are those of AVX2, and all vectors of `x` are below its length,
-                // as is asserted above.
+                // SAFETY: as many blocks are there, eight lanes are those of AVX2 and sixteen those of AVX-512, and all vectors
+                // of `x` are below its length, as is asserted above.
                 unsafe {
-                    for (factors, of) in factors.iter_mut().zip(of) {
-                        (*of.add(block)).factors(single_half::<S>, factors);
+                    for (n, factors) in factors.iter_mut().enumerate() {
+                        for line in (0..size_of::<B>()).step_by(64) {
+                            prefetch_at(ahead[n].wrapping_add(block * size_of::<B>() + line));
+                        }
+                        (*of[n].add(block)).factors(single_half::<S>, factors);
                     }
                     let x = x.as_ptr().add(block * B::ELEMENTS / S::F32_LANES * R);
                     // By pairs, which have bytes in common.
@@ -172,14 +185,11 @@ impl<B: Groups> Weight for Blocks<'_, B> {
                     for first in (0..B::ELEMENTS / GROUP).step_by(pair) {
                         for n in 0..N {
                             for group in first..first + pair {
-                                let numbers = (*of[n].add(block)).numbers(&factors[n], group);
-                                for (at, w) in numbers.into_iter().enumerate() {
-                                    let w: S::f32s = std::mem::transmute_copy(&w);
-                                    let at = group * (GROUP / S::F32_LANES) + at;
-                                    for (row, sums) in sums.iter_mut().enumerate() {
-                                        let x = *x.add((at / of_line * R + row) * of_line + at % of_line);
-                                        sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
-                                    }
+                                let x = x.add(group * (GROUP / LINE) * of_line * R);
+                                let block = &*of[n].add(block);
+                                match S::F32_LANES {
+                                    16 => add_group(simd, block.wide_numbers(&factors[n], group), x, n, sums),
+                                    _ => add_group(simd, block.numbers(&factors[n], group), x, n, sums),
                                 }
                             }
                         }
@@ -188,7 +198,7 @@ impl<B: Groups> Weight for Blocks<'_, B> {
             }
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = (simd, outputs, input, x, sums);
+        let _ = (simd, outputs, input, ahead, x, sums);
     }
 
     #[inline(always)]
@@ -199,5 +209,30 @@ impl<B: Groups> Weight for Blocks<'_, B> {
     #[inline(always)]
     fn address(self, output: usize, input: usize) -> *const u8 {
         self.blocks.as_ptr().wrapping_add((output * self.width + input) / B::ELEMENTS).cast()
+    }
+}
+
+/// Adds the products of output `n` with a group of numbers in vectors.
+///
+/// # Safety
+/// A `V` is a vector of `S`, and as many vectors of `R` rows are at `x`.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn add_group<S: Simd, V: Copy, const M: usize, const R: usize, const N: usize>(
+    simd: S,
+    numbers: [V; M],
+    x: *const S::f32s,
+    n: usize,
+    sums: &mut [[S::f32s; N]; R],
+) {
+    let of_line = LINE / S::F32_LANES;
+    for (at, w) in numbers.into_iter().enumerate() {
+        // SAFETY: the caller's promise.
+        let w: S::f32s = unsafe { std::mem::transmute_copy(&w) };
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let x = unsafe { *x.add((at / of_line * R + row) * of_line + at % of_line) };
+            sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+        }
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn run(step: &Step<'_>, rows: Range<usize>, head: usize, state: &mut 
             let chunk = start..(start + CHUNK).min(rows.end);
             vectorized(
                 #[inline(always)]
-                || advance(step, chunk, head, state, scratch),
+                || advance(step, chunk.clone(), head, state, scratch),
             );
         }
     });

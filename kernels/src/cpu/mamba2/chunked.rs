@@ -88,7 +88,7 @@ pub(super) fn step(scan: &Scan<'_>, products: &[f32], chunk: Range<usize>, head:
     SCRATCH.with_borrow_mut(|scratch| {
         vectorized(
             #[inline(always)]
-            || step_with(scan, products, chunk, head, state, scratch),
+            || step_with(scan, products, chunk.clone(), head, state, scratch),
         );
     });
 }

@@ -16,8 +16,21 @@ use pulp::{Simd, WithSimd};
 /// Runs `body` compiled for the best instruction set of this machine. `body` and what it calls must be
 /// `#[inline(always)]` for that to have an effect.
 #[inline(always)]
-pub(crate) fn vectorized<R>(body: impl FnOnce() -> R) -> R {
-    dispatch(body)
+pub(crate) fn vectorized<R>(body: impl FnMut() -> R) -> R {
+    dispatch(Vectorized(body))
+}
+
+/// Loops to be compiled for an instruction set. They are called as what they are: a closure called as one that is called but
+/// once, which a closure is to `pulp`, stands behind a function of the compiler's that no attribute inlines.
+pub(crate) struct Vectorized<F>(pub(crate) F);
+
+impl<R, F: FnMut() -> R> WithSimd for Vectorized<F> {
+    type Output = R;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(mut self, _: S) -> R {
+        (self.0)()
+    }
 }
 
 /// Runs `op` for the best instruction set of this machine. Vectors of eight lanes are those of AVX2 with F16C, which `pulp` does

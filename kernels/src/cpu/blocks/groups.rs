@@ -1,5 +1,5 @@
-//! Blocks for vectors of eight lanes. Compilers make numbers of the loops in `blocks` one by one there; here a group of 32
-//! becomes whole numbers of eight bits first, all at once.
+//! Blocks for vectors of eight and sixteen lanes. Compilers make numbers of the loops in `blocks` one by one; here a group of 32
+//! becomes whole numbers of eight bits first, all at once, or with AVX-512 places in a table.
 //!
 //! Instructions stand in no closure: one that is not inlined knows no AVX2, and each of them is a call then.
 
@@ -67,6 +67,8 @@ pub(in crate::cpu) trait Groups: Block {
     const COMMON: usize = GROUP;
     /// Whether something is taken off.
     const HAS_LEAST: bool = false;
+    /// The whole number of each four bits, where a group has them and one factor.
+    const TABLE: Option<[f32; 16]> = None;
 
     /// Fills in the factors that it has; `half` makes numbers of 16 bits wide.
     fn factors(&self, half: impl Fn(Half) -> f32 + Copy, factors: &mut Factors);
@@ -111,6 +113,51 @@ pub(in crate::cpu) trait Groups: Block {
                 numbers[n] = _mm256_mul_ps(_mm256_cvtepi32_ps(whole[n]), _mm256_set1_ps(factors.scales[common]));
                 if Self::HAS_LEAST {
                     numbers[n] = _mm256_sub_ps(numbers[n], _mm256_set1_ps(factors.least[common]));
+                }
+            }
+            numbers
+        }
+    }
+
+    /// The whole numbers of a group in vectors of sixteen lanes; with a table its places, of which four bits count.
+    ///
+    /// # Safety
+    /// There is AVX-512.
+    #[inline(always)]
+    unsafe fn sixteens(&self, group: usize) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let quants = self.quants(group);
+            let [low, high] = [_mm256_castsi256_si128(quants), _mm256_extracti128_si256::<1>(quants)];
+            [_mm512_cvtepi8_epi32(low), _mm512_cvtepi8_epi32(high)]
+        }
+    }
+
+    /// As [`numbers`](Self::numbers), in vectors of sixteen lanes.
+    ///
+    /// # Safety
+    /// There is AVX-512.
+    #[inline(always)]
+    unsafe fn wide_numbers(&self, factors: &Factors, group: usize) -> [__m512; 2] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let sixteens = self.sixteens(group);
+            let mut numbers = [_mm512_setzero_ps(); 2];
+            if let Some(table) = Self::TABLE {
+                let mut table = _mm512_mul_ps(_mm512_loadu_ps(table.as_ptr()), _mm512_set1_ps(factors.scales[group]));
+                if Self::HAS_LEAST {
+                    table = _mm512_sub_ps(table, _mm512_set1_ps(factors.least[group]));
+                }
+                for n in 0..2 {
+                    numbers[n] = _mm512_permutexvar_ps(sixteens[n], table);
+                }
+                return numbers;
+            }
+            for n in 0..2 {
+                let common = (GROUP * group + 16 * n) / Self::COMMON;
+                numbers[n] = _mm512_mul_ps(_mm512_cvtepi32_ps(sixteens[n]), _mm512_set1_ps(factors.scales[common]));
+                if Self::HAS_LEAST {
+                    numbers[n] = _mm512_sub_ps(numbers[n], _mm512_set1_ps(factors.least[common]));
                 }
             }
             numbers
@@ -172,8 +219,29 @@ unsafe fn half_bytes(from: &[u8], high: bool) -> __m256i {
     }
 }
 
+/// The low four bits of 16 bytes, then the high ones, as places in a table.
+#[inline(always)]
+unsafe fn places(of: &[u8; 16]) -> [__m512i; 2] {
+    // SAFETY: AVX-512 is there where this is called, and the array has as many bytes.
+    unsafe {
+        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(of.as_ptr().cast()));
+        [bytes, _mm512_srli_epi32::<4>(bytes)]
+    }
+}
+
+/// The whole numbers from 0 on, less `zero`.
+const fn counted(zero: i8) -> Option<[f32; 16]> {
+    let mut table = [0.0; 16];
+    let mut at = 0;
+    while at < 16 {
+        table[at] = (at as i8 - zero) as f32;
+        at += 1;
+    }
+    Some(table)
+}
+
 macro_rules! groups {
-    ($name:ty { $($constant:ident = $value:expr),* }, |$self:ident, $half:ident, $factors:ident| $fill:expr, |$group:ident| $quants:expr $(, $more:item)?) => {
+    ($name:ty { $($constant:ident = $value:expr),* }, |$self:ident, $half:ident, $factors:ident| $fill:expr, |$group:ident| $quants:expr $(, $more:item)*) => {
         impl Groups for $name {
             $(const $constant: groups!(@ $constant) = $value;)*
 
@@ -188,12 +256,13 @@ macro_rules! groups {
                 unsafe { $quants }
             }
 
-            $($more)?
+            $($more)*
         }
     };
     (@ GROUPED) => { bool };
     (@ HAS_LEAST) => { bool };
     (@ COMMON) => { usize };
+    (@ TABLE) => { Option<[f32; 16]> };
 }
 
 groups!(F32 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_setzero_si256());
@@ -201,7 +270,7 @@ groups!(F16 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_set
 groups!(Bf16 { GROUPED = false }, |self, _half, _factors| {}, |_group| _mm256_setzero_si256());
 
 groups!(
-    Q4_0 {},
+    Q4_0 { TABLE = counted(8) },
     |self, half, factors| factors.scales[0] = half(self.scale),
     |_group| _mm256_sub_epi8(nibbles(&self.quants), _mm256_set1_epi8(8)),
     #[inline(always)]
@@ -216,13 +285,23 @@ groups!(
                 _mm256_sub_epi32(half_bytes(second, true), eight),
             ]
         }
+    },
+    #[inline(always)]
+    unsafe fn sixteens(&self, _: usize) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { places(&self.quants) }
     }
 );
 
 groups!(
-    Q4_1 { HAS_LEAST = true },
+    Q4_1 { HAS_LEAST = true, TABLE = counted(0) },
     |self, half, factors| (factors.scales[0], factors.least[0]) = (half(self.scale), -half(self.least)),
-    |_group| nibbles(&self.quants)
+    |_group| nibbles(&self.quants),
+    #[inline(always)]
+    unsafe fn sixteens(&self, _: usize) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { places(&self.quants) }
+    }
 );
 
 groups!(Q5_0 {}, |self, half, factors| factors.scales[0] = half(self.scale), |_group| {
@@ -298,7 +377,7 @@ fn of_six_bits(scales: [u8; 12], [scale, least]: [f32; 2], factors: &mut Factors
 }
 
 groups!(
-    Q4K { HAS_LEAST = true },
+    Q4K { HAS_LEAST = true, TABLE = counted(0) },
     |self, half, factors| of_six_bits(self.scales, [half(self.scale), half(self.least)], factors),
     |group| bits(bytes(&self.quants[group / 2 * 32..]), group % 2 * 4, 15),
     // From memory, which is faster than to take vectors apart; a pair of groups has its bytes in common.
@@ -313,6 +392,19 @@ groups!(
                 half_bytes(&quants[16..], high),
                 half_bytes(&quants[24..], high),
             ]
+        }
+    },
+    #[inline(always)]
+    unsafe fn sixteens(&self, group: usize) -> [__m512i; 2] {
+        // SAFETY: the caller's promise; sixteen bytes are there from both places on.
+        unsafe {
+            let (quants, high) = (&self.quants[group / 2 * 32..][..32], group % 2 == 1);
+            let first = _mm512_cvtepu8_epi32(_mm_loadu_si128(quants.as_ptr().cast()));
+            let second = _mm512_cvtepu8_epi32(_mm_loadu_si128(quants[16..].as_ptr().cast()));
+            match high {
+                true => [_mm512_srli_epi32::<4>(first), _mm512_srli_epi32::<4>(second)],
+                false => [first, second],
+            }
         }
     }
 );
@@ -346,27 +438,45 @@ groups!(
     }
 );
 
-groups!(Mxfp4 {}, |self, _half, factors| factors.scales[0] = half_of_power(self.exponent), |_group| {
-    // Twice of what they stand for.
-    let twice = _mm_set_epi8(-12, -8, -6, -4, -3, -2, -1, 0, 12, 8, 6, 4, 3, 2, 1, 0);
-    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(twice), nibbles(&self.quants))
-});
+groups!(
+    Mxfp4 { TABLE = Some([0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0]) },
+    |self, _half, factors| factors.scales[0] = half_of_power(self.exponent),
+    |_group| {
+        // Twice of what they stand for.
+        let twice = _mm_set_epi8(-12, -8, -6, -4, -3, -2, -1, 0, 12, 8, 6, 4, 3, 2, 1, 0);
+        _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(twice), nibbles(&self.quants))
+    },
+    #[inline(always)]
+    unsafe fn sixteens(&self, _: usize) -> [__m512i; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { places(&self.quants) }
+    }
+);
 
-/// Fills `wide` with what `blocks` begin with, whole blocks.
+/// Fills `wide` with what `blocks` begin with, whole blocks, in vectors of so many lanes.
 ///
 /// # Safety
-/// There is AVX2.
+/// There is AVX2; for sixteen lanes AVX-512.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn widen<B: Groups>(blocks: &[B], half: impl Fn(Half) -> f32 + Copy, wide: &mut [f32]) {
+pub(in crate::cpu) unsafe fn widen<B: Groups, const LANES: usize>(
+    blocks: &[B],
+    half: impl Fn(Half) -> f32 + Copy,
+    wide: &mut [f32],
+) {
     let mut factors = Factors::NONE;
     for (block, wide) in blocks.iter().zip(wide.chunks_exact_mut(B::ELEMENTS)) {
         block.factors(half, &mut factors);
         for (group, wide) in wide.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-            // SAFETY: the caller's promise; a group has four vectors.
+            // SAFETY: the caller's promise; a group has as many vectors.
             unsafe {
-                let numbers = block.numbers(&factors, group);
-                for (n, numbers) in numbers.into_iter().enumerate() {
-                    _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers);
+                if LANES == 16 {
+                    for (n, numbers) in block.wide_numbers(&factors, group).into_iter().enumerate() {
+                        _mm512_storeu_ps(wide.as_mut_ptr().add(16 * n), numbers);
+                    }
+                } else {
+                    for (n, numbers) in block.numbers(&factors, group).into_iter().enumerate() {
+                        _mm256_storeu_ps(wide.as_mut_ptr().add(8 * n), numbers);
+                    }
                 }
             }
         }
@@ -383,7 +493,8 @@ mod tests {
     /// Any bytes are blocks; numbers that are none are so in both.
     #[test]
     fn groups_are_the_numbers_of_their_blocks() {
-        let Some(simd) = pulp::x86::V3::try_new().filter(|_| is_x86_feature_detected!("f16c")) else { return };
+        use pulp::x86::{V3, V4};
+
         let mut state = 1u32;
         let mut byte = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -391,17 +502,30 @@ mod tests {
         };
         for format in [Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2K, Q3K, Q4K, Q5K, Q6K, Mxfp4] {
             let bytes: Vec<u8> = (0..64 * format.bytes()).map(|_| byte()).collect();
-            let [mut found, mut expected] = [0, 1].map(|_| vec![0f32; 64 * format.elements()]);
+            let [mut eights, mut sixteens, mut expected] = [0, 1, 2].map(|_| vec![0f32; 64 * format.elements()]);
             with_blocks!(format, B => {
                 let blocks: &[B] = cast_slice(&bytes);
-                // SAFETY: there are AVX2 and F16C.
-                Simd::vectorize(simd, #[inline(always)] || unsafe { widen(blocks, single_half::<pulp::x86::V3>, &mut found) });
                 let numbers = cast_slice_mut::<f32, <B as Block>::Numbers>(&mut expected);
                 blocks.iter().zip(numbers).for_each(|(block, numbers)| block.widen(super::half, numbers));
+                if let Some(simd) = V3::try_new().filter(|_| is_x86_feature_detected!("f16c")) {
+                    let half = single_half::<V3>;
+                    // SAFETY: there are AVX2 and F16C.
+                    Simd::vectorize(simd, #[inline(always)] || unsafe { widen::<B, 8>(blocks, half, &mut eights) });
+                    assert_same(format, &eights, &expected);
+                }
+                if let Some(simd) = V4::try_new() {
+                    let half = single_half::<V4>;
+                    // SAFETY: there is AVX-512.
+                    Simd::vectorize(simd, #[inline(always)] || unsafe { widen::<B, 16>(blocks, half, &mut sixteens) });
+                    assert_same(format, &sixteens, &expected);
+                }
             });
-            for (at, (a, b)) in found.iter().zip(&expected).enumerate() {
-                assert!(a == b || a.is_nan() && b.is_nan(), "{format:?}[{at}]: {a} instead of {b}");
-            }
+        }
+    }
+
+    fn assert_same(format: crate::stored::BlockFormat, found: &[f32], expected: &[f32]) {
+        for (at, (a, b)) in found.iter().zip(expected).enumerate() {
+            assert!(a == b || a.is_nan() && b.is_nan(), "{format:?}[{at}]: {a} instead of {b}");
         }
     }
 }
