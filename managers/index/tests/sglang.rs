@@ -27,7 +27,6 @@ fn its_own_events_give_a_bound_and_those_with_states_what_it_goes_on_from() {
     for line in BufReader::new(GzDecoder::new(RECORDED)).lines() {
         let trace: Trace = serde_json::from_str(&line.unwrap()).unwrap();
         let (own, with_states) = (Index::new(Bounds::default()), Index::new(Bounds::default()));
-        let mut has_stored = false;
         for (number, (prompt, hit, plain, named)) in (0..).zip(&trace.steps) {
             own.take(7, number, &bytes(plain)).unwrap();
             with_states.take(7, number, &bytes(named)).unwrap();
@@ -37,10 +36,10 @@ fn its_own_events_give_a_bound_and_those_with_states_what_it_goes_on_from() {
             let (bound, exact) = (ask(&own).unwrap(), ask(&with_states).unwrap());
             assert_eq!(exact.tokens, *hit, "{what}");
             assert!(bound.tokens >= *hit, "{what}");
-            if has_stored {
+            // The first prompts may be too short for a page.
+            if number > 1 {
                 assert_eq!((bound.trust, exact.trust), (Trust::AtMostNoGroups, Trust::Exact), "{what}");
             }
-            has_stored = number > 0;
             requests += 1;
             reused += hit;
             promised += bound.tokens;
