@@ -1,4 +1,7 @@
-"""States in SGLang's events: where the hook goes, and what it leaves alone. `managers/index/tests/sglang.rs` holds what it says."""
+"""States in SGLang's events: where the hook goes, and what it leaves alone.
+
+`managers/index/tests/sglang.rs` holds what it says.
+"""
 
 from __future__ import annotations
 

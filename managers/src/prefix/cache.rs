@@ -316,10 +316,7 @@ impl PrefixCache {
         let Some(pinned) = lease.pinned.take() else {
             return Err(PrefixError::ForeignReceipt);
         };
-        // What the request added was used with all before it, at one time: the end of the lease is that of its whole path.
-        let whole = inserted.node.map(|node| self.tree.lock_node(node, Hold::Path)).transpose()?;
-        self.tree.unlock(pinned.receipt)?;
-        whole.map_or(Ok(()), |whole| self.tree.unlock(whole))?;
+        self.tree.unlock_path(pinned.receipt, inserted.node)?;
         match state {
             Final::Move if inserted.state_taken => Ok(None),
             Final::Move => {

@@ -137,9 +137,9 @@ def simulate(
 def disaggregate(prefill: Plan, decode: Plan, *, prompt: int, output: int, link: float) -> Handing:
     """Prefill and decode on devices of their own, what is handed over and what that admits: ``cacheplan disaggregate``.
 
-    Both are plans of the model made here, ``prefill`` for what computes prompts of ``prompt`` tokens, ``decode`` for what
-    writes ``output``; these lengths stand in place of those of their workloads. ``link`` are the bytes that a device sends
-    or receives each second, one way.
+    Both are plans made here of one model, ``prefill`` for what computes prompts of ``prompt`` tokens, ``decode`` for
+    what writes ``output``; these lengths stand in place of those of their workloads. ``link`` are the bytes that a
+    device sends or receives each second, one way.
 
     Raises :class:`PlanError`.
     """

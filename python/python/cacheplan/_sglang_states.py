@@ -1,8 +1,8 @@
 """States in SGLang's events (0.5.23), which say which keys its hybrids keep and nothing of their states.
 
 Keys become group 0 and states group 1, in the words of vLLM's events. Only the tree core in Python shows its states
-(``SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python``); behind the one in Rust, and in trees that keep windows too, events stay as
-they are, and whoever reads them has an upper bound.
+(``SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND=python``); behind the one in Rust, and in trees that keep windows too, events
+stay as they are, and whoever reads them has an upper bound.
 """
 
 from __future__ import annotations
