@@ -46,7 +46,9 @@ fn its_own_events_give_a_bound_and_those_with_states_what_it_goes_on_from() {
             above += usize::from(bound.tokens > *hit);
         }
     }
-    println!("{requests} requests, {reused} tokens gone on from, {promised} that its own events promise, {above} above");
+    println!(
+        "{requests} requests, {reused} tokens gone on from, {promised} that its own events promise, {above} above"
+    );
     assert_eq!(requests, 500);
     assert!(above > 50, "the traces tell keys and states apart: {above}");
 }
