@@ -5,6 +5,7 @@
 
 mod array;
 mod book;
+mod disaggregate;
 mod errors;
 mod fit;
 mod index;
@@ -32,9 +33,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<array::Array>()?;
     module.add_class::<fit::Fit>()?;
     module.add_class::<simulate::Simulation>()?;
+    module.add_class::<disaggregate::Handing>()?;
     module.add_class::<index::Index>()?;
     module.add_function(wrap_pyfunction!(fit::fit, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
+    module.add_function(wrap_pyfunction!(disaggregate::disaggregate, module)?)?;
     module.add_function(wrap_pyfunction!(plan::make, module)?)?;
     module.add_function(wrap_pyfunction!(plan::budget_keys, module)?)
 }

@@ -167,6 +167,11 @@ impl Plan {
         self.engine.clone().map(|engine| engine.beside(&self.plan))
     }
 
+    /// What was asked.
+    pub(crate) fn asked(&self) -> PyResult<PlanRequest> {
+        Ok(self.made()?.request.clone())
+    }
+
     /// The request, about its stage.
     fn request(&self) -> PyResult<PlanRequest> {
         Ok(self.made()?.request.clone().of_stage(self.stage))

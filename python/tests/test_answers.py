@@ -13,6 +13,7 @@ import cacheplan
 from conftest import ROOT
 
 COMMAND = os.environ.get("CACHEPLAN_COMMAND")
+LLAMA = ROOT / "tests/fixtures/configs/meta-llama__Meta-Llama-3.1-8B.json"
 NEMOTRON = ROOT / "tests/fixtures/configs/nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json"
 PRICES = 'currency = "USD"\n[per_hour]\nh100 = 2.5\nh200 = 3\nb200 = 5\nmi300x = 2\n'
 
@@ -52,6 +53,33 @@ def test_a_simulation_is_the_commands_byte_by_byte(workload: str, tmp_path: Path
     free = cacheplan.simulate(workload, policies=["coverage"], checkpoints=3, kv_tokens="unlimited", chunk=128)
     sizes = ["--checkpoints", "3", "--kv-tokens", "unlimited", "--chunk", "128"]
     assert free.to_json() + "\n" == command("simulate", *flags, *sizes)
+
+
+def handing(**keys: object) -> cacheplan.Handing:
+    prefill = cacheplan.plan(LLAMA, device="2xh100", tokens_per_block=32)
+    decode = cacheplan.plan(LLAMA, device="4xh100", tokens_per_block=32, tp=1, dp=4)
+    return cacheplan.disaggregate(prefill, decode, **{"prompt": 8192, "output": 512, "link": 50e9} | keys)
+
+
+@pytest.mark.skipif(COMMAND is None, reason="CACHEPLAN_COMMAND names no built command")
+def test_sides_of_their_own_are_the_commands_byte_by_byte() -> None:
+    sides = ["--prefill", "2xh100", "--decode", "4xh100", "--on-decode", "tp=1", "--on-decode", "dp=4"]
+    request = ["--link", "50", "--prompt", "8192", "--output", "512", "--tokens-per-block", "32"]
+    assert handing().to_json() + "\n" == command("disaggregate", str(LLAMA), *sides, *request, "--json")
+
+
+def test_what_is_handed_over_is_counted_and_what_cannot_be_is_refused(llama: cacheplan.Plan) -> None:
+    ours = handing()
+    # 32 layers of 8 heads of 128 channels, keys and values of 16 bits.
+    assert ours.data["handover"]["bytes"] == 131_072 * 8192
+    assert "HANDED OVER" in ours.table() and repr(ours) == ours.table()
+    for wrong in ({"link": 0}, {"output": 1}, {"prompt": 200_000}):
+        with pytest.raises(cacheplan.PlanError):
+            handing(**wrong)
+    read = cacheplan.Plan.from_json(llama.to_json())
+    with pytest.raises(cacheplan.PlanError) as refused:
+        cacheplan.disaggregate(read, llama, prompt=64, output=8, link=1e9)
+    assert refused.value.hint is not None
 
 
 def test_a_trace_is_simulated(tmp_path: Path) -> None:

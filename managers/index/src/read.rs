@@ -10,8 +10,8 @@ pub const MAX_BATCH_BYTES: usize = 16 << 20;
 impl Batch {
     /// Reads what vLLM, SGLang and TensorRT-LLM's streaming events send as MessagePack, and what [`Batch::to_msgpack`] makes.
     ///
-    /// Batches and events are lists or maps: vLLM's events were lists of fields in a fixed order before they became maps, and
-    /// SGLang's still are. A field that is missing at the end of a list has its default.
+    /// Batches and events are lists or maps: events were lists of fields in a fixed order before they became maps. A field that
+    /// is missing at the end of a list has its default.
     pub fn from_msgpack(bytes: &[u8]) -> Result<Self, Error> {
         if bytes.len() > MAX_BATCH_BYTES {
             return Err(Error::TooLong { found: bytes.len(), most: MAX_BATCH_BYTES });

@@ -316,7 +316,7 @@ impl PrefixCache {
         let Some(pinned) = lease.pinned.take() else {
             return Err(PrefixError::ForeignReceipt);
         };
-        self.tree.unlock(pinned.receipt)?;
+        self.tree.unlock_path(pinned.receipt, inserted.node)?;
         match state {
             Final::Move if inserted.state_taken => Ok(None),
             Final::Move => {

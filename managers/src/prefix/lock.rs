@@ -157,6 +157,17 @@ impl Tree {
         Ok(())
     }
 
+    /// As [`Tree::unlock`], for a use that went on to `end`: what was added there was used with all before it, at one time.
+    pub(super) fn unlock_path(&mut self, receipt: Receipt, end: Option<NodeId>) -> Result<(), PrefixError> {
+        self.unlock(receipt)?;
+        let mut node = end.and_then(|id| self.nodes.resolve(id)).unwrap_or(NIL);
+        while node != NIL && self.nodes[node].parent != NIL && self.nodes[node].stamp != self.clock {
+            self.nodes[node].stamp = self.clock;
+            node = self.nodes[node].parent;
+        }
+        Ok(())
+    }
+
     /// Gives up the state of a lock and keeps the path: once copied, the source need not stay.
     ///
     /// # Errors

@@ -6,7 +6,7 @@
 (24, 'memory')
 """
 
-from cacheplan._answers import Fit, Simulation, fit, simulate
+from cacheplan._answers import Fit, Handing, Simulation, disaggregate, fit, simulate
 from cacheplan._books import Array, CacheBook, Lack, Lease, PoolStep, PrefixReuse, Sequence, Step
 from cacheplan._errors import (
     BookError,
@@ -42,6 +42,7 @@ __all__ = [
     "EventError",
     "ExportError",
     "Fit",
+    "Handing",
     "Index",
     "Knob",
     "Lack",
@@ -61,6 +62,7 @@ __all__ = [
     "Step",
     "__version__",
     "budget_keys",
+    "disaggregate",
     "fit",
     "model",
     "plan",

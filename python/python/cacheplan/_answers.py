@@ -16,11 +16,10 @@ GPUS = tuple(_native.FIT_DEVICES.split(","))
 class _Native(Protocol):
     def to_json(self) -> str: ...
     def table(self) -> str: ...
-    def svg(self) -> str: ...
 
 
 class _Answer:
-    """What Rust answered: data, a table, a picture."""
+    """What Rust answered: data and a table."""
 
     __slots__ = ("_native",)
 
@@ -40,18 +39,25 @@ class _Answer:
         """The answer for people, at most 100 columns wide."""
         return self._native.table()
 
+    def __repr__(self) -> str:
+        return self.table()
+
+
+class _Drawn(_Answer):
+    """An answer that can be drawn too."""
+
+    __slots__ = ()
+    _native: _native.Fit | _native.Simulation
+
     def svg(self) -> str:
         """The answer as a picture, 1000 pixels wide."""
         return self._native.svg()
-
-    def __repr__(self) -> str:
-        return self.table()
 
     def _repr_html_(self) -> str:
         return self.svg()
 
 
-class Fit(_Answer):
+class Fit(_Drawn):
     """Every layout that was tried, those first that hold: the cheapest, then the fewest devices, then the most room."""
 
     __slots__ = ()
@@ -68,8 +74,14 @@ class Fit(_Answer):
         return first if first is not None and first["holds"] else None
 
 
-class Simulation(_Answer):
+class Simulation(_Drawn):
     """A report for each policy of placing and evicting states."""
+
+    __slots__ = ()
+
+
+class Handing(_Answer):
+    """Both plans, what passes between them for each request, and what the link and both sides admit."""
 
     __slots__ = ()
 
@@ -120,3 +132,15 @@ def simulate(
     path = None if trace is None else os.fspath(trace)
     native = None if plan is None else plan._native
     return Simulation(_native.simulate(native, workload, path, list(policies), chunk, checkpoints, kv_tokens))
+
+
+def disaggregate(prefill: Plan, decode: Plan, *, prompt: int, output: int, link: float) -> Handing:
+    """Prefill and decode on devices of their own, what is handed over and what that admits: ``cacheplan disaggregate``.
+
+    Both are plans made here of one model, ``prefill`` for what computes prompts of ``prompt`` tokens, ``decode`` for
+    what writes ``output``; these lengths stand in place of those of their workloads. ``link`` are the bytes that a
+    device sends or receives each second, one way.
+
+    Raises :class:`PlanError`.
+    """
+    return Handing(_native.disaggregate(prefill._native, decode._native, prompt, output, link))

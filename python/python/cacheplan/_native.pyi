@@ -8,6 +8,7 @@ __all__ = [
     "Array",
     "CacheBook",
     "Fit",
+    "Handing",
     "Index",
     "Lack",
     "Lease",
@@ -21,6 +22,7 @@ __all__ = [
     "__version__",
     "_plan",
     "budget_keys",
+    "disaggregate",
     "fit",
     "simulate",
 ]
@@ -75,6 +77,11 @@ class Fit:
     def table(self) -> str: ...
     def csv(self) -> str: ...
     def svg(self) -> str: ...
+
+@final
+class Handing:
+    def to_json(self) -> str: ...
+    def table(self) -> str: ...
 
 @final
 class Simulation:
@@ -209,6 +216,7 @@ def _plan(
     engine: str | None,
 ) -> Plan: ...
 def budget_keys() -> list[tuple[str, str, str, str, list[str]]]: ...
+def disaggregate(prefill: Plan, decode: Plan, prompt: int, output: int, link: float) -> Handing: ...
 def fit(
     model: Model,
     context: int,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 from importlib import import_module
 from typing import Any
 
+from cacheplan import _sglang_states
 from cacheplan._errors import CacheplanError
 from cacheplan._guard import Cache, Group, Guard, Start
 
@@ -19,10 +21,13 @@ PARAMETERS = {
 
 
 def install() -> None:
-    """Hooks into the making of pools where ``CACHEPLAN_PLAN`` names a plan; SGLang calls it in every process.
+    """Hooks into the making of pools where ``CACHEPLAN_PLAN`` names a plan, and into what is published where
+    ``CACHEPLAN_STATE_EVENTS`` is 1; SGLang calls it in every process.
 
     SGLang logs what a plugin raises and goes on without it, so that what is to end a start leaves as ``SystemExit``.
     """
+    if os.environ.get(_sglang_states.VARIABLE) == "1":
+        _sglang_states.install()
     try:
         guard = Guard.of_environment("sglang")
         if guard is not None:

@@ -1,9 +1,12 @@
 """SGLang's own tree over a device and host memory, on a CPU: what it hits of each request of small traces.
 
 Each line that it prints is one trace: {"page": tokens of a page, "device": pages, "host": pages, "prompts": lists of pages, by
-number, "hits": pages of each prompt that were not computed, "loaded": those of them that came from host memory}. A prompt has one
-token more than its pages, an answer none. Requests come one after the other: each prompt is computed, inserted and let go before
-the next.
+number, "hits": pages of each prompt that were not computed, "loaded": those of them that came from host memory, "aging": hits where
+the rest of a span keeps its age}. A prompt has one token more than its pages, an answer none. Requests come one after the other: each
+prompt is computed, inserted and let go before the next.
+
+Where a prompt turns off inside a span, SGLang takes the rest, which nobody used, for just used, and so gives up something else
+first. `aging` is the same tree without that one rule.
 
 What is SGLang's own: `UnifiedRadixCache` with its tree core in Python and its component for keys, its allocator of device
 slots, its eviction, its write-back to host memory and its loads. What stands for a device or what lies around it:
@@ -151,8 +154,23 @@ def tree(question):
     return cache, device
 
 
-def answer(question):
+def aging(core):
+    """Lets the rest of a span that is split keep its age."""
+    split = core._split_node
+
+    def without_use(key, child, length):
+        age = child.last_access_time
+        made = split(key, child, length)
+        child.last_access_time = age
+        return made
+
+    core._split_node = without_use
+
+
+def answer(question, rest_ages=False):
     cache, device = tree(question)
+    if rest_ages:
+        aging(cache.tree_core)
     page = question["page"]
     hits, loads = [], []
     for at, pages in enumerate(question["prompts"]):
@@ -183,7 +201,7 @@ def answer(question):
         device.free(slots[-page:])
         hits.append(hit // page)
         loads.append(loaded // page)
-    return question | {"hits": hits, "loaded": loads}
+    return hits, loads
 
 
 def traces():
@@ -203,4 +221,6 @@ def traces():
 
 
 for question in traces():
-    print(json.dumps(answer(question), separators=(",", ":")), file=ANSWERS, flush=True)
+    hits, loads = answer(question)
+    said = question | {"hits": hits, "loaded": loads, "aging": answer(question, rest_ages=True)[0]}
+    print(json.dumps(said, separators=(",", ":")), file=ANSWERS, flush=True)

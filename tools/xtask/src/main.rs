@@ -71,6 +71,7 @@ Commands:
   oracle vllm-events  Record events of vLLM's block pool and the tokens that it reuses; needs what `oracle vllm` does
   oracle vllm-groups [N]  Fill vLLM's block pool under its own groups and ours, over the zoo, and count N random hybrids
   oracle sglang     Ask SGLang's own parser and pool sizes about the zoo's exports; needs Python and 6 GB
+  oracle sglang-tiers, sglang-events  Record what its tree hits with host memory below, and its events; need the same
   oracle llama.cpp  Start llama.cpp on files without weights and keep what it logs of its caches; needs Python
   soak [SECONDS [KILLS]]  Serve 10,000 requests in too little room, give each reader mutated files for SECONDS (default
                     600) and kill KILLS writers (default 10000)

@@ -35,6 +35,9 @@ struct Scenario {
     load: Load,
     #[serde(default)]
     ties: Ties,
+    /// Prompts end where their last whole id does.
+    #[serde(default)]
+    whole_ids: bool,
     trace: Vec<Trace>,
 }
 
@@ -182,7 +185,7 @@ fn main() {
     let scenario: Scenario = toml::from_str(scenario.as_deref().unwrap_or(include_str!("scenario.toml"))).unwrap();
     let sets = scenario.sets();
     for trace in &scenario.trace {
-        let requests = trace.read(folder.as_ref());
+        let requests = trace.read(folder.as_ref(), scenario.whole_ids);
         let asked: usize = requests.iter().map(|request| request.tokens).sum();
         let faster = match scenario.load {
             Load::TimesFaster(times) => times,

@@ -33,7 +33,10 @@ pub(crate) fn mix(before: u64, next: u64) -> u64 {
 }
 
 impl Request {
-    fn new(line: Line) -> Self {
+    fn new(mut line: Line, whole_ids: bool) -> Self {
+        if whole_ids && line.input_length > ID_TOKENS {
+            line.hash_ids.truncate(line.input_length / ID_TOKENS);
+        }
         let mut chains = Vec::new();
         for id in &line.hash_ids {
             chains.push(mix(chains.last().copied().unwrap_or(0), *id));
@@ -55,11 +58,11 @@ impl Request {
 
 impl Trace {
     /// The requests in the order of their arrival.
-    pub(crate) fn read(&self, folder: &Path) -> Vec<Request> {
+    pub(crate) fn read(&self, folder: &Path, whole_ids: bool) -> Vec<Request> {
         let text = std::fs::read_to_string(folder.join(&self.name)).unwrap();
         assert_eq!(blake3::hash(text.as_bytes()).to_hex().as_str(), self.blake3, "another {} was committed", self.name);
         let mut requests: Vec<Request> =
-            text.lines().map(|line| Request::new(serde_json::from_str(line).unwrap())).collect();
+            text.lines().map(|line| Request::new(serde_json::from_str(line).unwrap(), whole_ids)).collect();
         requests.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         requests
     }

@@ -147,22 +147,25 @@ impl<'a> Worker<'a> {
         let unit = self.unit;
         let last = (request.tokens - 1) / unit * unit;
         let boundaries = [last, keys].map(|end| if self.checkpoints == Checkpoints::Boundaries { end } else { 0 });
+        // The engine ends chunks where a state is to be kept; what a window needs is written by the way.
+        let ends_there = self.sets.iter().any(|set| set.kind == Kind::State);
         let (mut from, whole) = (reused, request.tokens / unit * unit);
         while from < whole {
             let most = (from + (self.chunk / unit).max(1) * unit).min(whole);
-            let to = boundaries.into_iter().filter(|end| (from + 1..most).contains(end)).min().unwrap_or(most);
-            let is_kept = self.checkpoints == Checkpoints::ChunkEnds || boundaries.contains(&to);
+            let to =
+                boundaries.into_iter().filter(|end| ends_there && (from + 1..most).contains(end)).min().unwrap_or(most);
+            let kept_ends = if self.checkpoints == Checkpoints::ChunkEnds { [to, 0] } else { boundaries };
             for (set, used) in used.iter_mut().enumerate().skip(1) {
                 self.release(request, set, used, self.passed(set, from));
             }
             self.keep(request, 0, from..to, (from / unit + 1..=to / unit).map(|block| block * unit));
             for (set, used) in used.iter_mut().enumerate().skip(1) {
-                let needed: Vec<usize> = if is_kept { self.sets[set].needed(to).collect() } else { Vec::new() };
+                let needed: Vec<usize> = kept_ends.iter().flat_map(|end| self.sets[set].needed(*end)).collect();
                 // A window's blocks are written whether they are kept or not; of states, those that are kept.
                 let block = self.sets[set].block;
                 let written: Vec<usize> = match self.sets[set].kind {
                     Kind::Window => (from / block + 1..=to / block).map(|number| number * block).collect(),
-                    _ => needed.clone(),
+                    _ => needed.iter().copied().find(|end| *end == to).into_iter().collect(),
                 };
                 let new = |end: &&usize| needed.contains(*end) && !self.has(request, set, **end);
                 let kept: Vec<usize> = written.iter().filter(new).copied().collect();

@@ -5,7 +5,7 @@
 use std::process::Command;
 
 use super::{CONFIGS, ROWS, answers, script, write};
-use crate::venv;
+use crate::{sh, venv};
 
 const VERSION: &str = "0.5.23";
 
@@ -19,6 +19,13 @@ pub(super) fn run() -> Result<(), String> {
         write(&format!("sglang-{VERSION}.{what}.txt"), &said)?;
     }
     Ok(())
+}
+
+/// Records events of its tree, and the tokens that it goes on from.
+pub(super) fn events() -> Result<(), String> {
+    let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
+    let out = format!("tests/fixtures/events/sglang-{VERSION}.jsonl.gz");
+    sh(Command::new(python).arg(script("sglang_events.py")).arg(out))
 }
 
 /// Asks its tree what it hits of small traces, with host memory below a device.
