@@ -104,6 +104,7 @@ fn words(resource: &Resource) -> String {
         Kind::MlaPaged => format!("latent {}{window}", sizes[sizes.len() - 1]),
         Kind::CausalConv => format!("conv {}x{}", sizes[0], sizes[1]),
         Kind::IndexKey => format!("index {}", sizes[0]),
+        _ if handler.is_paged() => format!("row {}", sizes.iter().product::<u64>()),
         _ => format!("state {}", sizes.iter().product::<u64>()),
     }
 }

@@ -15,7 +15,7 @@ use crate::model::Fact;
 const MAX_NUMBER: u64 = 1 << 40;
 
 /// Keys under which multimodal models keep the config of their decoder.
-const NESTED: [&str; 4] = ["thinker_config", "text_config", "llm_config", "language_config"];
+const NESTED: [&str; 5] = ["thinker_config", "vlm_config", "text_config", "llm_config", "language_config"];
 
 /// Keys that a multimodal model states of its decoder outside of that decoder's config, where it lacks them; all others
 /// are of its other parts.
