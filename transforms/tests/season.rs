@@ -387,7 +387,7 @@ fn a_block_of_layers_stands_between_those_of_both_ends() {
 #[case::frames(json!({"model_type": "csm"}), "kv_paged /1 0 [2, 4, 16] | kv_paged /1 0 [2, 4, 16]")]
 #[case::memories_of_heads(
     json!({"model_type": "xlstm", "num_heads": 2, "qk_dim_factor": 0.5, "v_dim_factor": 3.0}),
-    "ssm state [2, 32, 96] + state state [2, 33] | ssm state [2, 32, 96] + state state [2, 33]"
+    "ssm state [2, 32, 96] + state state [2, 32] + state state [2, 1] | ssm state [2, 32, 96] + state state [2, 32] + state state [2, 1]"
 )]
 #[case::all_at_once(json!({"model_type": "neomme", "sliding_window": 256}), "")]
 fn layers_keep_what_an_engine_keeps_of_them(#[case] changes: Value, #[case] expected: &str) {

@@ -9,6 +9,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("bamba.toml"),
     include_str!("chatglm.toml"),
     include_str!("cohere2_moe.toml"),
+    include_str!("cohere_compass.toml"),
     include_str!("csm.toml"),
     include_str!("deepseek.toml"),
     include_str!("deepseek_v32.toml"),
