@@ -72,6 +72,12 @@ pub(crate) static VLLM: Dialect = Dialect {
             (input.has_states() && input.tokens_per_block().is_some())
                 .then(|| "tokens_per_block: with states vLLM aligns its block size to them".into())
         },
+        |input| {
+            let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype")?;
+            let (_, source) = key.value(input).filter(|(name, _)| name == "auto")?;
+            let name = (input.stores)(None).ok()??.name()?;
+            Some(format!("keys and values in {source}: vLLM keeps those of this model as {name}"))
+        },
     ],
     chooses_dtypes: true,
     refuses: |_| None,
@@ -350,7 +356,7 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.
 fn running(input: &Input<'_>) -> Sourced {
     let slots = input.plan.slots;
-    let version = SGLANG.versions[input.release].parse().unwrap_or(rules::EXTRA_BUFFER);
+    let version = SGLANG.versions[input.release].parse().unwrap_or(Version(0, 5, 23));
     let each = rules::slots_per_request(&input.plan.model.model_type, true, version);
     let most = (slots.live + slots.checkpoints) / each;
     if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {

@@ -133,6 +133,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 /// What `--flash-attn` takes for no.
 const OFF: &[&str] = &["off", "disabled", "false", "0"];
 
+/// `--spec-draft-n-max` where nobody says, by the help of builds of 2026.
+const DRAFTED: u64 = 3;
+
 /// What drafts, and how many tokens: states are kept once more for each that a model drafts, and never for those from the text.
 fn drafts(question: &mut Question) -> Result<(), ServeError> {
     const TYPE: &str = "--spec-type";
@@ -147,9 +150,7 @@ fn drafts(question: &mut Question) -> Result<(), ServeError> {
     if kind != "draft-mtp" {
         return Err(refused(format!("what `{kind}` drafts with was not read")));
     }
-    let tokens = question.count("--spec-draft-n-max").or(question.count("--draft-max"));
-    let tokens =
-        tokens.ok_or_else(|| refused("how many tokens it drafts is not stated; state --spec-draft-n-max".into()))?;
+    let tokens = question.count("--spec-draft-n-max").or(question.count("--draft-max")).unwrap_or(DRAFTED);
     if tokens > 0 {
         question.default_of("speculation.draft_tokens", tokens);
         question.default_of("speculation.mtp_layers", 1);

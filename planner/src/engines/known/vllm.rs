@@ -11,7 +11,6 @@ mod kernels;
 mod log;
 mod packed;
 mod states;
-mod stored;
 
 use std::ops::Range;
 
@@ -34,9 +33,7 @@ use groups::{Division, divide};
 use packed::Family;
 use states::state_pages;
 
-pub(crate) use kernels::stored;
 pub(crate) use log::WORDS;
-pub use stored::Stored;
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
@@ -88,6 +85,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         keeps_long_windows: true,
         ..Storage::AS_MODELLED
     },
+    stored: kernels::told,
     refuses,
     predict,
     arguments: None,

@@ -10,10 +10,10 @@ use cacheplan_handlers::{Growth, Kind, ResourceHandler, Shape};
 use super::groups::{Bucket, Division, Entry, Spec};
 use super::lcm;
 use super::states::{exported, state_page};
-use super::stored::Stored;
 use super::{capability, is_blackwell};
 use crate::engines::caches::{Attention, Forming, State, index_bytes};
 use crate::engines::situation::{Situation, Stage};
+use crate::engines::stored::Stored;
 use crate::engines::version::Version;
 
 /// Read in 0.23.0, and not in 0.22.0: a block has as many pages of a size as the group with the most of them.
