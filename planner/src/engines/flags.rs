@@ -47,6 +47,7 @@ pub(crate) static VLLM: Dialect = Dialect {
                 (DType::F8E5m2, "fp8_e5m2", 0),
                 (DType::F16, "float16", OFFLOADING),
                 (DType::Nvfp4, "nvfp4", OFFLOADING),
+                (DType::Int8PerTokenHead, "int8_per_token_head", OFFLOADING),
                 // A sparse latent's layout of 8 bits, which `fp8` is there too.
                 (DType::F8E4m3, "fp8_ds_mla", 0),
             ],

@@ -310,5 +310,5 @@ fn published_commands_start_as_their_engines_logged() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(starts.len(), 226);
+    assert_eq!(starts.len(), 247);
 }

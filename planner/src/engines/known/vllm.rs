@@ -35,6 +35,9 @@ use states::state_pages;
 
 pub(crate) use log::WORDS;
 
+/// Nemotron-H, and wrappers around it.
+const NEMOTRON_H: [&str; 3] = ["nemotron_h", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"];
+
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
     numbering: Numbering::Releases,
@@ -47,7 +50,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         // Kimi's delta attention; Nemotron-H in the newest versions, where its config says nothing.
         let float32 = model.model_type.starts_with("kimi")
             || model.model_type.starts_with("glm5_next")
-            || (model.model_type == "nemotron_h" && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
+            || (NEMOTRON_H.contains(&&*model.model_type) && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
         let state = if float32 { DType::F32 } else { run_in };
         let narrow = NARROW_ON.iter().any(|(majors, since, models)| {
             majors.contains(&(capability / 10)) && version >= *since && models.contains(&&*model.model_type)
