@@ -438,7 +438,9 @@ impl Question {
             && u64::from(there) > ranks
         {
             let uses = if ranks == 1 { "one".to_owned() } else { ranks.to_string() };
-            self.notes.push(format!("it uses {uses} of the {there} GPUs and leaves the others idle: {flag} says over how many"));
+            self.notes.push(format!(
+                "it uses {uses} of the {there} GPUs and leaves the others idle: {flag} says over how many"
+            ));
         }
         self.devices = self.device().cloned().map(Devices::from);
         Ok(())

@@ -34,7 +34,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     let drafts_alone = drafts && version < BUFFERS && word.is_none_or(|word| word == "no_buffer");
     if drafts_alone && version >= REFUSES_DRAFTS {
         let said = "Speculative decoding is not compatible with radix cache when using --mamba-scheduler-strategy no_buffer. To use radix cache with speculative decoding, please use --mamba-scheduler-strategy extra_buffer and set SGLANG_ENABLE_SPEC_V2=1.";
-        let remedies = [Remedy::Set(FLAGS[1], "extra_buffer".into()), Remedy::Set("--disable-radix-cache", String::new())];
+        let remedies =
+            [Remedy::Set(FLAGS[1], "extra_buffer".into()), Remedy::Set("--disable-radix-cache", String::new())];
         return Err(question.refused(said, remedies));
     }
     let model_type = &*model.info().model_type;

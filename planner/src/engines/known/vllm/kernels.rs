@@ -260,7 +260,9 @@ fn refusal(version: Version, said: String) -> EngineRefusal {
 pub(super) fn told(telling: &Telling<'_>) -> Result<Option<Stored>, EngineRefusal> {
     let &Telling { version, capability, .. } = telling;
     let handlers = || telling.caches.iter().map(|cache| &cache.handler);
-    let Some(latents) = Latents::of(&handlers(), &telling.model.model_type, version, capability) else { return Ok(None) };
+    let Some(latents) = Latents::of(&handlers(), &telling.model.model_type, version, capability) else {
+        return Ok(None);
+    };
     let kept = handlers().find(|handler| handler.kind().is_kv()).map(ResourceHandler::dtype);
     let Some(word) = telling.word.or_else(|| latents.word(telling.stated, kept?)) else { return Ok(None) };
     latents.stored(word, telling.backend).map_err(|said| refusal(version, said))
