@@ -20,6 +20,8 @@ use crate::size::ByteSize;
 
 /// The first version of vLLM with flags for offloading, and with states in 16 bits.
 const OFFLOADING: usize = 1;
+/// The first version of vLLM that refuses a stated float of 16 bits which is not the model's.
+const OWN_FLOAT: usize = 3;
 
 pub(crate) static VLLM: Dialect = Dialect {
     name: "vLLM",
@@ -81,7 +83,13 @@ pub(crate) static VLLM: Dialect = Dialect {
         },
     ],
     chooses_dtypes: true,
-    refuses: |_| None,
+    refuses: |input| {
+        let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype").filter(|_| input.release >= OWN_FLOAT)?;
+        let run_in = if input.plan.model.dtype == DType::F16 { "float16" } else { "bfloat16" };
+        let (word, _) = key.value(input)?;
+        let is_other = ["float16", "bfloat16"].into_iter().any(|other| word == other && other != run_in);
+        is_other.then(|| format!("kv_cache_dtype={word} is incompatible with dtype=\"{run_in}\""))
+    },
 };
 
 const VLLM_STATES: &[(DType, &str, usize)] =

@@ -65,6 +65,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     calibrated::settle(question, model, &READS);
     quantization::settle(question, model)?;
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
+    // DeepSeek-V4's own default stands above that of drafts (`apply_deepseek_v4_defaults`).
+    let own = model.info().model_type.starts_with("deepseek_v4");
+    let drafts = question.flag("--speculative-algorithm").filter(|_| !own).map(|_| RUNNING_WITH_DRAFTS);
     if let Some(word) = question.flag("--speculative-algorithm").map(|setting| setting.value().to_owned()) {
         let tokens = question
             .count("--speculative-num-draft-tokens")
@@ -73,12 +76,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let remedies = vec![Remedy::Remove("--speculative-algorithm")];
         let tokens = tokens.ok_or(ServeError::NotHandled { flag: "--speculative-algorithm".into(), why, remedies })?;
         question.default_of("speculation.draft_tokens", tokens.max(1));
-        question.default_of("max_batch_size", RUNNING_WITH_DRAFTS);
+        if let Some(running) = drafts {
+            question.default_of("max_batch_size", running);
+        }
         if matches!(word.as_str(), "NEXTN" | "EAGLE" | "MTP") && question.draft.is_none() {
             question.default_of("speculation.mtp_layers", 1);
         }
     }
-    let drafts = question.flag("--speculative-algorithm").map(|_| RUNNING_WITH_DRAFTS);
     let max_batch_size = question.count("--max-running-requests").or(drafts);
     Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
 }

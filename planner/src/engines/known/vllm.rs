@@ -149,8 +149,7 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
             return Some(EngineRefusal::Unread { engine, cache: cache.name.to_owned() });
         }
         (Some(_), Some(family)) if situation.version < family.since() => {
-            let (model, version) = (model.to_owned(), situation.version.to_string());
-            return Some(EngineRefusal::Architecture { engine, version, model });
+            return Some(Family::unknown(model, situation.version));
         }
         (Some(cache), None) => return Some(EngineRefusal::Unread { engine, cache: cache.name.to_owned() }),
         _ => {}

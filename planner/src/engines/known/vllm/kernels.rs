@@ -259,8 +259,12 @@ fn refusal(version: Version, said: String) -> EngineRefusal {
 /// How the model's latents are stored where `--kv-cache-dtype` and `--attention-backend` say so.
 pub(super) fn told(telling: &Telling<'_>) -> Result<Option<Stored>, EngineRefusal> {
     let &Telling { version, capability, .. } = telling;
+    let model_type = &*telling.model.model_type;
+    if Family::of(model_type).is_some_and(|family| version < family.since()) {
+        return Err(Family::unknown(model_type, version));
+    }
     let handlers = || telling.caches.iter().map(|cache| &cache.handler);
-    let Some(latents) = Latents::of(&handlers(), &telling.model.model_type, version, capability) else {
+    let Some(latents) = Latents::of(&handlers(), model_type, version, capability) else {
         return Ok(None);
     };
     let kept = handlers().find(|handler| handler.kind().is_kv()).map(ResourceHandler::dtype);
