@@ -35,8 +35,8 @@ use states::state_pages;
 
 pub(crate) use log::WORDS;
 
-/// Nemotron-H, and wrappers around it.
-const NEMOTRON_H: [&str; 3] = ["nemotron_h", "NemotronH_Nano_VL_V2", "NemotronH_Nano_Omni_Reasoning_V3"];
+/// Nemotron-H, and the wrapper around it of which `MODELS_CONFIG_MAP` says the same.
+const NEMOTRON_H: [&str; 2] = ["nemotron_h", "NemotronH_Nano_VL_V2"];
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
@@ -139,9 +139,6 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
         let (path, value) = ("engine.mamba_cache_mode", "all");
         return Some(EngineRefusal::Gone { engine, version, path, value, instead: "\"align\" is what it does" });
     }
-    if let Some(refusal) = kernels::refuses(situation) {
-        return Some(refusal);
-    }
     let compressed = situation.caches.attention.iter().find(|cache| cache.stride > 1);
     match (compressed, Family::of(model)) {
         // Ranks that divide a sequence's tokens keep windows whole, which was not read.
@@ -153,6 +150,9 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
         }
         (Some(cache), None) => return Some(EngineRefusal::Unread { engine, cache: cache.name.to_owned() }),
         _ => {}
+    }
+    if let Some(refusal) = kernels::refuses(situation) {
+        return Some(refusal);
     }
     let latents = situation.caches.attention.iter().find(|cache| *cache.handler.kind() == Kind::MlaPaged);
     let multiple = sparse_block(situation);
