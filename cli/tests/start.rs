@@ -92,6 +92,24 @@ fn the_command_that_fit_prints_holds_what_was_asked_for(#[case] command: &[&str]
     assert_eq!(code, Some(0), "{line}\n{out}{err}");
 }
 
+/// So does what stands beside the command, where nobody says how long sequences are.
+#[test]
+fn the_command_that_fit_prints_says_what_was_said_beside_it() {
+    let model = config(QWEN);
+    let beside = ["--engine-version", "0.24.0", "--model-config", &model];
+    let ask = [&["fit", "--context", "auto", "--gpus", "l4", "--max-gpus", "1"][..], &beside].concat();
+    let (code, out, err) = said(&cacheplan(&[&ask[..], &["--", "vllm", "serve", "/models/q"]].concat()));
+    assert!(code == Some(0) && err.contains("are the longest that fit"), "{err}");
+    let line = out.split("cacheplan plan").last().unwrap().replace("\\\n", " ");
+    let words = shlex::split(&line).unwrap();
+    for pair in beside.chunks(2) {
+        assert!(words.windows(2).any(|words| words == pair), "{pair:?}: {line}");
+    }
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (code, out, err) = said(&cacheplan(&[&["plan"], &words[..]].concat()));
+    assert_eq!(code, Some(0), "{line}\n{out}{err}");
+}
+
 #[rstest]
 #[case::too_long(&["--device", "20GiB"], "--max-model-len 40960", 3, "would not start; REASON says why")]
 #[case::misspelled(&["--device", "h100"], "--max-modle-len 4096", 2, "unrecognized arguments: --max-modle-len")]

@@ -12,7 +12,7 @@ use crate::compare::Comparison;
 use crate::config::Config;
 use crate::device::DeviceInfo;
 use crate::devices::Devices;
-use crate::engines::{EnginePrediction, EngineSpec, Stored};
+use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{PlanError, Suggestion};
 use crate::explain::{Derivation, ExplainError};
 use crate::forward_profile::ForwardProfile;
@@ -220,22 +220,6 @@ impl PlanRequest {
     /// An op that cannot be described, or that keeps state nobody knows how to cache.
     pub fn caches(&self) -> Result<Arc<Resources>, PlanError> {
         self.model.collect(&self.budget()?, self.engine)
-    }
-
-    /// How vLLM of this version stores latents where its `--kv-cache-dtype` is `word`, or says what the budget says, and its
-    /// `--attention-backend` is `backend`. None of a model without latents, of another engine, and where that is not known.
-    ///
-    /// # Errors
-    /// What vLLM says where no kernel reads them so.
-    pub fn latents(
-        &self,
-        engine: EngineSpec,
-        word: Option<&str>,
-        backend: Option<&str>,
-    ) -> Result<Option<Stored>, PlanError> {
-        let budget = self.budget()?;
-        let (caches, capability) = (self.caches()?, budget.engine.compute_capability);
-        engine.latents(self.model.info(), &caches, capability, word, budget.dtypes.kv, backend).map_err(PlanError::from)
     }
 
     /// Plans the caches of a rank of its stage: who owns each, how large each pool is, and why.

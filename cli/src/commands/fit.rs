@@ -185,15 +185,17 @@ fn of_model(
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(&request, &question)?,
+        Context::Auto => longest(&[(request.clone(), question.clone())])?,
     };
     let answer = during("planning layouts", || request.fit(&question)).map_err(refused)?;
     Ok((question, answer))
 }
 
-/// The longest sequences that fit; where there are none, `fit` says why of one token.
-fn longest(request: &PlanRequest, question: &FitQuestion) -> Result<u64, Failure> {
-    let found = during("searching for the longest", || request.longest_that_fits(question)).map_err(refused)?;
+/// The longest sequences that fit any of the questions; where there are none, `fit` says why of one token.
+fn longest(asked: &[(PlanRequest, FitQuestion)]) -> Result<u64, Failure> {
+    let of_each = || asked.iter().map(|(request, question)| request.longest_that_fits(question));
+    let found = during("searching for the longest", || of_each().try_fold(0, |most, found| Ok(found?.max(most))));
+    let found = found.map_err(refused)?;
     if found > 0 {
         note(&format!("{found} tokens are the longest that fit"));
     }
@@ -207,16 +209,6 @@ fn of_command(
     read: ReadOptions,
     question: FitQuestion,
 ) -> Result<(FitQuestion, Answer), Failure> {
-    let stated = match args.context {
-        None => None,
-        Some(Context::Tokens(tokens)) => Some(tokens),
-        Some(Context::Auto) => {
-            return Err(Failure::new(
-                2,
-                "a command says how long its sequences are; state --context in tokens or leave it out",
-            ));
-        }
-    };
     let mut overrides = args.dtypes();
     overrides.extend(args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights")));
     let beside = Beside {
@@ -237,26 +229,30 @@ fn of_command(
             note(&format!("the command's {} is kept; leave it out there to have others tried", kept.join(", ")));
         }
     }
-    let mut context = question.context;
+    let stated = [question.stated.clone(), args.start.stated(&sought)].concat();
+    let question = FitQuestion { model: Some(sought.name.clone()), stated, sequences, engines, ..question };
+    let asked = sought.on.into_iter().map(|(name, device, length, request)| {
+        let question = FitQuestion { context: length, devices: vec![(name, device)], ..question.clone() };
+        (request, question)
+    });
+    let mut asked: Vec<(PlanRequest, FitQuestion)> = asked.collect();
+    let stated = match args.context {
+        None => None,
+        Some(Context::Tokens(tokens)) => Some(tokens),
+        Some(Context::Auto) => Some(longest(&asked)?),
+    };
     let mut answers = Vec::new();
-    for (name, device, length, request) in sought.on {
-        context = stated.unwrap_or(length);
-        let question = FitQuestion {
-            model: Some(sought.name.clone()),
-            context,
-            sequences,
-            devices: vec![(name, device)],
-            engines: engines.clone(),
-            ..question.clone()
-        };
-        answers.push(request.fit(&question).map_err(refused)?);
+    for (request, question) in &mut asked {
+        question.context = stated.unwrap_or(question.context);
+        answers.push(request.fit(question).map_err(refused)?);
     }
+    let context = asked.last().map_or(question.context, |(_, question)| question.context);
     let mut answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;
     if let Some(best) = answer.best() {
         let told = sought.launch.told(&answer.layout_of(best, sought.engine), args.start.version());
         answer.command = told.map_err(start::failed)?.map(|launch| launch.shown());
     }
-    Ok((FitQuestion { context, sequences, ..question }, answer))
+    Ok((FitQuestion { context, ..question }, answer))
 }
 
 /// A device and the name it was asked for by, which is that of its price.

@@ -222,6 +222,14 @@ impl StartArgs {
         })
     }
 
+    /// What is stated of the command besides its words, as words of `cacheplan plan`.
+    pub(crate) fn stated(&self, sought: &Sought) -> Vec<String> {
+        let is_said = self.engine_version.is_some() || sought.launch.version.is_some();
+        let version = is_said.then(|| ["--engine-version".to_owned(), sought.engine.version_name()]);
+        let config = self.model_config.as_ref().map(|path| ["--model-config".to_owned(), path.display().to_string()]);
+        version.into_iter().chain(config).flatten().collect()
+    }
+
     /// The engine's version, where it is stated.
     pub(crate) fn version(&self) -> Option<&str> {
         self.engine_version.as_deref()

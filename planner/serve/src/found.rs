@@ -140,7 +140,7 @@ impl Found {
         say(Fact::KvBytes, self.span(|at| at.predicted.kv_bytes));
         say(Fact::SsmBytes, self.span(|at| at.predicted.ssm_bytes));
         say(Fact::ConvBytes, self.span(|at| at.predicted.conv_bytes));
-        say(Fact::Concurrency, self.span(|at| hundredths(&at.predicted)));
+        say(Fact::Concurrency, self.span(|at| at.predicted.concurrency.map(|times| (times * 100.0).round() as u64)));
         say(
             Fact::MaxBatchSize,
             self.span(|at| running(question, limits, &at.predicted)).or(limits.max_batch_size.and_then(exact)),
@@ -314,11 +314,6 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: 
         "sglang" => "Not enough memory. Please try to increase --mem-fraction-static.".into(),
         _ => format!("{} GiB hold no sequence of {length} tokens, which needs {} GiB", gib(bytes), gib(needed)),
     }
-}
-
-fn hundredths(predicted: &EnginePrediction) -> Option<u64> {
-    let (blocks, each) = (predicted.num_blocks?, predicted.blocks_per_request?.max(1));
-    u64::try_from((u128::from(blocks) * 200 + u128::from(each)) / (2 * u128::from(each))).ok()
 }
 
 /// SGLang's `max_running_requests`: what is stated, else what its tokens give; and no more than its slots for states do.

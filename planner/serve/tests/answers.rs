@@ -155,8 +155,12 @@ fn a_launch_that_has_fewer_gpus_than_ranks_is_refused() {
     let one = Launch { gpus: Some(1), device: Some("h100".into()), ..launch("vllm serve m -tp 2") };
     let error = answer(&one, models("Qwen__Qwen3-8B"), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("World size (2) is larger than the number of available GPUs (1)"), "{error}");
-    let two = Launch { gpus: Some(2), ..one };
-    assert_eq!(answer(&two, models("Qwen__Qwen3-8B"), &Options::default()).unwrap().starts, Starts::Yes);
+    let on =
+        |gpus: u32| answer(&Launch { gpus: Some(gpus), ..one.clone() }, models("Qwen__Qwen3-8B"), &Options::default());
+    let idle = |notes: &[String]| notes.iter().any(|note| note.starts_with("it uses 2 of the 4 GPUs"));
+    let (two, four) = (on(2).unwrap(), on(4).unwrap());
+    assert_eq!((two.starts, four.starts), (Starts::Yes, Starts::Yes));
+    assert!(!idle(&two.notes) && idle(&four.notes), "{:?}", four.notes);
 }
 
 /// A pod whose node is chosen by a label, with so many GPUs.

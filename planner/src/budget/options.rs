@@ -49,6 +49,9 @@ section! {
         /// SGLang's mamba_full_memory_ratio.
         key("--state-ratio", Values::Fraction, "0.9", "0.9")
         pub state_ratio: Option<Fraction>,
+        /// Slots for states of a running request of SGLang, by its mamba_radix_cache_strategy.
+        key("--slots-per-request", SEQUENCES, "the engine's own", "5")
+        pub slots_per_request: Option<u64>,
         /// SGLang's swa_full_tokens_ratio.
         key("--window-ratio", Values::Fraction, "0.8", "0.8")
         pub window_ratio: Option<Fraction>,
@@ -77,7 +80,7 @@ section! {
         /// vLLM's --async-scheduling: a step is prepared while others run, and holds its tokens.
         key("--async-scheduling", Values::Switch, "true", "false")
         pub async_scheduling: Option<bool>,
-        /// Whether layers of several kinds are groups: false is vLLM's --disable-hybrid-kv-cache-manager.
+        /// Whether windows lie apart: false is vLLM's --disable-hybrid-kv-cache-manager, SGLang's --disable-hybrid-swa-memory.
         key("--hybrid-kv-cache", Values::Switch, "true", "false")
         pub hybrid_kv_cache: Option<bool>,
     }

@@ -20,6 +20,8 @@ use crate::size::ByteSize;
 
 /// The first version of vLLM with flags for offloading, and with states in 16 bits.
 const OFFLOADING: usize = 1;
+/// The first version of vLLM that refuses a stated float of 16 bits which is not the model's.
+const OWN_FLOAT: usize = 3;
 
 pub(crate) static VLLM: Dialect = Dialect {
     name: "vLLM",
@@ -47,6 +49,7 @@ pub(crate) static VLLM: Dialect = Dialect {
                 (DType::F8E5m2, "fp8_e5m2", 0),
                 (DType::F16, "float16", OFFLOADING),
                 (DType::Nvfp4, "nvfp4", OFFLOADING),
+                (DType::Int8PerTokenHead, "int8_per_token_head", OFFLOADING),
                 // A sparse latent's layout of 8 bits, which `fp8` is there too.
                 (DType::F8E4m3, "fp8_ds_mla", 0),
             ],
@@ -72,9 +75,21 @@ pub(crate) static VLLM: Dialect = Dialect {
             (input.has_states() && input.tokens_per_block().is_some())
                 .then(|| "tokens_per_block: with states vLLM aligns its block size to them".into())
         },
+        |input| {
+            let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype")?;
+            let (_, source) = key.value(input).filter(|(name, _)| name == "auto")?;
+            let name = (input.stores)(None).ok()??.name()?;
+            Some(format!("keys and values in {source}: vLLM keeps those of this model as {name}"))
+        },
     ],
     chooses_dtypes: true,
-    refuses: |_| None,
+    refuses: |input| {
+        let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype").filter(|_| input.release >= OWN_FLOAT)?;
+        let run_in = if input.plan.model.dtype == DType::F16 { "float16" } else { "bfloat16" };
+        let (word, _) = key.value(input)?;
+        let is_other = ["float16", "bfloat16"].into_iter().any(|other| word == other && other != run_in);
+        is_other.then(|| format!("kv_cache_dtype={word} is incompatible with dtype=\"{run_in}\""))
+    },
 };
 
 const VLLM_STATES: &[(DType, &str, usize)] =
@@ -350,7 +365,7 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.
 fn running(input: &Input<'_>) -> Sourced {
     let slots = input.plan.slots;
-    let version = SGLANG.versions[input.release].parse().unwrap_or(rules::EXTRA_BUFFER);
+    let version = SGLANG.versions[input.release].parse().unwrap_or(Version(0, 5, 23));
     let each = rules::slots_per_request(&input.plan.model.model_type, true, version);
     let most = (slots.live + slots.checkpoints) / each;
     if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {

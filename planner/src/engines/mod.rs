@@ -15,16 +15,17 @@ mod prediction;
 mod registry;
 pub(crate) mod rules;
 mod situation;
+mod stored;
 mod tier_flags;
 mod transfer_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
-pub use known::vllm::Stored;
 pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
+pub use stored::Stored;
 pub use tier_flags::{LowerTiers, TierFlags};
 pub use transfer_flags::{Handing, TransferFlags};
 pub use version::Version;

@@ -13,11 +13,11 @@ use thiserror::Error;
 
 use super::caches::HOPPER;
 use super::flags;
-use super::known::vllm::Stored;
 use super::known::{llama_cpp, sglang, tensorrt_llm, vllm};
 use super::layout::{self, Layout, LayoutFlag, Told};
 use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
+use super::stored::{Stored, Telling};
 use super::version::Version;
 use crate::budget::Budget;
 use crate::error::EngineRefusal;
@@ -236,21 +236,22 @@ impl EngineSpec {
         (self.engine.0.kv_dtypes)(self.version, capability.unwrap_or(HOPPER))
     }
 
-    /// How it stores latents: [`PlanRequest::latents`](crate::request::PlanRequest::latents).
-    pub(crate) fn latents(
+    /// How it stores latents among a model's caches where its flag for their dtype is `word`, or says what the budget says, and it
+    /// is told to take the kernels of `backend`. None of a model without latents, and where that is not known.
+    ///
+    /// # Errors
+    /// What the engine says where no kernel reads them so.
+    pub fn stored(
         self,
         model: &ModelInfo,
         caches: &Resources,
-        capability: Option<u32>,
+        budget: &Budget,
         word: Option<&str>,
-        stated: Option<DType>,
         backend: Option<&str>,
     ) -> Result<Option<Stored>, EngineRefusal> {
-        if !std::ptr::eq(self.engine.rules(), &vllm::RULES) {
-            return Ok(None);
-        }
-        let capability = capability.unwrap_or(HOPPER);
-        vllm::stored(model, caches, self.version, capability, word, stated, backend)
+        let (version, stated) = (self.version, budget.dtypes.kv);
+        let capability = budget.engine.compute_capability.unwrap_or(HOPPER);
+        (self.engine.0.rules.stored)(&Telling { model, caches, version, capability, word, stated, backend })
     }
 
     /// What it keeps of ops of such a model in a way of its own.

@@ -6,6 +6,7 @@ use cacheplan_transforms::{CacheDTypes, ModelInfo};
 use super::caches::Storage;
 use super::prediction::EnginePrediction;
 use super::situation::Situation;
+use super::stored::{Stored, Telling};
 use super::version::Version;
 use crate::budget::Budget;
 use crate::error::{EngineRefusal, PlanError};
@@ -43,6 +44,8 @@ pub(crate) struct EngineRules {
     pub(crate) indexed_sequences: u64,
     /// What it stores in a way of its own.
     pub(super) storage: Storage,
+    /// How it stores latents that it is told of so; none of a model without them, and where that is not known.
+    pub(super) stored: fn(&Telling<'_>) -> Result<Option<Stored>, EngineRefusal>,
     /// Why it does not run the model so.
     pub(super) refuses: fn(&Situation<'_>) -> Option<EngineRefusal>,
     /// What it would allocate.

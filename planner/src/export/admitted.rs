@@ -3,8 +3,8 @@
 use cacheplan_transforms::Resources;
 
 use crate::budget::{Budget, Lengths, Speculation, Workload};
-use crate::engines::{EnginePrediction, EngineSpec};
-use crate::error::PlanError;
+use crate::engines::{EnginePrediction, EngineSpec, Stored};
+use crate::error::{EngineRefusal, PlanError};
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Scheme};
 use crate::size::ByteSize;
@@ -26,6 +26,20 @@ pub(super) fn predicted(
     budget.engine.cache_bytes = budget.engine.cache_bytes.or(plan.cache_bytes().map(ByteSize));
     let resources = held(plan)?;
     Some(Inputs::new(&plan.model, &resources, &budget).predict(engine))
+}
+
+/// How the engine stores the plan's latents where its flag for their dtype is `word`, or says the plan's; as on the GPU that
+/// engines are taken to run on.
+pub(super) fn stored(
+    plan: &CachePlan,
+    engine: EngineSpec,
+    word: Option<&str>,
+) -> Result<Option<Stored>, EngineRefusal> {
+    let caches = held(plan).unwrap_or_default();
+    let kept = caches.iter().find(|cache| cache.handler.kind().is_kv()).map(|cache| cache.handler.dtype());
+    let mut budget = Budget::default();
+    budget.dtypes.kv = kept.filter(|dtype| *dtype != plan.model.dtype);
+    engine.stored(&plan.model, &caches, &budget, word, None)
 }
 
 /// One rank's caches without what only our own rollback needs; `None` where that changes the shape of others.

@@ -174,6 +174,12 @@ impl Dialect {
         names.copied().find(|(known, ..)| *known == dtype).map(|(_, word, _)| word)
     }
 
+    /// What the settings say of the dtype of latents.
+    pub(super) fn told_latents<'a>(&self, settings: &'a [Setting]) -> Option<&'a str> {
+        let key = self.keys.iter().find(|key| matches!(key.says, Says::DType(Class::Kv, ..)))?;
+        settings.iter().find(|setting| setting.key == key.name)?.value.as_str()
+    }
+
     pub(crate) fn not_expressed(&self, input: &Input<'_>, settings: &[Setting]) -> Vec<String> {
         let is_told = |key: &&Key| settings.iter().any(|setting| setting.key == key.name);
         let ranks = self.keys.iter().filter(is_told).filter_map(|key| key.path.strip_prefix("parallel."));

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::serving::{ExportError, Serving};
 use crate::budget::Budget;
-use crate::engines::EnginePrediction;
-use crate::error::PlanError;
+use crate::engines::{EnginePrediction, Stored};
+use crate::error::{EngineRefusal, PlanError};
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Owner, PlannedResource, Pool, Unit};
 
@@ -23,6 +23,8 @@ pub(crate) struct Input<'a> {
     pub(crate) release: usize,
     /// Asks the engine's own model; it answers nothing where it has none, or the plan is none that it can judge.
     pub(super) predict: &'a dyn Fn(Budget) -> Prediction,
+    /// Asks it how latents are stored where its flag for their dtype is this word, or says the plan's.
+    pub(crate) stores: &'a dyn Fn(Option<&str>) -> Result<Option<Stored>, EngineRefusal>,
     /// The sequences that the engine's model admits, where they are fewer than the plan's.
     pub(crate) admitted: Option<u64>,
 }
@@ -181,17 +183,21 @@ impl<'a> Input<'a> {
         own.map(|resource| resource.dtype).collect()
     }
 
-    /// The engine's name for the one dtype of some caches, from `names`; `own` where it has none and it is the model's, which
-    /// a quantised checkpoint may override.
+    /// The engine's name for the one dtype of some caches, from `names`, that stores them as the plan does where several do not;
+    /// `own` where none does and it is the model's, which a quantised checkpoint may override.
     pub(super) fn dtype_name(&self, of: Class, own: Option<&str>, names: &[(DType, &'static str, usize)]) -> Sourced {
         let dtypes = self.dtypes(of);
         let dtype = *dtypes.first().filter(|_| dtypes.len() == 1)?;
         let source = format!("the plan's {dtype}");
-        if let Some((_, name, _)) = names.iter().find(|(of, _, since)| *of == dtype && *since <= self.release) {
-            return Some((json!(name), source));
+        let names = names.iter().filter(|(of, _, since)| *of == dtype && *since <= self.release);
+        let names: Vec<&str> = names.map(|(_, name, _)| *name).collect();
+        let own = own.filter(|_| dtype == self.plan.model.dtype);
+        let planned = (self.stores)(None);
+        let is_planned = |name: &&str| of != Class::Kv || planned.is_ok() && (self.stores)(Some(name)) == planned;
+        match names.iter().copied().find(is_planned).or(names.first().copied().filter(|_| own.is_none())) {
+            Some(name) => Some((json!(name), source)),
+            None => Some((json!(own?), format!("{source}, which is the model's"))),
         }
-        let own = own.filter(|_| dtype == self.plan.model.dtype)?;
-        Some((json!(own), format!("{source}, which is the model's")))
     }
 
     /// What is missing of caches whose dtype no key says.

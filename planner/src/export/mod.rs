@@ -75,7 +75,8 @@ impl CachePlan {
         let version = dialect.versions.get(release).and_then(|version| version.parse().ok());
         let engine = Engine::speaking(dialect).zip(version).map(|(engine, version)| EngineSpec { engine, version });
         let predict = |budget| admitted::predicted(self, engine?, budget);
-        let mut input = Input { plan: self, serving, release, predict: &predict, admitted: None };
+        let stores = |word: Option<&str>| engine.map_or(Ok(None), |engine| admitted::stored(self, engine, word));
+        let mut input = Input { plan: self, serving, release, predict: &predict, stores: &stores, admitted: None };
         input.refuse_damage()?;
         input.refuse_split(dialect.name)?;
         if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
@@ -92,6 +93,7 @@ impl CachePlan {
             return Err(ExportError::Unsupported { engine: dialect.name, what });
         }
         let mut settings = dialect.settings(&input);
+        dialect.told_latents(&settings).map_or(Ok(None), |word| stores(Some(word))).map_err(ExportError::Refused)?;
         let mut not_expressed = dialect.not_expressed(&input, &settings);
         let admits = match input.predicted(dialect.told(&settings)) {
             Some(Ok(prediction)) => {

@@ -82,8 +82,9 @@ impl Answer {
         }));
         text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
         if let Some(told) = &self.command {
-            let words = told.iter().map(|word| quoted(word).into_owned()).collect();
-            return text + &lines(format!("cacheplan plan --device {} --", best.counted()), words);
+            let words = self.stated.iter().map(String::as_str).chain(["--"]).chain(told.iter().map(String::as_str));
+            let words = words.map(|word| quoted(word).into_owned()).collect();
+            return text + &lines(format!("cacheplan plan --device {}", best.counted()), words);
         }
         let named = [&self.model].into_iter().chain(&self.stated);
         text.push_str(&command("cacheplan plan", named, &best.plan_flags(self.context)));

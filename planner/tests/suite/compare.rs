@@ -104,6 +104,7 @@ fn an_engine_refuses_every_option_that_it_does_not_consume() {
         ("mamba_cache_mode = 'align'", &["vllm"]),
         ("state_slots = 64", &["sglang", "tensorrt-llm", "llama.cpp"]),
         ("state_ratio = 0.9", &["sglang"]),
+        ("slots_per_request = 5", &["sglang"]),
         ("window_ratio = 0.8", &["sglang"]),
         ("context = 16384", &["llama.cpp"]),
         ("ubatch = 512", &["llama.cpp"]),
@@ -111,7 +112,7 @@ fn an_engine_refuses_every_option_that_it_does_not_consume() {
         ("cache_type_v = 'f16'", &["llama.cpp"]),
         ("swa_full = true", &["llama.cpp"]),
         ("async_scheduling = false", &["vllm"]),
-        ("hybrid_kv_cache = true", &["vllm"]),
+        ("hybrid_kv_cache = true", &["vllm", "sglang"]),
         ("compute_capability = 90", &["vllm", "sglang", "tensorrt-llm", "llama.cpp"]),
     ];
     for (option, takers) in options {

@@ -301,9 +301,11 @@ fn sglang_allocates_what_it_logged(
     // Take away what is beyond the tokens that it chose.
     let page = budget.engine.block_size.unwrap();
     let per_token = free.kv_bytes.unwrap() / (free.tokens.unwrap() + if page > 1 { page } else { 0 });
-    // The padding slot is not paid for before 0.5.18.
+    // The padding slot is not paid for before 0.5.18, and neither are its copies.
     let paid = free.state_bytes.map_or(0, |bytes| bytes / (slots + 1) * slots);
-    let other = paid + free.speculation_bytes.unwrap_or(0) + free.speculation_conv_bytes.unwrap_or(0);
+    let copies = free.speculation_bytes.unwrap_or(0) + free.speculation_conv_bytes.unwrap_or(0);
+    let running = budget.max_batch_size.unwrap_or(48);
+    let other = paid + copies / (running + 1) * running;
     if id != "S14" {
         budget.engine.cache_bytes = Some(ByteSize(other + tokens * per_token));
         let prediction = predicted(id, "sglang@0.5.12", &budget);

@@ -228,12 +228,19 @@ impl Grammar {
     }
 
     /// Keeps a setting whose values are of its kind; the last one wins.
-    fn put(&self, parsed: &mut Parsed, setting: Setting) -> Result<(), ServeError> {
+    fn put(&self, parsed: &mut Parsed, mut setting: Setting) -> Result<(), ServeError> {
+        /// Those that add to what they said before.
+        const ADDS: [&str; 1] = ["--override-kv"];
         let flag = setting.flag;
         for value in &setting.values {
             if let Some(expected) = refuses(flag, value) {
                 return Err(self.wrong(flag, value, &expected));
             }
+        }
+        if ADDS.contains(&flag.name)
+            && let Some(known) = parsed.settings.get(flag.name)
+        {
+            setting.values.splice(0..0, known.values.clone());
         }
         parsed.settings.insert(flag.name, setting);
         Ok(())

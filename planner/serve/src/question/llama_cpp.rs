@@ -41,8 +41,27 @@ pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
     }
 }
 
+/// The trained length that `--override-kv` states instead of the file's; its other keys may decide what caches take.
+fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
+    const FLAG: &str = "--override-kv";
+    let mut trained = None;
+    let said = question.flag(FLAG).map(|setting| setting.values.join(",")).unwrap_or_default();
+    for (key, value) in said.split(',').filter_map(|part| part.split_once('=')) {
+        let length = value.strip_prefix("int:").and_then(|length| length.parse().ok());
+        match length.filter(|_| key.ends_with(".context_length")) {
+            Some(length) => trained = Some(length),
+            None if key.starts_with("tokenizer.") => {}
+            None => {
+                let why = format!("`{key}` of the file is another then; ask about a file that has it");
+                return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+            }
+        }
+    }
+    Ok(trained)
+}
+
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
-    let trained = model.info().max_position_embeddings;
+    let trained = overridden(question)?.or(model.info().max_position_embeddings);
     let version = question.engine.version;
     let stated = match question.count("--ctx-size") {
         Some(0) => None,
@@ -133,6 +152,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 /// What `--flash-attn` takes for no.
 const OFF: &[&str] = &["off", "disabled", "false", "0"];
 
+/// `--spec-draft-n-max` where nobody says, by the help of builds of 2026.
+const DRAFTED: u64 = 3;
+
 /// What drafts, and how many tokens: states are kept once more for each that a model drafts, and never for those from the text.
 fn drafts(question: &mut Question) -> Result<(), ServeError> {
     const TYPE: &str = "--spec-type";
@@ -147,9 +169,7 @@ fn drafts(question: &mut Question) -> Result<(), ServeError> {
     if kind != "draft-mtp" {
         return Err(refused(format!("what `{kind}` drafts with was not read")));
     }
-    let tokens = question.count("--spec-draft-n-max").or(question.count("--draft-max"));
-    let tokens =
-        tokens.ok_or_else(|| refused("how many tokens it drafts is not stated; state --spec-draft-n-max".into()))?;
+    let tokens = question.count("--spec-draft-n-max").or(question.count("--draft-max")).unwrap_or(DRAFTED);
     if tokens > 0 {
         question.default_of("speculation.draft_tokens", tokens);
         question.default_of("speculation.mtp_layers", 1);

@@ -7,6 +7,7 @@ mod llama_cpp;
 mod overrides;
 mod placed;
 mod quantization;
+mod radix;
 mod sglang;
 mod speculation;
 mod tensorrt_llm;
@@ -326,9 +327,10 @@ impl Question {
 
     /// Slots for states that a request takes in SGLang.
     pub(crate) fn slots_per_request(&self) -> Option<u64> {
-        let keeps = self.stated.iter().rev().find(|stated| stated.key == "engine.prefix_caching");
-        let keeps = keeps.is_some_and(|stated| stated.value == "true");
-        self.engine.slots_per_request(&self.model_type, keeps)
+        let said = |key: &str| self.stated.iter().rev().find(|stated| stated.key == key).map(|stated| &*stated.value);
+        let each = said("engine.slots_per_request").and_then(|each| each.parse().ok());
+        let keeps = said("engine.prefix_caching") == Some("true");
+        each.or_else(|| self.engine.slots_per_request(&self.model_type, keeps))
     }
 
     /// The flag as it was stated.
@@ -432,7 +434,14 @@ impl Question {
             let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
             return Err(self.refused(said, fewer));
         }
-        // The others are idle.
+        if let (Some(there), Some(flag)) = (there, self.engine.engine.ranks_flag())
+            && u64::from(there) > ranks
+        {
+            let uses = if ranks == 1 { "one".to_owned() } else { ranks.to_string() };
+            self.notes.push(format!(
+                "it uses {uses} of the {there} GPUs and leaves the others idle: {flag} says over how many"
+            ));
+        }
         self.devices = self.device().cloned().map(Devices::from);
         Ok(())
     }

@@ -5,13 +5,16 @@ use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
-use super::{Limits, Question, overrides, quantization};
+use super::{Limits, Question, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
 /// Read in 0.5.21, and not in 0.5.18: what llm-compressor calibrated is the dtype of caches.
 const READS: Reads =
     Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21), overrides: Version(0, 0, 0)..Version(0, 0, 0) };
+
+/// Requests that run at once where something drafts and nobody says.
+const RUNNING_WITH_DRAFTS: u64 = 48;
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let derived = overrides::longest(question, "--json-model-override-args", model)?;
@@ -43,7 +46,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         return Err(question.refused(format!("{heads} attention heads are not divisible by tp_size {tp}"), remedies));
     }
     let replicas = attention_replicas(question, tp)?;
-    question.use_devices(tp.saturating_mul(pp))?;
+    // Replicas of the whole have devices of their own, and of several nodes each has as many devices.
+    let size = |name: &str| question.count(name).unwrap_or(1).max(1);
+    let whole = if replicas == 1 { size("--dp-size") } else { 1 };
+    question.use_devices(tp.saturating_mul(pp).saturating_mul(whole).div_ceil(size("--nnodes")))?;
     role(question)?;
     let defaults = Defaults::of(question);
     let max_num_tokens =
@@ -53,10 +59,15 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("engine.prefix_caching", true);
+    radix::settle(question, model)?;
+    windows(question, model);
     dtype(question, model)?;
     calibrated::settle(question, model, &READS);
     quantization::settle(question, model)?;
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
+    // DeepSeek-V4's own default stands above that of drafts (`apply_deepseek_v4_defaults`).
+    let own = model.info().model_type.starts_with("deepseek_v4");
+    let drafts = question.flag("--speculative-algorithm").filter(|_| !own).map(|_| RUNNING_WITH_DRAFTS);
     if let Some(word) = question.flag("--speculative-algorithm").map(|setting| setting.value().to_owned()) {
         let tokens = question
             .count("--speculative-num-draft-tokens")
@@ -65,11 +76,15 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let remedies = vec![Remedy::Remove("--speculative-algorithm")];
         let tokens = tokens.ok_or(ServeError::NotHandled { flag: "--speculative-algorithm".into(), why, remedies })?;
         question.default_of("speculation.draft_tokens", tokens.max(1));
+        if let Some(running) = drafts {
+            question.default_of("max_batch_size", running);
+        }
         if matches!(word.as_str(), "NEXTN" | "EAGLE" | "MTP") && question.draft.is_none() {
             question.default_of("speculation.mtp_layers", 1);
         }
     }
-    Ok((Limits { max_seq_len, max_batch_size: question.count("--max-running-requests"), max_num_tokens }, false))
+    let max_batch_size = question.count("--max-running-requests").or(drafts);
+    Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
 }
 
 /// The dtype that the model is run in, which keys and values follow where nothing else says (`_get_and_verify_dtype`).
@@ -94,6 +109,26 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
         question.default_of("dtypes.kv", format!("\"{name}\""));
     }
     Ok(())
+}
+
+/// What keeps every token of a window (`disable_hybrid_swa_memory`).
+fn windows(question: &mut Question, model: &ModelCaches) {
+    /// Read in 0.5.9, and not in 0.5.10: the kernels of data center Blackwell knew no windows of gpt-oss.
+    const KNOWS_WINDOWS: Version = Version(0, 5, 10);
+    let stated = ["--attention-backend", "--decode-attention-backend"].iter().find_map(|flag| question.flag(flag));
+    let by_trtllm = match stated {
+        Some(backend) => backend.value() == "trtllm_mha",
+        None => capability(question, model).is_some_and(|found| found / 10 == 10),
+    };
+    let unknown = model.info().model_type == "gpt_oss" && question.engine.version < KNOWS_WINDOWS && by_trtllm;
+    if unknown || question.flag("--disable-hybrid-swa-memory").is_some_and(|setting| setting.on) {
+        question.default_of("engine.hybrid_kv_cache", false);
+    }
+}
+
+fn capability(question: &Question, model: &ModelCaches) -> Option<u32> {
+    let request = PlanRequest::of(model.clone()).for_engine(question.engine).with_devices(question.device()?.clone());
+    request.budget().ok()?.engine.compute_capability
 }
 
 /// Replicas of the attention among the ranks (`handle_data_parallelism`): each serves sequences of its own, and experts are divided over

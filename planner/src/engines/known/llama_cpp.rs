@@ -78,6 +78,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     chunks_delta_rules: false,
     indexed_sequences: 0,
     storage: Storage::AS_MODELLED,
+    stored: |_| Ok(None),
     refuses: |_| None,
     predict,
     arguments: Some(arguments::of),

@@ -4,6 +4,7 @@
 
 mod compressed;
 mod log;
+mod states;
 
 use cacheplan_handlers::{DType, Growth, Kind, Shape};
 use cacheplan_transforms::CacheDTypes;
@@ -22,6 +23,7 @@ use crate::solver::step::LOGIT_BYTES;
 use compressed::Family;
 
 pub(crate) use log::WORDS;
+pub(crate) use states::slots_per_request;
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "sglang",
@@ -38,7 +40,16 @@ pub(crate) static RULES: EngineRules = EngineRules {
     descriptors: |_| None,
     compresses: true,
     forms_entries: true,
-    consumes: &["block_size", "max_total_tokens", "prefix_caching", "state_slots", "state_ratio", "window_ratio"],
+    consumes: &[
+        "block_size",
+        "max_total_tokens",
+        "prefix_caching",
+        "state_slots",
+        "state_ratio",
+        "slots_per_request",
+        "window_ratio",
+        "hybrid_kv_cache",
+    ],
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,
@@ -50,6 +61,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         keeps_long_windows: true,
         packed: |latent| Some(packed_bytes(latent.width)),
     },
+    stored: |_| Ok(None),
     refuses,
     predict,
     arguments: None,
@@ -73,36 +85,18 @@ pub(crate) const WITH_WINDOWS: [&str; 15] = [
     "step3p5",
     "step3p7",
 ];
-/// Model types with states that the radix cache keeps without slots of its own for them.
-const WITHOUT_EXTRA_BUFFER: [&str; 4] = ["lfm2", "lfm2_moe", "jet_nemotron", "zaya"];
+/// Read in 0.5.14, and not in 0.5.13: what drafts is paid from the share too, as so many layers of the model's own.
+const PAYS_DRAFTS: Version = Version(0, 5, 14);
+/// Read in 0.5.8, and not in 0.5.6: windows have a pool where nobody asks for one.
+const POOLS_WINDOWS: Version = Version(0, 5, 7);
 /// From here on only latents with an indexer of their own have an index.
 const INDEXES_WHERE_CHOSEN: Version = Version(0, 5, 23);
-/// From here on the padding slot is paid from the states' share; before nobody pays for it.
-const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
 const STATE_RATIO_MILLIONTHS: u128 = 900_000;
 const WINDOW_RATIO_MILLIONTHS: u128 = 800_000;
-/// Slots that a running request occupies with the radix cache on: running, and two for the tree.
-const SLOTS_PER_REQUEST_WITH_RADIX: u64 = 3;
-/// Read in 0.5.23 alone, so that it holds from there on: two more, to which states are copied while steps overlap.
-pub(crate) const EXTRA_BUFFER: Version = Version(0, 5, 23);
-const EXTRA_SLOTS: u64 = 2;
-/// Likewise: without the radix cache and with a stated batch, windows get what the batch holds at worst.
+/// Read in 0.5.23 alone, so that it holds from there on: without the radix cache and with a stated batch, windows get what the batch holds at worst.
 const SIZES_WINDOWS_BY_REQUESTS: Version = Version(0, 5, 23);
 /// Tokens behind a window before it lets go of them.
 const EVICTION_INTERVAL: u64 = 128;
-/// Requests that run at once where something drafts and nobody says.
-const RUNNING_WITH_DRAFTS: u64 = 48;
-
-/// Slots of states that a running request occupies.
-pub(crate) fn slots_per_request(model_type: &str, prefix_caching: bool, version: Version) -> u64 {
-    match prefix_caching {
-        false => 1,
-        true if version >= EXTRA_BUFFER && !WITHOUT_EXTRA_BUFFER.contains(&model_type) => {
-            SLOTS_PER_REQUEST_WITH_RADIX + EXTRA_SLOTS
-        }
-        true => SLOTS_PER_REQUEST_WITH_RADIX,
-    }
-}
 
 fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
     if let Some(family) = Family::of(&situation.model.model_type) {
@@ -146,28 +140,29 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let pooled = keys.map(|cache| cache.stride).max().filter(|stride| *stride > 1 || caches.sparse);
     let page = situation.options.block_size.unwrap_or(pooled.map_or(1, |stride| 64 * stride));
     let model_type = situation.model.model_type.as_str();
-    let knows_windows = WITH_WINDOWS.contains(&model_type);
-    let full = caches.bytes_per_token(|cache| cache.window.is_none() || !knows_windows);
-    let windowed = caches.bytes_per_token(|cache| cache.window.is_some() && knows_windows);
+    let apart = situation.options.hybrid_kv_cache.unwrap_or(true) && situation.version >= POOLS_WINDOWS;
+    let knows_windows = apart && WITH_WINDOWS.contains(&model_type);
+    let sees_all = |cache: &Attention<'_>| !cache.draft && (cache.window.is_none() || !knows_windows);
+    let full = caches.bytes_per_token(sees_all);
+    let windowed = caches.bytes_per_token(|cache| !cache.draft && cache.window.is_some() && knows_windows);
+    let layers = caches.attention.iter().filter(|cache| sees_all(cache)).count() as u64;
+    let drafts = caches.attention.iter().filter(|cache| cache.draft).count() as u64;
+    let drafts = if situation.version >= PAYS_DRAFTS { full * drafts / layers.max(1) } else { 0 };
     // Without a full-attention layer every token is kept: the windows' pool needs another to lead it.
-    let (full, windowed) = if full == 0 { (windowed, 0) } else { (full, windowed) };
+    let (full, windowed) = if full == 0 { (windowed, 0) } else { (full + drafts, windowed) };
 
-    let slots_per_request = slots_per_request(model_type, situation.prefix_caching(), situation.version);
-    let slots = if per_slot == 0 { None } else { Some(state_slots(situation, per_slot, slots_per_request)?) };
+    let slots_per_request = states::each(situation);
+    let slots = if per_slot == 0 { None } else { Some(states::slots(situation, per_slot, slots_per_request)?) };
     let state_bytes = slots.map(|slots| (u128::from(slots) + 1) * u128::from(per_slot));
-    let charged = if situation.version >= PAYS_PADDING_SLOT { 1 } else { 0 };
-    let charged_bytes = slots.map(|slots| (u128::from(slots) + charged) * u128::from(per_slot));
+    let charged_bytes = slots.map(|slots| states::charged(situation, slots) * u128::from(per_slot));
     // Copies of every running request's states at each drafted token.
     let drafted = |of: fn(&State) -> u64| {
-        let slots = slots.filter(|_| situation.draft_tokens > 0)?;
-        let running = slots / slots_per_request;
-        let running = situation.budget.max_batch_size.unwrap_or(RUNNING_WITH_DRAFTS).min(running.max(1));
-        let bytes: u64 = caches.states.iter().map(of).sum();
-        Some((u128::from(running) + 1) * u128::from(situation.draft_tokens) * u128::from(bytes))
+        let copies = states::copies(situation, slots?, slots_per_request)?;
+        Some(copies * u128::from(caches.states.iter().map(of).sum::<u64>()))
     };
     let (speculation_bytes, speculation_conv_bytes) = (drafted(|state| state.ssm), drafted(|state| state.conv));
 
-    let taken: u128 = [charged_bytes, speculation_bytes, speculation_conv_bytes].into_iter().flatten().sum();
+    let taken = charged_bytes.unwrap_or(0);
     if situation.bytes.is_some_and(|bytes| taken > 0 && taken >= u128::from(bytes)) {
         return Err(situation.does_not_fit("max_mamba_cache_size"));
     }
@@ -278,32 +273,4 @@ fn notes(situation: &Situation<'_>, windows: bool, slots_per_request: u64, seque
 
 fn ratio(stated: Option<Fraction>, default: u128) -> u128 {
     stated.map_or(default, |ratio| ratio.of(1_000_000).into())
-}
-
-/// `rest * r / (1 + r)` bytes of slots, unless their number is stated.
-fn state_slots(situation: &Situation<'_>, per_slot: u64, slots_per_request: u64) -> Result<u64, PlanError> {
-    if let Some(slots) = situation.options.state_slots {
-        if slots < slots_per_request {
-            return Err(PlanError::Budget(format!(
-                "`engine.state_slots` (--state-slots) is {slots}, and sglang takes {slots_per_request} for each running request"
-            )));
-        }
-        return Ok(slots);
-    }
-    // Without the radix cache a slot for each running request is all that it takes.
-    if let (Some(running), false) = (situation.budget.max_batch_size, situation.prefix_caching()) {
-        return Ok(running);
-    }
-    let ratio = ratio(situation.options.state_ratio, STATE_RATIO_MILLIONTHS);
-    let share = u128::from(situation.bytes()?) * ratio / (1_000_000 + ratio);
-    let share = if situation.version >= PAYS_PADDING_SLOT { share.saturating_sub(per_slot.into()) } else { share };
-    // Speculation holds draft states for every running request: 1 + drafts / slots per request.
-    let drafts = u128::from(situation.draft_tokens);
-    let share = share.saturating_sub(drafts * u128::from(per_slot));
-    let q = u128::from(slots_per_request);
-    let slots = share * q / (u128::from(per_slot) * (q + drafts));
-    if slots == 0 {
-        return Err(situation.does_not_fit("max_mamba_cache_size"));
-    }
-    Ok(u64::try_from(slots).unwrap_or(u64::MAX))
 }

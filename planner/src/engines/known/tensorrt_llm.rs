@@ -37,6 +37,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     chunks_delta_rules: false,
     indexed_sequences: 0,
     storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
+    stored: |_| Ok(None),
     refuses: |_| None,
     predict,
     arguments: None,

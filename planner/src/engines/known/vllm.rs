@@ -11,7 +11,6 @@ mod kernels;
 mod log;
 mod packed;
 mod states;
-mod stored;
 
 use std::ops::Range;
 
@@ -34,9 +33,10 @@ use groups::{Division, divide};
 use packed::Family;
 use states::state_pages;
 
-pub(crate) use kernels::stored;
 pub(crate) use log::WORDS;
-pub use stored::Stored;
+
+/// Nemotron-H, and the wrapper around it of which `MODELS_CONFIG_MAP` says the same.
+const NEMOTRON_H: [&str; 2] = ["nemotron_h", "NemotronH_Nano_VL_V2"];
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
@@ -50,7 +50,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         // Kimi's delta attention; Nemotron-H in the newest versions, where its config says nothing.
         let float32 = model.model_type.starts_with("kimi")
             || model.model_type.starts_with("glm5_next")
-            || (model.model_type == "nemotron_h" && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
+            || (NEMOTRON_H.contains(&&*model.model_type) && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
         let state = if float32 { DType::F32 } else { run_in };
         let narrow = NARROW_ON.iter().any(|(majors, since, models)| {
             majors.contains(&(capability / 10)) && version >= *since && models.contains(&&*model.model_type)
@@ -88,6 +88,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         keeps_long_windows: true,
         ..Storage::AS_MODELLED
     },
+    stored: kernels::told,
     refuses,
     predict,
     arguments: None,
@@ -138,9 +139,6 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
         let (path, value) = ("engine.mamba_cache_mode", "all");
         return Some(EngineRefusal::Gone { engine, version, path, value, instead: "\"align\" is what it does" });
     }
-    if let Some(refusal) = kernels::refuses(situation) {
-        return Some(refusal);
-    }
     let compressed = situation.caches.attention.iter().find(|cache| cache.stride > 1);
     match (compressed, Family::of(model)) {
         // Ranks that divide a sequence's tokens keep windows whole, which was not read.
@@ -148,11 +146,13 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
             return Some(EngineRefusal::Unread { engine, cache: cache.name.to_owned() });
         }
         (Some(_), Some(family)) if situation.version < family.since() => {
-            let (model, version) = (model.to_owned(), situation.version.to_string());
-            return Some(EngineRefusal::Architecture { engine, version, model });
+            return Some(Family::unknown(model, situation.version));
         }
         (Some(cache), None) => return Some(EngineRefusal::Unread { engine, cache: cache.name.to_owned() }),
         _ => {}
+    }
+    if let Some(refusal) = kernels::refuses(situation) {
+        return Some(refusal);
     }
     let latents = situation.caches.attention.iter().find(|cache| *cache.handler.kind() == Kind::MlaPaged);
     let multiple = sparse_block(situation);

@@ -72,14 +72,15 @@ pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) 
     other_float(question, request)?;
     let word = question.flag(FLAG).map_or("auto", Setting::value).to_owned();
     let backend = backend(question);
-    let refusal = |error: PlanError| match error {
-        PlanError::Engine(EngineRefusal::Kernel { said, .. }) => {
+    let refusal = |refusal: EngineRefusal| match refusal {
+        EngineRefusal::Kernel { said, .. } => {
             let words = ["fp8", "auto"].into_iter().filter(|other| *other != word);
             question.refused(said, words.map(|other| Remedy::Set(FLAG, other.to_owned())))
         }
-        error => error.into(),
+        other => PlanError::from(other).into(),
     };
-    let of = |word, backend| request.latents(question.engine, word, backend).map_err(refusal);
+    let (info, caches, budget) = (request.model().info(), request.caches()?, request.budget()?);
+    let of = |word, backend| question.engine.stored(info, &caches, &budget, word, backend).map_err(refusal);
     let stated = Some(&*word).filter(|word| *word != "auto");
     let stored = match of(stated, backend.as_deref())? {
         None if backend.is_some() => of(stated, None)?,

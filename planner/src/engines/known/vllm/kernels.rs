@@ -6,12 +6,11 @@
 use std::ops::Range;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
-use cacheplan_transforms::{ModelInfo, Resources};
 
 use super::packed::Family;
-use super::stored::Stored;
 use crate::engines::caches::{Packing, packed_bytes};
 use crate::engines::situation::Situation;
+use crate::engines::stored::{Stored, Telling};
 use crate::engines::version::Version;
 use crate::error::EngineRefusal;
 
@@ -257,21 +256,20 @@ fn refusal(version: Version, said: String) -> EngineRefusal {
     EngineRefusal::Kernel { engine: super::RULES.name, version, said }
 }
 
-/// How the model's latents are stored where `--kv-cache-dtype` is `word`, or says what the budget states.
-pub(crate) fn stored(
-    model: &ModelInfo,
-    caches: &Resources,
-    version: Version,
-    capability: u32,
-    said: Option<&str>,
-    stated: Option<DType>,
-    backend: Option<&str>,
-) -> Result<Option<Stored>, EngineRefusal> {
-    let handlers = || caches.iter().map(|cache| &cache.handler);
-    let Some(latents) = Latents::of(&handlers(), &model.model_type, version, capability) else { return Ok(None) };
+/// How the model's latents are stored where `--kv-cache-dtype` and `--attention-backend` say so.
+pub(super) fn told(telling: &Telling<'_>) -> Result<Option<Stored>, EngineRefusal> {
+    let &Telling { version, capability, .. } = telling;
+    let model_type = &*telling.model.model_type;
+    if Family::of(model_type).is_some_and(|family| version < family.since()) {
+        return Err(Family::unknown(model_type, version));
+    }
+    let handlers = || telling.caches.iter().map(|cache| &cache.handler);
+    let Some(latents) = Latents::of(&handlers(), model_type, version, capability) else {
+        return Ok(None);
+    };
     let kept = handlers().find(|handler| handler.kind().is_kv()).map(ResourceHandler::dtype);
-    let Some(word) = said.or_else(|| latents.word(stated, kept?)) else { return Ok(None) };
-    latents.stored(word, backend).map_err(|said| refusal(version, said))
+    let Some(word) = telling.word.or_else(|| latents.word(telling.stated, kept?)) else { return Ok(None) };
+    latents.stored(word, telling.backend).map_err(|said| refusal(version, said))
 }
 
 /// The latents of a situation, where it has any.

@@ -10,11 +10,12 @@ use cacheplan_handlers::{Growth, Kind, ResourceHandler, Shape};
 use super::groups::{Bucket, Division, Entry, Spec};
 use super::lcm;
 use super::states::{exported, state_page};
-use super::stored::Stored;
 use super::{capability, is_blackwell};
 use crate::engines::caches::{Attention, Forming, State, index_bytes};
 use crate::engines::situation::{Situation, Stage};
+use crate::engines::stored::Stored;
 use crate::engines::version::Version;
+use crate::error::EngineRefusal;
 
 /// Read in 0.23.0, and not in 0.22.0: a block has as many pages of a size as the group with the most of them.
 const COUNTS_PAGES_BY_SIZE: Version = Version(0, 23, 0);
@@ -52,6 +53,15 @@ impl Family {
         match self {
             Self::V4 => Version(0, 20, 0),
             Self::V41 | Self::Glm5Next => PACKS_ANY,
+        }
+    }
+
+    /// The refusal of a version that lacks it.
+    pub(super) fn unknown(model_type: &str, version: Version) -> EngineRefusal {
+        EngineRefusal::Architecture {
+            engine: super::RULES.name,
+            version: version.to_string(),
+            model: model_type.to_owned(),
         }
     }
 

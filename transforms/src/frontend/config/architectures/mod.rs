@@ -102,6 +102,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("phi4mm.toml"),
     include_str!("phimoe.toml"),
     include_str!("plamo2.toml"),
+    include_str!("qwen.toml"),
     include_str!("qwen2.toml"),
     include_str!("qwen2_moe.toml"),
     include_str!("qwen2_5_omni.toml"),
