@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::Limit;
-use cacheplan::planner::fit::Answer;
+use cacheplan::planner::engines::Layout;
+use cacheplan::planner::fit::{Answer, Engines};
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
 use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
+use cacheplan_serve::{ServeError, fit as asked};
 use clap::ValueEnum;
 
 use crate::commands::hub;
@@ -65,7 +67,7 @@ pub(crate) struct Args {
     ssm_dtype: Option<String>,
 
     /// Engines that are asked what they admit, such as vllm@0.33.0, beside the plan's own pools
-    #[arg(long = "as", value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
+    #[arg(long = "as", aliases = ["engine", "engines"], value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
     engines: Vec<EngineSpec>,
 
     #[command(flatten)]
@@ -146,7 +148,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         margin: args.margin,
         weights: args.weights,
         prices,
-        engines: args.engines.clone(),
     };
     let (question, answer) = match args.model.as_deref() {
         Some(path) if start::is_script(path) => of_command(args, Some(path), read_options, question)?,
@@ -185,15 +186,24 @@ fn of_model(
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(&request, &question)?,
+        Context::Auto => longest(&request, &question, &args.engines)?,
     };
-    let answer = during("planning layouts", || request.fit(&question)).map_err(refused)?;
-    Ok((question, answer))
+    let answer = during("planning layouts", || asked::fit(&request, &question, &args.engines));
+    Ok((question, answer.map_err(not_asked)?))
+}
+
+/// What a plan or an engine refuses.
+fn not_asked(error: ServeError) -> Failure {
+    match error {
+        ServeError::Plan(error) => refused(error),
+        other => start::failed(other),
+    }
 }
 
 /// The longest sequences that fit; where there are none, `fit` says why of one token.
-fn longest(request: &PlanRequest, question: &FitQuestion) -> Result<u64, Failure> {
-    let found = during("searching for the longest", || request.longest_that_fits(question)).map_err(refused)?;
+fn longest(request: &PlanRequest, question: &FitQuestion, engines: &[EngineSpec]) -> Result<u64, Failure> {
+    let search = || asked::longest_that_fits(request, question, engines);
+    let found = during("searching for the longest", search).map_err(not_asked)?;
     if found > 0 {
         note(&format!("{found} tokens are the longest that fit"));
     }
@@ -237,19 +247,19 @@ fn of_command(
             note(&format!("the command's {} is kept; leave it out there to have others tried", kept.join(", ")));
         }
     }
+    let asks = |engine: EngineSpec, device: &DeviceInfo, layout: &Layout| sought.asked_of(engine, device, layout);
     let mut context = question.context;
     let mut answers = Vec::new();
-    for (name, device, length, request) in sought.on {
-        context = stated.unwrap_or(length);
+    for (name, device, length, request) in &sought.on {
+        context = stated.unwrap_or(*length);
         let question = FitQuestion {
             model: Some(sought.name.clone()),
             context,
             sequences,
-            devices: vec![(name, device)],
-            engines: engines.clone(),
+            devices: vec![(name.clone(), device.clone())],
             ..question.clone()
         };
-        answers.push(request.fit(&question).map_err(refused)?);
+        answers.push(request.fit_beside(&question, Engines { asked: &engines, asks: &asks }).map_err(refused)?);
     }
     let mut answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;
     if let Some(best) = answer.best() {

@@ -39,6 +39,12 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: true,
     forms_entries: true,
     consumes: &["block_size", "max_total_tokens", "prefix_caching", "state_slots", "state_ratio", "window_ratio"],
+    changes: &[
+        (PAYS_PADDING_SLOT, "the padding slot is paid from the states' share; before nobody paid for it"),
+        (EXTRA_BUFFER, "with prefix caching a request takes five slots for states, before three"),
+        (SIZES_WINDOWS_BY_REQUESTS, "without prefix caching windows get what the stated batch holds at worst"),
+        (INDEXES_WHERE_CHOSEN, "only latents with an indexer of their own have an index"),
+    ],
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,
