@@ -2,7 +2,7 @@
 
 use cacheplan_planner::engines::UnknownEngine;
 use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
-use cacheplan_serve::{ServeError, fit};
+use cacheplan_serve::ServeError;
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -64,7 +64,7 @@ pub(crate) fn fit(
     let config = Config::resolve(None, &[], &stated).map_err(errors::budget)?;
     let request = PlanRequest::of(model.caches.clone()).with_config(config);
     py.detach(|| {
-        let answer = fit::fit(&request, &question, &engines).map_err(asked)?;
+        let answer = cacheplan_serve::fit::fit(&request, &question, &engines).map_err(asked)?;
         Ok(Fit { json: json(&answer)?, table: answer.table(), csv: answer.csv(), svg: answer.svg() })
     })
 }
