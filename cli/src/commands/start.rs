@@ -7,7 +7,7 @@ use cacheplan::files::{Limit, Shown};
 use cacheplan::planner::engines::Layout;
 use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
-use cacheplan_serve::fit::asked_of_layout;
+use cacheplan_serve::fit::{self, asked_of_layout};
 use cacheplan_serve::{
     Answer, Asked, CommandCheck, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
 };
@@ -343,7 +343,7 @@ impl Sought {
         if engine == self.engine {
             return asked(&self.launch, &self.options).ok()?;
         }
-        let options = Options { version: Some(engine.version_name()), ..self.options.clone() };
+        let options = Options { version: fit::version(engine), ..self.options.clone() };
         asked(&Launch::serving(engine, &self.name), &options).ok()?
     }
 }

@@ -64,6 +64,11 @@ pub fn asked_of_layout(
     Ok(Some(asked))
 }
 
+/// The version as a command is asked about; none of the newest, whose parser may be of a newer one yet.
+pub fn version(engine: EngineSpec) -> Option<String> {
+    (engine.version != engine.engine.newest()).then(|| engine.version_name())
+}
+
 /// What engines ask of a model that is named so.
 struct Asks<'a> {
     models: Models,
@@ -82,8 +87,7 @@ impl<'a> Asks<'a> {
         device: &DeviceInfo,
         layout: &Layout,
     ) -> Result<Option<PlanRequest>, ServeError> {
-        let version = Some(engine.version_name());
-        let options = Options { version, model_is_given: true, ..Options::default() };
+        let options = Options { version: version(engine), model_is_given: true, ..Options::default() };
         asked_of_layout(&Launch::serving(engine, self.name), &self.models, &options, device, layout)
     }
 }

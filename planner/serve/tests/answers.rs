@@ -246,13 +246,14 @@ fn llama_cpp_is_held_to_the_memory_of_the_devices(#[case] cells: &str, #[case] s
     assert_eq!(found.reason.is_some(), starts == Starts::Maybe, "{:?}", found.reason);
 }
 
-/// Weights of 17 GiB and caches leave less than a pass and a context may take: where layers cannot stay on the host an allocation may fail.
+/// Weights of 15.26 GiB and caches may leave less than a pass and a context take, and then an allocation fails.
 #[rstest]
 #[case("-c 8192", "", Starts::Yes)]
-#[case("-c 40960", "", Starts::Maybe)]
-#[case("-c 40960", "b9174", Starts::Maybe)]
-#[case("-c 8192 -ub 4096 -b 4096", "b9174", Starts::No)]
-#[case("-c 8192 -fa off -ub 2048", "", Starts::Maybe)]
+#[case("-c 57344", "", Starts::Maybe)]
+#[case("-c 53248 -ub 4096 -b 4096", "", Starts::Maybe)]
+#[case::logits_of_every_token("-c 53248 -ub 4096 -b 4096", "b9174", Starts::No)]
+#[case("-c 40960", "", Starts::Yes)]
+#[case::scores_are_kept("-c 40960 -fa off", "", Starts::Maybe)]
 fn llama_cpp_is_held_to_what_its_pass_and_context_take(
     #[case] flags: &str,
     #[case] version: &str,
