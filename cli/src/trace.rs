@@ -25,7 +25,7 @@ const END: &str = "\n]\n";
 #[derive(clap::Args)]
 pub(crate) struct TraceArgs {
     /// Write the phases of planning and of each step as trace events, for chrome://tracing or Perfetto
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     trace: Option<PathBuf>,
 }
 

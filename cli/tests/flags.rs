@@ -400,6 +400,35 @@ fn inspect_lists_the_flags_that_tell_how_a_model_is_read() {
     assert!(!help.contains("--max-batch-size") && !help.contains("--state-ratio"), "{help}");
 }
 
+/// What most people state fits a screen; all of it stands in the long help, under headings.
+#[test]
+fn short_help_has_what_matters() {
+    let folder = tempfile::tempdir().unwrap();
+    let short = stdout(&cacheplan(&["plan", "-h"], None, &[], folder.path()));
+    assert!(short.lines().count() <= 60, "{} lines: {short}", short.lines().count());
+    for flag in ["--device-memory", "--max-seq-len", "--max-batch-size", "--kv-dtype", "--tp", "--weights", "--as"] {
+        assert!(short.contains(flag), "{flag} is not in {short}");
+    }
+    let long = stdout(&cacheplan(&["plan", "--help"], None, &[], folder.path()));
+    for flag in ["--state-ratio", "--assume", "--strict", "--description"] {
+        assert!(long.contains(flag) && !short.contains(flag), "{flag}: {short}");
+    }
+}
+
+/// `--engine` is what people write for it, and a name that is nearly an engine's is told.
+#[test]
+fn an_engine_is_asked_by_either_flag_and_a_near_name_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let asked = |flag: &str, engine: &str| {
+        let flags = ["--memory-bytes", "64GiB", "--max-seq-len", "4096", flag, engine];
+        cacheplan(&["plan"], Some(NANO), &flags, folder.path())
+    };
+    assert_eq!(stdout(&asked("--engine", "vllm")), stdout(&asked("--as", "vllm")));
+    let refused = asked("--engine", "vlm");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("did you mean `vllm`?"), "{said}");
+}
+
 #[test]
 fn a_name_that_tells_of_a_quantisation_which_the_config_does_not_state_is_doubted() {
     let folder = tempfile::tempdir().unwrap();

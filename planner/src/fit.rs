@@ -7,13 +7,13 @@ mod prices;
 mod trial;
 
 use answer::in_order;
-use trial::{Variant, tried};
+use trial::{Variant, as_told, tried};
 
 pub use answer::{Answer, AtBest, Curve, Fit};
 pub use prices::Prices;
 
 use crate::device::{DeviceInfo, DeviceKind};
-use crate::engines::EngineSpec;
+use crate::engines::{EngineSpec, Layout};
 use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::request::PlanRequest;
@@ -42,8 +42,20 @@ pub struct FitQuestion {
     pub weights: Option<ByteSize>,
     /// What the devices cost.
     pub prices: Prices,
-    /// Engines that are asked what they admit.
-    pub engines: Vec<EngineSpec>,
+}
+
+/// Engines that are asked what they admit, beside the plan's own pools.
+#[derive(Clone, Copy)]
+pub struct Engines<'a> {
+    /// Which.
+    pub asked: &'a [EngineSpec],
+    /// What an engine that is told a layout asks of each of such devices; none where it refuses that, or cannot be told it.
+    pub asks: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout) -> Option<PlanRequest>,
+}
+
+impl Engines<'_> {
+    /// None of them.
+    pub const NONE: Engines<'static> = Engines { asked: &[], asks: &|_, _, _| None };
 }
 
 impl FitQuestion {
@@ -76,6 +88,14 @@ impl PlanRequest {
     /// # Errors
     /// A model of whose weights nobody knows the size, or whose layers nobody read.
     pub fn fit(&self, question: &FitQuestion) -> Result<Answer, PlanError> {
+        self.fit_beside(question, Engines::NONE)
+    }
+
+    /// The same, and what engines admit of each layout that they can be told.
+    ///
+    /// # Errors
+    /// As [`fit`](Self::fit).
+    pub fn fit_beside(&self, question: &FitQuestion, engines: Engines<'_>) -> Result<Answer, PlanError> {
         if self.info().weights.is_none() && question.weights.is_none() {
             let why = self.model().model().and_then(|model| model.weights_unknown.as_ref());
             let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
@@ -86,17 +106,24 @@ impl PlanRequest {
         // What the passes refuse is no layout that does not fit.
         self.caches()?;
         let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
-        let engines: Vec<Option<EngineSpec>> =
-            std::iter::once(None).chain(question.engines.iter().copied().map(Some)).collect();
+        let dtypes = self.budget()?.dtypes;
+        let asks: Vec<Option<EngineSpec>> =
+            std::iter::once(None).chain(engines.asked.iter().copied().map(Some)).collect();
         let work = self.with_weights(question).work();
         let mut fits = Vec::new();
         for (name, device, layouts) in asked.layouts(question)? {
-            let variants: Vec<Variant> =
-                engines.iter().flat_map(|engine| Variant::all(&asked, *engine, device)).collect();
+            let variants: Vec<Variant> = asks.iter().flat_map(|engine| Variant::all(&asked, *engine, device)).collect();
             for (parallel, variant) in
                 layouts.iter().flat_map(|parallel| variants.iter().map(move |it| (*parallel, *it)))
             {
-                let tried = tried(&variant.of(&asked), device, variant.engine, parallel, question, work.as_ref());
+                let tried = match variant.engine {
+                    None => tried(&variant.of(&asked), device, parallel, question, work.as_ref()),
+                    Some(engine) => {
+                        let layout = variant.layout(parallel, dtypes, question);
+                        let asks = |layout: &Layout| (engines.asks)(engine, device, layout);
+                        as_told(&asks, layout, device, engine, question, work.as_ref())
+                    }
+                };
                 fits.extend(tried.map(|tried| tried.priced(name, device, variant, question)));
             }
         }
@@ -106,7 +133,7 @@ impl PlanRequest {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
             stated: question.stated(),
             command: None,
-            dtypes: self.budget()?.dtypes,
+            dtypes,
             in_four_bits: self.weights_at(WeightBits::Four).map(ByteSize),
             context: question.context,
             sequences: question.sequences,
@@ -126,24 +153,26 @@ impl PlanRequest {
     ///
     /// # Errors
     /// As [`fit`](Self::fit).
-    pub fn longest_that_fits(&self, question: &FitQuestion) -> Result<u64, PlanError> {
+    pub fn longest_that_fits(&self, question: &FitQuestion, engines: Engines<'_>) -> Result<u64, PlanError> {
         let layouts = self.layouts(question)?;
-        let engines: Vec<Option<EngineSpec>> = match question.engines.is_empty() {
-            true => vec![None],
-            false => question.engines.iter().copied().map(Some).collect(),
-        };
-        let requests: Vec<(PlanRequest, Option<EngineSpec>)> =
-            engines.into_iter().map(|engine| (self.as_run_by(engine), engine)).collect();
+        let dtypes = self.budget()?.dtypes;
         let layouts =
             layouts.iter().flat_map(|(_, device, layouts)| layouts.iter().map(move |layout| (*device, *layout)));
         let tries: Vec<(&DeviceInfo, Parallel)> = layouts.collect();
         let holds = |context: u64| {
             let question = FitQuestion { context, ..question.clone() };
-            let holds = |request: &PlanRequest, engine, (device, parallel)| {
-                let tried = tried(request, device, engine, parallel, &question, None);
-                tried.is_some_and(|tried| tried.sequences >= question.needed())
+            let own = |(device, parallel)| tried(self, device, parallel, &question, None);
+            let told = |engine, (device, parallel)| {
+                let layout = Variant::plain(Some(engine)).layout(parallel, dtypes, &question);
+                let asks = |layout: &Layout| (engines.asks)(engine, device, layout);
+                as_told(&asks, layout, device, engine, &question, None)
             };
-            requests.iter().any(|(request, engine)| tries.iter().any(|layout| holds(request, *engine, *layout)))
+            let is_enough =
+                |tried: Option<trial::Tried>| tried.is_some_and(|tried| tried.sequences >= question.needed());
+            match engines.asked {
+                [] => tries.iter().any(|layout| is_enough(own(*layout))),
+                asked => asked.iter().any(|engine| tries.iter().any(|layout| is_enough(told(*engine, *layout)))),
+            }
         };
         let most = self.info().max_position_embeddings.unwrap_or(1 << *CURVE.end());
         Ok(last(most.min(1 << 32), |context| context == 0 || holds(context)))
@@ -181,7 +210,7 @@ fn curve(request: &PlanRequest, fit: &Fit, question: &FitQuestion) -> Option<Cur
     let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.is_plain())?;
     let points = CURVE.filter_map(|power| {
         let question = FitQuestion { context: 1 << power, ..question.clone() };
-        Some((question.context, tried(request, device, None, fit.parallel, &question, None)?.sequences))
+        Some((question.context, tried(request, device, fit.parallel, &question, None)?.sequences))
     });
     let layout = fit.flags().replace("--", "");
     Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })

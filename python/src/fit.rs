@@ -1,6 +1,8 @@
 //! Which devices hold so many sequences of so many tokens: `cacheplan fit`.
 
-use cacheplan_planner::{ByteSize, DeviceInfo, FitQuestion, PlanRequest, Prices};
+use cacheplan_planner::engines::UnknownEngine;
+use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
+use cacheplan_serve::ServeError;
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -18,7 +20,7 @@ pub(crate) struct Fit {
 
 /// Plans every layout on at most `max_gpus` of each device.
 #[pyfunction]
-#[pyo3(signature = (model, context, sequences, gpus, max_gpus, prices, weights))]
+#[pyo3(signature = (model, context, sequences, gpus, max_gpus, prices, weights, kv_dtype, ssm_dtype, engines, margin))]
 #[allow(clippy::too_many_arguments, reason = "the package gives them names and defaults")]
 pub(crate) fn fit(
     py: Python<'_>,
@@ -29,6 +31,10 @@ pub(crate) fn fit(
     max_gpus: u32,
     prices: Option<&str>,
     weights: Option<&str>,
+    kv_dtype: Option<&str>,
+    ssm_dtype: Option<&str>,
+    engines: Vec<String>,
+    margin: u32,
 ) -> PyResult<Fit> {
     let refused =
         |key: &str, failed: String| error("BudgetError", failed, Said { key: Some(key.into()), ..Said::default() });
@@ -42,20 +48,33 @@ pub(crate) fn fit(
         sequences,
         devices: devices.map_err(|failed| refused("gpus", failed.to_string()))?,
         max_devices: max_gpus,
-        margin: 0,
+        margin,
         weights: weights.map_err(|failed| refused("weights", failed.to_string()))?,
         prices: prices
             .map(Prices::from_toml)
             .transpose()
             .map_err(|failed| refused("prices", failed))?
             .unwrap_or_default(),
-        engines: Vec::new(),
     };
-    let request = PlanRequest::of(model.caches.clone());
+    let engines: Result<Vec<EngineSpec>, _> = engines.iter().map(|name| name.parse()).collect();
+    let engines = engines.map_err(|failed: UnknownEngine| refused("engines", failed.to_string()))?;
+    let dtypes = [("dtypes.kv", "kv_dtype", kv_dtype), ("dtypes.ssm", "ssm_dtype", ssm_dtype)].into_iter();
+    let stated: Vec<Override> =
+        dtypes.filter_map(|(key, argument, dtype)| Some(Override::by_flag(key, dtype?.to_owned(), argument))).collect();
+    let config = Config::resolve(None, &[], &stated).map_err(errors::budget)?;
+    let request = PlanRequest::of(model.caches.clone()).with_config(config);
     py.detach(|| {
-        let answer = request.fit(&question).map_err(errors::plan)?;
+        let answer = cacheplan_serve::fit::fit(&request, &question, &engines).map_err(asked)?;
         Ok(Fit { json: json(&answer)?, table: answer.table(), csv: answer.csv(), svg: answer.svg() })
     })
+}
+
+/// What a plan or an engine refuses.
+fn asked(failed: ServeError) -> PyErr {
+    match failed {
+        ServeError::Plan(failed) => errors::plan(failed),
+        other => error("PlanError", other, Said { key: Some("engines".into()), ..Said::default() }),
+    }
 }
 
 #[pymethods]

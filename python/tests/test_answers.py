@@ -39,6 +39,11 @@ def test_a_fit_is_the_commands_byte_by_byte(tmp_path: Path) -> None:
     assert priced.to_json() + "\n" == command("fit", str(NEMOTRON), *flags, *more)
     assert priced.best is not None and priced.data["currency"] == "USD"
     assert priced.csv() == command("fit", str(NEMOTRON), *flags[:-1], "csv", *more)
+    stated = {"kv_dtype": "fp8", "ssm_dtype": "f32", "engines": ["vllm"], "margin": 20}
+    told = cacheplan.fit(NEMOTRON, context=32_768, sequences=100, gpus=["h100"], max_gpus=2, **stated)
+    more = ["--gpus", "h100", "--max-gpus", "2", "--kv-dtype", "fp8", "--ssm-dtype", "f32", "--as", "vllm"]
+    assert told.to_json() + "\n" == command("fit", str(NEMOTRON), *flags, *more, "--margin", "20")
+    assert any(fit.get("engine") for fit in told.data["fits"])
 
 
 @pytest.mark.skipif(COMMAND is None, reason="CACHEPLAN_COMMAND names no built command")
@@ -96,6 +101,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path, llama: cacheplan.Plan) 
     for key, asked in {
         "gpus": {"gpus": ["h1000"]},
         "weights": {"weights": "many"},
+        "engines": {"engines": ["vlm"]},
         "prices": {"prices": {"currency": "USD", "per_hour": {"h100": -1}}},
     }.items():
         with pytest.raises(cacheplan.BudgetError) as refused:

@@ -21,6 +21,9 @@ pub(crate) struct BudgetArgs {
 /// The key that can be left to the memory, and the word for that.
 const LENGTH: (&str, &str) = ("max_seq_len", "auto");
 
+/// What most people state, and short help shows.
+const FIRST: [&str; 5] = ["max_seq_len", "max_batch_size", "dtypes.kv", "parallel.tp", "memory.weights"];
+
 /// The heading of the flags outside the budget's sections.
 const BUDGET: &str = "Budget (each flag stands above an environment variable, that above the file)";
 
@@ -113,6 +116,7 @@ fn flag(key: &'static BudgetKey) -> Arg {
         .value_name(value_name)
         .value_parser(parser)
         .help(help(key))
+        .hide_short_help(!FIRST.contains(&key.path))
         .help_heading(key.section().unwrap_or(BUDGET));
     match key.values {
         Values::Switch => {

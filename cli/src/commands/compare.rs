@@ -16,7 +16,7 @@ pub(crate) struct Args {
     target: Target,
 
     /// Engines to compare with, such as vllm@0.19.0; all of them, newest versions, where absent
-    #[arg(long = "with", value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
+    #[arg(long = "with", aliases = ["engine", "engines", "as"], value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
     engines: Vec<EngineSpec>,
 
     /// What to print
@@ -38,7 +38,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     match args.format {
-        Format::Table => print_table(&Comparison::table(&rows))?,
+        Format::Table => {
+            print_table(&Comparison::table(&rows))?;
+            // Two versions of one engine differ by its rules, which are known one by one.
+            for pair in args.engines.windows(2) {
+                let changes = request.rule_changes(pair[0], pair[1]).map_err(refused)?;
+                print(&changes.iter().map(|change| format!("{change}\n")).collect::<String>())?;
+            }
+        }
         Format::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n"))?,
     }
     if !rows.is_empty() && rows.iter().all(|row| row.sequences == 0 && row.engine_sequences == 0) {

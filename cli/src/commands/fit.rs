@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::Limit;
-use cacheplan::planner::fit::Answer;
+use cacheplan::planner::engines::Layout;
+use cacheplan::planner::fit::{Answer, Engines};
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
 use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
+use cacheplan_serve::{ServeError, fit as asked};
 use clap::ValueEnum;
 
 use crate::commands::hub;
@@ -65,7 +67,7 @@ pub(crate) struct Args {
     ssm_dtype: Option<String>,
 
     /// Engines that are asked what they admit, such as vllm@0.33.0, beside the plan's own pools
-    #[arg(long = "as", value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
+    #[arg(long = "as", aliases = ["engine", "engines"], value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
     engines: Vec<EngineSpec>,
 
     #[command(flatten)]
@@ -146,7 +148,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         margin: args.margin,
         weights: args.weights,
         prices,
-        engines: args.engines.clone(),
     };
     let (question, answer) = match args.model.as_deref() {
         Some(path) if start::is_script(path) => of_command(args, Some(path), read_options, question)?,
@@ -185,17 +186,23 @@ fn of_model(
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(&[(request.clone(), question.clone())])?,
+        Context::Auto => longest(|| asked::longest_that_fits(&request, &question, &args.engines))?,
     };
-    let answer = during("planning layouts", || request.fit(&question)).map_err(refused)?;
-    Ok((question, answer))
+    let answer = during("planning layouts", || asked::fit(&request, &question, &args.engines));
+    Ok((question, answer.map_err(not_asked)?))
 }
 
-/// The longest sequences that fit any of the questions; where there are none, `fit` says why of one token.
-fn longest(asked: &[(PlanRequest, FitQuestion)]) -> Result<u64, Failure> {
-    let of_each = || asked.iter().map(|(request, question)| request.longest_that_fits(question));
-    let found = during("searching for the longest", || of_each().try_fold(0, |most, found| Ok(found?.max(most))));
-    let found = found.map_err(refused)?;
+/// What a plan or an engine refuses.
+fn not_asked(error: ServeError) -> Failure {
+    match error {
+        ServeError::Plan(error) => refused(error),
+        other => start::failed(other),
+    }
+}
+
+/// The longest sequences that fit; where there are none, `fit` says why of one token.
+fn longest(search: impl Fn() -> Result<u64, ServeError>) -> Result<u64, Failure> {
+    let found = during("searching for the longest", search).map_err(not_asked)?;
     if found > 0 {
         note(&format!("{found} tokens are the longest that fit"));
     }
@@ -230,21 +237,27 @@ fn of_command(
         }
     }
     let stated = [question.stated.clone(), args.start.stated(&sought)].concat();
-    let question = FitQuestion { model: Some(sought.name.clone()), stated, sequences, engines, ..question };
-    let asked = sought.on.into_iter().map(|(name, device, length, request)| {
-        let question = FitQuestion { context: length, devices: vec![(name, device)], ..question.clone() };
-        (request, question)
+    let question = FitQuestion { model: Some(sought.name.clone()), stated, sequences, ..question };
+    let asked = sought.on.iter().map(|(name, device, length, request)| {
+        let devices = vec![(name.clone(), device.clone())];
+        (request, FitQuestion { context: *length, devices, ..question.clone() })
     });
-    let mut asked: Vec<(PlanRequest, FitQuestion)> = asked.collect();
+    let mut asked: Vec<(&PlanRequest, FitQuestion)> = asked.collect();
+    let asks = |engine: EngineSpec, device: &DeviceInfo, layout: &Layout| sought.asked_of(engine, device, layout);
+    let engines = Engines { asked: &engines, asks: &asks };
+    let longest_of_any = || {
+        let found = asked.iter().map(|(request, question)| request.longest_that_fits(question, engines));
+        found.into_iter().try_fold(0, |most, found| Ok(found?.max(most)))
+    };
     let stated = match args.context {
         None => None,
         Some(Context::Tokens(tokens)) => Some(tokens),
-        Some(Context::Auto) => Some(longest(&asked)?),
+        Some(Context::Auto) => Some(longest(longest_of_any)?),
     };
     let mut answers = Vec::new();
     for (request, question) in &mut asked {
         question.context = stated.unwrap_or(question.context);
-        answers.push(request.fit(question).map_err(refused)?);
+        answers.push(request.fit_beside(question, engines).map_err(refused)?);
     }
     let context = asked.last().map_or(question.context, |(_, question)| question.context);
     let mut answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;

@@ -35,11 +35,11 @@ pub(crate) struct ModelArgs {
 #[derive(clap::Args)]
 pub(crate) struct Reading {
     /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", hide_short_help = true)]
     assume: Vec<Assumption>,
 
     /// Architecture description (TOML) that comes before the built-in ones
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     description: Vec<PathBuf>,
 
     #[command(flatten)]
@@ -53,15 +53,15 @@ pub(crate) struct Target {
     pub(crate) device: OnDevice,
 
     /// Draft model, whose caches and weights the same plan holds; needs --draft-tokens or [speculation]
-    #[arg(long, value_name = "MODEL", value_parser = hub::model())]
+    #[arg(long, value_name = "MODEL", value_parser = hub::model(), hide_short_help = true)]
     pub(crate) draft: Option<PathBuf>,
 
     /// What a profiled forward showed (JSON with resident_bytes, forward_bytes and free_bytes); replaces assumptions
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     measurement: Option<PathBuf>,
 
     /// What an engine logged (TOML, as `cacheplan calibrate` writes it); replaces assumptions line by line
-    #[arg(long, value_name = "FILE", conflicts_with = "measurement")]
+    #[arg(long, value_name = "FILE", conflicts_with = "measurement", hide_short_help = true)]
     measured: Option<PathBuf>,
 }
 

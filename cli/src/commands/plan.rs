@@ -53,20 +53,20 @@ struct Make {
     target: Target,
 
     /// Print the plan of every pipeline stage and what all ranks agreed on
-    #[arg(long, conflicts_with_all = ["engine", "stage"])]
+    #[arg(long, conflicts_with_all = ["engine", "stage"], hide_short_help = true)]
     ranks: bool,
 
     /// The pipeline stage whose plan is printed, where there are several
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     stage: u32,
 
     /// Plan with the dtypes that an engine would choose, such as vllm, sglang@0.5.12, tensorrt-llm or llama.cpp, and predict
     /// what it would allocate
-    #[arg(long = "as", value_name = "ENGINE[@VERSION]")]
+    #[arg(long = "as", alias = "engine", value_name = "ENGINE[@VERSION]")]
     engine: Option<EngineSpec>,
 
     /// Exit with 3 also where a command only may start: bytes that the engine measures itself decide
-    #[arg(long, help_heading = "Command behind --")]
+    #[arg(long, help_heading = "Command behind --", hide_short_help = true)]
     strict: bool,
 
     /// What to print

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown};
+use cacheplan::planner::engines::Layout;
 use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
+use cacheplan_serve::fit::{self, asked_of_layout};
 use cacheplan_serve::{
     Answer, Asked, CommandCheck, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
 };
@@ -19,19 +21,19 @@ use crate::paint::print_table;
 #[derive(clap::Args, Default)]
 pub(crate) struct StartArgs {
     /// The engine's version where a command is asked about; its image's, or the newest that is modelled, where absent
-    #[arg(long, value_name = "VERSION", help_heading = "Command behind --")]
+    #[arg(long, value_name = "VERSION", help_heading = "Command behind --", hide_short_help = true)]
     engine_version: Option<String>,
 
     /// Exit with 3 unless the command holds so many sequences of its longest length, whatever it finds at its start
-    #[arg(long, value_name = "N", help_heading = "Command behind --")]
+    #[arg(long, value_name = "N", help_heading = "Command behind --", hide_short_help = true)]
     expect_sequences: Option<u64>,
 
     /// Exit with 3 unless its caches hold so many tokens
-    #[arg(long, value_name = "N", help_heading = "Command behind --")]
+    #[arg(long, value_name = "N", help_heading = "Command behind --", hide_short_help = true)]
     expect_tokens: Option<u64>,
 
     /// Config of the model that the command names, where that is a path of another machine or a file that is not here
-    #[arg(long, value_name = "MODEL", value_parser = hub::model(), help_heading = "Command behind --")]
+    #[arg(long, value_name = "MODEL", value_parser = hub::model(), help_heading = "Command behind --", hide_short_help = true)]
     model_config: Option<PathBuf>,
 
     /// A command that starts vLLM, SGLang, TensorRT-LLM or llama.cpp, with its variables before it; or a file that holds one, or `-`
@@ -198,7 +200,8 @@ impl StartArgs {
             None if named.is_empty() => usual,
             None => named,
         };
-        let on = |device: &DeviceInfo| Options { devices: Some(device.clone().into()), ..self.options(beside) };
+        let options = self.options(beside);
+        let on = |device: &DeviceInfo| Options { devices: Some(device.clone().into()), ..options.clone() };
         let mut models = None;
         let mut found = Vec::new();
         for (name, device) in devices {
@@ -212,9 +215,13 @@ impl StartArgs {
             let (limits, request) = question.request(models).map_err(failed)?;
             found.push((name.clone(), device.clone(), limits.max_seq_len, request, question));
         }
-        let Some((.., question)) = found.first() else { return Err(Failure::new(2, "no device is named")) };
+        let (Some((.., question)), Some(models)) = (found.first(), models) else {
+            return Err(Failure::new(2, "no device is named"));
+        };
         Ok(Sought {
             launch,
+            models,
+            options,
             name: question.model.clone(),
             engine: question.engine,
             sequences: self.expect_sequences.or(question.stated_sequences()),
@@ -326,6 +333,8 @@ fn markdown(text: &str) -> String {
 /// What a command asks of devices.
 pub(crate) struct Sought {
     pub(crate) launch: Launch,
+    models: Models,
+    options: Options,
     /// The model, as the command names it.
     pub(crate) name: String,
     pub(crate) engine: EngineSpec,
@@ -333,6 +342,18 @@ pub(crate) struct Sought {
     pub(crate) sequences: Option<u64>,
     /// For each device, the longest sequence, and all else that the command says.
     pub(crate) on: Vec<(String, DeviceInfo, u64, PlanRequest)>,
+}
+
+impl Sought {
+    /// What its command asks of each of such devices that is told a layout; of another engine, what that asks of the model.
+    pub(crate) fn asked_of(&self, engine: EngineSpec, device: &DeviceInfo, layout: &Layout) -> Option<PlanRequest> {
+        let asked = |launch: &Launch, options: &Options| asked_of_layout(launch, &self.models, options, device, layout);
+        if engine == self.engine {
+            return asked(&self.launch, &self.options).ok()?;
+        }
+        let options = Options { version: fit::version(engine), ..self.options.clone() };
+        asked(&Launch::serving(engine, &self.name), &options).ok()?
+    }
 }
 
 /// The GPU of a node as a manifest names it, with the shortest name that it has here.

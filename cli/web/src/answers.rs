@@ -286,7 +286,6 @@ pub(crate) fn fit(
         margin: 0,
         weights,
         prices,
-        engines: Vec::new(),
     };
     let answer = request.fit(&question)?;
     let vllm = |fit: &cacheplan_planner::fit::Fit| "vllm".parse().ok().and_then(|engine| answer.told(fit, engine));

@@ -100,6 +100,9 @@ impl Answer {
             Starts::Maybe if self.facts.contains_key(&Fact::CacheBytes) => {
                 "may start: the bytes for caches are not known exactly"
             }
+            Starts::Maybe if self.reason.as_ref().is_some_and(|reason| reason.starts_with("cudaMalloc")) => {
+                "may start: what steps and the device's context take is estimated"
+            }
             Starts::Maybe => "may start, and not with all of it on the devices",
             Starts::No if self.sequences.is_some() => "holds no sequence of its longest length",
             Starts::No => "would not start",

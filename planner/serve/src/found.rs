@@ -63,6 +63,7 @@ impl End {
 }
 
 /// What it makes of so many bytes.
+#[derive(Clone)]
 struct At {
     max_seq_len: u64,
     predicted: EnginePrediction,
@@ -200,6 +201,10 @@ impl Found {
         let mut notes = question.notes.clone();
         notes.extend(settled.request.notes());
         notes.extend(self.high.at.iter().flat_map(|at| at.predicted.notes.clone()));
+        if let (Some(placed), Some(at)) = (&settled.placed, &self.high.at) {
+            let context = cells::context(&settled.request, self.engine)?;
+            notes.extend(placed.assumed(&at.predicted, context.as_ref()));
+        }
         Ok(Answer {
             engine: self.engine.engine.name(),
             version: self.engine.version_name(),

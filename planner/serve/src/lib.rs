@@ -2,7 +2,7 @@
 //!
 //! A [`Launch`] is a command as a shell or a manifest has it. A [`Question`] is what it asks: its words are read as the engine's own
 //! parser would, with tables made from that parser. [`answer`] says what the engine would log at its start, what caps it, and which
-//! flags would change that; [`repaired`] finds the nearest command that starts.
+//! flags would change that; [`repaired`] finds the nearest command that starts. [`fit`] asks of devices what commands would.
 #![forbid(unsafe_code)]
 #![deny(unnameable_types)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
@@ -15,6 +15,7 @@ mod check;
 mod command;
 mod dynamo;
 mod error;
+pub mod fit;
 mod flags;
 mod found;
 mod launch;

@@ -250,6 +250,27 @@ fn llama_cpp_is_held_to_the_memory_of_the_devices(#[case] cells: &str, #[case] s
     assert_eq!(found.reason.is_some(), starts == Starts::Maybe, "{:?}", found.reason);
 }
 
+/// Weights of 15.26 GiB and caches may leave less than a pass and a context take, and then an allocation fails.
+#[rstest]
+#[case("-c 8192", "", Starts::Yes)]
+#[case("-c 57344", "", Starts::Maybe)]
+#[case("-c 53248 -ub 4096 -b 4096", "", Starts::Maybe)]
+#[case::logits_of_every_token("-c 53248 -ub 4096 -b 4096", "b9174", Starts::No)]
+#[case("-c 40960", "", Starts::Yes)]
+#[case::scores_are_kept("-c 40960 -fa off", "", Starts::Maybe)]
+fn llama_cpp_is_held_to_what_its_pass_and_context_take(
+    #[case] flags: &str,
+    #[case] version: &str,
+    #[case] starts: Starts,
+) {
+    let version = Some(version).filter(|version| !version.is_empty()).map(str::to_owned);
+    let options = Options { version, ..on("rtx-4090") };
+    let found = told(&format!("llama-server -m m -ngl 99 -np 1 {flags}"), "Qwen__Qwen3-8B", &options);
+    assert_eq!(found.starts, starts, "{:?} {:?}", found.reason, found.notes);
+    let said = found.notes.iter().filter(|note| note.contains("estimated; state them with --activations"));
+    assert_eq!(said.count(), 1, "{:?}", found.notes);
+}
+
 /// vllm-project/recipes#551: this command on one H100 refuses 1024 sequences for 856 blocks.
 #[rstest]
 #[case("0.19.0", "", Starts::No)]

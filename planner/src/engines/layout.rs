@@ -3,6 +3,7 @@
 use cacheplan_handlers::DType;
 
 use super::flags;
+use crate::budget::Dtypes;
 use crate::export::input::Class;
 use crate::parallel::Parallel;
 
@@ -115,6 +116,11 @@ pub(super) static LLAMA_CPP: Told = Told {
 };
 
 impl Layout {
+    /// So many sequences of so many tokens on one device, in the dtypes that are stated.
+    pub fn alone(context: u64, sequences: u64, stated: Dtypes) -> Self {
+        Self { parallel: Parallel::default(), kv_dtype: stated.kv, state_dtype: stated.ssm, context, sequences }
+    }
+
     fn of_replica(&self) -> u64 {
         self.sequences.div_ceil(self.parallel.dp.into())
     }

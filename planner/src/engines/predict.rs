@@ -111,6 +111,7 @@ impl Inputs<'_> {
             model: self.model,
             bytes,
             draft_tokens,
+            step: self.step,
             version: engine.version,
             stated: self.stated,
         };

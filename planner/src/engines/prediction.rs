@@ -65,6 +65,9 @@ pub struct EnginePrediction {
     /// Bytes of buffers for the convolution states of drafted tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation_conv_bytes: Option<u64>,
+    /// Bytes of the buffers for a step, estimated, of an engine that allocates them before it serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compute_bytes: Option<u64>,
     /// Sequences of the budget's workload that run at once.
     pub sequences: u64,
     /// Bytes of the budget that hold nothing such a sequence needs.

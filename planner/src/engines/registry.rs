@@ -19,7 +19,7 @@ use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
 use super::stored::{Stored, Telling};
 use super::version::Version;
-use crate::budget::Budget;
+use crate::budget::{Budget, nearest};
 use crate::error::EngineRefusal;
 use crate::export::dialect::Key;
 use crate::export::{Dialect, FlagMeaning, TargetFile};
@@ -88,7 +88,7 @@ pub struct EngineSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UnknownEngine {
     /// No such engine.
-    #[error("unknown engine `{0}`; known are {known}, each with `@VERSION` or without", known = names())]
+    #[error("unknown engine `{0}`; {meant}known are {known}, each with `@VERSION` or without", meant = meant(.0), known = names())]
     Name(String),
     /// A version that is none, or outside those that are modelled.
     #[error("unknown version `{version}` of {engine}; versions from {oldest} to {newest} are modelled")]
@@ -102,6 +102,23 @@ pub enum UnknownEngine {
         /// The newest modelled.
         newest: Version,
     },
+}
+
+/// Which one was probably meant: also by a name that people have for it.
+fn meant(unknown: &str) -> String {
+    const OTHERS: [(&str, &str); 7] = [
+        ("llama-server", "llama.cpp"),
+        ("llamacpp", "llama.cpp"),
+        ("llama", "llama.cpp"),
+        ("ollama", "llama.cpp"),
+        ("trtllm", "tensorrt-llm"),
+        ("trt-llm", "tensorrt-llm"),
+        ("tensorrt", "tensorrt-llm"),
+    ];
+    let lower = unknown.to_lowercase();
+    let other = OTHERS.iter().find(|(name, _)| *name == lower).map(|(_, engine)| (*engine).to_owned());
+    let near = || nearest(&lower, Engine::all().iter().map(|engine| engine.name()));
+    other.or_else(near).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default()
 }
 
 /// `a, b, c and d`.
@@ -360,8 +377,21 @@ mod tests {
         assert_eq!(text.parse(), Ok(EngineSpec { engine, version }));
     }
 
+    #[test]
+    fn changes_are_told_oldest_first() {
+        for engine in Engine::all() {
+            let changes = engine.rules().changes;
+            assert!(changes.is_sorted_by_key(|(version, _)| *version), "{engine}: {changes:?}");
+        }
+    }
+
     #[rstest]
-    #[case("vlm", "unknown engine `vlm`; known are vllm, sglang, tensorrt-llm and llama.cpp, each with `@VERSION`")]
+    #[case("TRTLLM", "unknown engine `TRTLLM`; did you mean `tensorrt-llm`? known are")]
+    #[case("triton", "unknown engine `triton`; known are")]
+    #[case(
+        "vlm",
+        "unknown engine `vlm`; did you mean `vllm`? known are vllm, sglang, tensorrt-llm and llama.cpp, each with `@VERSION`"
+    )]
     #[case("vllm@newest", "unknown version `newest` of vllm; versions from 0.7.2 to 0.33.0")]
     #[case("vllm@99", "unknown version `99`")]
     #[case("vllm@0.6.3", "unknown version `0.6.3` of vllm; versions from 0.7.2 to 0.33.0")]

@@ -34,6 +34,8 @@ pub(crate) struct EngineRules {
     pub(super) forms_entries: bool,
     /// Its options: the keys of `[engine]` that its rules go by, besides those that all go by.
     pub(crate) consumes: &'static [&'static str],
+    /// What of these rules changed, oldest first.
+    pub(crate) changes: &'static [RuleChange],
     /// Whether what it captures of steps takes bytes beside those of a step.
     pub(crate) captures_apart: bool,
     /// Bytes of a logit while a token is chosen.
@@ -53,6 +55,9 @@ pub(crate) struct EngineRules {
     /// What its server is told so that it allocates what is predicted; none where it does not start without a GPU.
     pub(crate) arguments: Option<fn(&EnginePrediction, &Budget) -> Vec<String>>,
 }
+
+/// The first version that goes by another rule, and that rule in words.
+pub(crate) type RuleChange = (Version, &'static str);
 
 /// How an engine numbers its versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

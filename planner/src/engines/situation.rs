@@ -7,6 +7,7 @@ use super::version::Version;
 use crate::budget::{Budget, EngineOptions};
 use crate::error::{PlanError, Shortfall, Suggestion};
 use crate::solver::demand::Load;
+use crate::solver::step::StepBytes;
 use crate::stated::Stated;
 
 /// Everything that an engine's rules look at.
@@ -25,6 +26,8 @@ pub(crate) struct Situation<'a> {
     /// Bytes for caches; `None` if the budget states none.
     pub(super) bytes: Option<u64>,
     pub(super) draft_tokens: u64,
+    /// Of a step, where the layers were read.
+    pub(super) step: Option<StepBytes>,
     pub(super) version: Version,
     /// In whose words a change is suggested.
     pub(super) stated: Stated,

@@ -4,25 +4,70 @@ use cacheplan_handlers::DType;
 
 use super::{AtBest, Fit, FitQuestion};
 use crate::bound::{SpeedBound, Work};
-use crate::budget::{Base, Fraction, Memory};
+use crate::budget::{Base, Dtypes, Fraction, Memory};
 use crate::device::{DeviceInfo, DeviceKind};
-use crate::engines::EngineSpec;
+use crate::engines::{EngineSpec, Layout};
 use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 
-/// Plans all stages, and asks an engine what it would admit of each; `None` where the model cannot be divided so, or the
-/// engine's rules for it are not known.
+/// Plans all stages; `None` where the model cannot be divided so.
 pub(super) fn tried(
     request: &PlanRequest,
     device: &DeviceInfo,
-    engine: Option<EngineSpec>,
     parallel: Parallel,
     question: &FitQuestion,
     work: Option<&Work>,
 ) -> Option<Tried> {
-    let request = request.clone().with_devices(device.clone()).changed(|budget| {
+    let request = of_device(request, device, question).changed(|budget| {
+        budget.max_seq_len = Some(question.context);
+        budget.max_batch_size = None;
+        budget.parallel = parallel;
+    });
+    planned(&request, device, parallel, None, question, work)
+}
+
+/// Asks an engine what it admits that is told just that; `None` where it cannot be told the layout, or its rules for the model
+/// are not known.
+///
+/// Its steps and graphs grow with the sequences that it is told, so that what it holds of few is more than what it holds of many.
+pub(super) fn as_told(
+    asks: &dyn Fn(&Layout) -> Option<PlanRequest>,
+    layout: Layout,
+    device: &DeviceInfo,
+    engine: EngineSpec,
+    question: &FitQuestion,
+    work: Option<&Work>,
+) -> Option<Tried> {
+    let parallel = layout.parallel;
+    let replicas = u64::from(parallel.dp);
+    let admits = |sequences: u64| {
+        let request = of_device(&asks(&Layout { sequences, ..layout })?, device, question);
+        planned(&request, device, parallel, Some(engine), question, work)
+    };
+    // It holds as many as it is told, and not twice as many.
+    let mut told = question.needed().max(replicas).next_multiple_of(replicas);
+    let mut found = admits(told)?;
+    while found.sequences >= told && told < MOST_SEQUENCES {
+        match admits(told * 2) {
+            Some(more) if more.sequences > told => (told, found) = (told * 2, more),
+            _ => return Some(found),
+        }
+    }
+    while found.sequences < told && found.sequences > 0 {
+        told = found.sequences;
+        found = admits(told)?;
+    }
+    Some(found)
+}
+
+/// More are asked of no engine.
+const MOST_SEQUENCES: u64 = 1 << 32;
+
+/// The same on such a device, of which a share is divided unless somebody says what is.
+fn of_device(request: &PlanRequest, device: &DeviceInfo, question: &FitQuestion) -> PlanRequest {
+    request.clone().with_devices(device.clone()).changed(|budget| {
         let stated = budget.memory.clone().unwrap_or_default();
         budget.memory = Some(Memory {
             bytes: None,
@@ -31,10 +76,18 @@ pub(super) fn tried(
             weights: question.weights.or(stated.weights),
             ..stated
         });
-        budget.max_seq_len = Some(question.context);
-        budget.max_batch_size = None;
-        budget.parallel = parallel;
-    });
+    })
+}
+
+/// What a layout admits: of an engine where one is asked, else of the plan's own pools.
+fn planned(
+    request: &PlanRequest,
+    device: &DeviceInfo,
+    parallel: Parallel,
+    engine: Option<EngineSpec>,
+    question: &FitQuestion,
+    work: Option<&Work>,
+) -> Option<Tried> {
     let plans = match request.made() {
         Ok(ranks) => ranks.stages,
         Err(PlanError::DoesNotFit(short)) => {
@@ -51,7 +104,7 @@ pub(super) fn tried(
         Err(_) => return None,
     };
     let admitted = match engine {
-        Some(engine) => Some(admitted(&request, parallel, engine)?),
+        Some(engine) => Some(admitted(request, parallel, engine)?),
         None => None,
     };
     let poorest = plans.iter().find(|plan| plan.capacity.capped_by.is_memory()).or(plans.first())?;
@@ -135,7 +188,7 @@ impl Variant {
     /// As they are, with keys and values in 8 bits, with states of 32 bits in 16, and with both, as far as these are smaller and
     /// the engine can be told them on that device.
     pub(super) fn all(request: &PlanRequest, engine: Option<EngineSpec>, device: &DeviceInfo) -> Vec<Self> {
-        let plain = Self { engine, kv_dtype: None, state_dtype: None };
+        let plain = Self::plain(engine);
         let stated = request.budget().map(|budget| budget.dtypes).unwrap_or_default();
         // What is stated is not varied.
         let eight = match engine {
@@ -157,8 +210,23 @@ impl Variant {
         all.filter(is_smaller).collect()
     }
 
+    pub(super) const fn plain(engine: Option<EngineSpec>) -> Self {
+        Self { engine, kv_dtype: None, state_dtype: None }
+    }
+
     pub(super) fn of(&self, request: &PlanRequest) -> PlanRequest {
         request.stored_in(self.kv_dtype, self.state_dtype).as_run_by(self.engine)
+    }
+
+    /// As its engine is told it, in the dtypes that are stated where it varies none.
+    pub(super) fn layout(&self, parallel: Parallel, stated: Dtypes, question: &FitQuestion) -> Layout {
+        let alone = Layout::alone(question.context, question.sequences, stated);
+        Layout {
+            parallel,
+            kv_dtype: self.kv_dtype.or(stated.kv),
+            state_dtype: self.state_dtype.or(stated.ssm),
+            ..alone
+        }
     }
 }
 

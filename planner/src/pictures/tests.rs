@@ -203,7 +203,6 @@ fn maps_of_devices_have_labels_that_never_overlap() {
             margin: 0,
             weights: Some(ByteSize(470_000_000_000)),
             prices: Prices::from_toml(prices).unwrap(),
-            engines: Vec::new(),
         };
         let answer = PlanRequest::of(model("Qwen__Qwen3-235B-A22B")).fit(&question).unwrap();
         for width in [350.0, 952.0] {

@@ -109,12 +109,16 @@ impl Answer {
             return String::new();
         }
         let Some(flags) = self.told(best, engine) else { return String::new() };
+        // The plan's own pools are no engine's.
+        let name = engine.engine;
+        let asked = || wrap(&format!("--as {name} says what {name} itself admits"), 2);
+        let asked = if best.engine.is_none() { asked() } else { String::new() };
         let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
         if folder.ends_with(".json") || folder == "-" || (takes_files && !is_gguf) {
-            return wrap(&format!("{} takes {flags}", program.split(" -m").next().unwrap_or(program)), 2);
+            return wrap(&format!("{} takes {flags}", program.split(" -m").next().unwrap_or(program)), 2) + &asked;
         }
-        command(program, [&folder.to_owned()], &flags)
+        command(program, [&folder.to_owned()], &flags) + &asked
     }
 
     /// How much more than was asked for it holds.

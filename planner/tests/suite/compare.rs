@@ -1,7 +1,7 @@
 //! Our plan beside the engines'.
 
 use cacheplan_planner::budget::Objective;
-use cacheplan_planner::{Comparison, DeviceInfo, Engine, EngineSpec};
+use cacheplan_planner::{Comparison, DeviceInfo, Engine, EngineSpec, PlanRequest};
 
 use rstest::rstest;
 
@@ -42,6 +42,28 @@ fn a_budget_too_small_for_one_sequence_compares_as_none() {
     let budget = budget(&format!("{CHAT}[memory]\nbytes = '50MiB'"));
     let row = model.request(&budget).compare("vllm".parse().unwrap()).unwrap();
     assert_eq!((row.sequences, row.engine_sequences), (0, 0));
+}
+
+/// Two versions differ by rules that are named, each with what it changed; the last says what the newer version admits.
+#[test]
+fn what_changed_between_versions_is_named() {
+    let (model, stated) = (super::common::published("Qwen__Qwen3-Next-80B-A3B-Thinking"), "40GiB");
+    let stated = format!("max_seq_len = 32768\n[memory]\nbytes = '{stated}'\n[engine]\nprefix_caching = true");
+    let request = PlanRequest::of(model).with_budget(budget(&stated));
+    let [old, new] = ["vllm@0.14.0", "vllm@0.33.0"].map(|name| name.parse::<EngineSpec>().unwrap());
+    let changes = request.rule_changes(old, new).unwrap();
+    let rule = "with prefix caching the last state is kept, by all other models with states";
+    assert!(
+        changes.iter().any(|change| change.starts_with("since vllm 0.15.0: ") && change.contains(rule)),
+        "{changes:?}"
+    );
+    assert!(changes.iter().all(|change| !change.contains("no words")), "{changes:?}");
+    let now = request.compare(new).unwrap();
+    let said = format!("{} sequences of {} tokens, before ", now.engine_sequences, now.engine_tokens.unwrap());
+    assert!(changes.last().unwrap().contains(&said), "{changes:?} do not end with {said}");
+    assert_eq!(request.rule_changes(new, old).unwrap(), changes);
+    assert_eq!(request.rule_changes(new, new).unwrap(), Vec::<String>::new());
+    assert_eq!(request.rule_changes(new, "sglang".parse().unwrap()).unwrap(), Vec::<String>::new());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cacheplan_handlers::DType;
 use cacheplan_planner::engines::Layout;
-use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
+use cacheplan_planner::fit::{Answer, Engines, Fit, FitQuestion, Prices};
 use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
@@ -23,7 +23,6 @@ fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
         margin: 0,
         weights: None,
         prices: Prices::default(),
-        engines: Vec::new(),
     }
 }
 
@@ -55,7 +54,6 @@ fn the_command_that_is_printed_states_what_was_stated() {
         margin: 0,
         weights: Some(ByteSize(100 << 20)),
         prices: Prices::default(),
-        engines: Vec::new(),
     };
     let table = PlanRequest::of(model).fit(&question).unwrap().table();
     let words: Vec<&str> = table.split_whitespace().filter(|word| *word != "\\").collect();
@@ -162,36 +160,6 @@ fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &s
     assert!(table.contains(expected), "{table}");
 }
 
-/// Where engines are asked, what one of them admits is the answer, in its own words.
-#[rstest]
-#[case("vllm", "  vllm serve org/model --max-model-len 4096 --max-num-seqs ")]
-#[case("sglang", "  python -m sglang.launch_server --model-path org/model --context-length 4096")]
-#[case("tensorrt-llm", "  trtllm-serve org/model --max_seq_len 4096 --max_batch_size ")]
-#[case("llama.cpp", "  llama-server takes --ctx-size ")]
-fn the_engine_that_is_asked_is_told_what_it_admits(#[case] engine: EngineSpec, #[case] expected: &str) {
-    let asked = FitQuestion { model: Some("org/model".into()), engines: vec![engine], ..question(&["h200"], 4_096, 8) };
-    let answer = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&asked).unwrap();
-    let best = answer.best().unwrap();
-    assert!(best.engine.as_ref().is_some_and(|name| name.starts_with(engine.engine.name())), "{best:?}");
-    let table = answer.table();
-    assert!(table.contains(expected), "{table}");
-    let told = answer.told(best, engine).unwrap();
-    let sequences = if engine.engine.name() == "llama.cpp" { 8 } else { best.sequences };
-    assert!(told.split_whitespace().any(|word| word == sequences.to_string()), "{told}");
-}
-
-/// A dtype that is stated is told the engine too, whose own rows vary none then.
-#[test]
-fn a_stated_dtype_is_told_the_engine() {
-    let engine: EngineSpec = "llama.cpp".parse().unwrap();
-    let asked = FitQuestion { engines: vec![engine], ..question(&["h200"], 4_096, 8) };
-    let request = PlanRequest::of(published("meta-llama__Llama-2-7b-hf"));
-    let answer = request.changed(|budget| budget.dtypes.kv = Some(DType::Q8_0)).fit(&asked).unwrap();
-    let told = answer.told(answer.best().unwrap(), engine).unwrap();
-    let flags = "--ctx-size 32768 --parallel 8 --cache-type-k q8_0 --cache-type-v q8_0 --flash-attn on";
-    assert_eq!(told, flags);
-}
-
 /// Each dtype by the engine's own word, and none that it has no word for.
 #[rstest]
 #[case("vllm", DType::Bf16, Some("--kv-cache-dtype bfloat16"))]
@@ -243,7 +211,6 @@ fn an_answer_says_what_may_not_be_meant_and_prints_commands_for_a_shell() {
         margin: 0,
         weights: None,
         prices: Prices::default(),
-        engines: Vec::new(),
     };
     let answer = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap();
     let note = "max_seq_len 1048576 is longer than the 4096 tokens that the model was made for";
@@ -276,26 +243,14 @@ fn the_picture_has_a_curve_for_each_device_and_a_cell_for_each_number_of_them() 
     }
 }
 
-/// States in 16 bits take half, so that no layout holds less; an engine is asked with the dtypes that it would choose.
+/// States in 16 bits take half, so that no layout holds less.
 #[test]
-fn dtypes_of_states_and_engines_are_swept_too() {
+fn dtypes_of_states_are_swept_too() {
     let file =
         format!("{}/../tests/fixtures/configs/Qwen__Qwen3-Next-80B-A3B-Thinking.json", env!("CARGO_MANIFEST_DIR"));
     let model = Model::read(Path::new(&file), &ReadOptions::default()).unwrap();
     let request = PlanRequest::of(model);
-    let engines: Vec<EngineSpec> = ["vllm@0.33.0", "sglang"].map(|name| name.parse().unwrap()).to_vec();
-    let question = FitQuestion {
-        model: None,
-        stated: Vec::new(),
-        context: 32_768,
-        sequences: 10,
-        devices: vec![("h200".to_owned(), "h200".parse().unwrap())],
-        max_devices: 8,
-        margin: 0,
-        weights: None,
-        prices: Prices::default(),
-        engines: engines.clone(),
-    };
+    let question = FitQuestion { max_devices: 8, ..question(&["h200"], 32_768, 10) };
     let answer = request.fit(&question).unwrap();
     let of = |like: &Fit, state_dtype: Option<DType>| {
         let same = |fit: &&Fit| {
@@ -310,19 +265,8 @@ fn dtypes_of_states_and_engines_are_swept_too() {
         let (own, halved) = (of(fit, None).unwrap(), of(fit, Some(DType::Bf16)).unwrap());
         assert!(own == fit.sequences && (halved > own || own == 0), "{own} and {halved} for {:?}", fit.parallel);
     }
-    // What an engine admits is what its model says of the same request.
-    let budget =
-        super::common::budget("max_seq_len = 32768\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\ntp = 4");
-    let request = request.with_budget(budget).with_devices("h200".parse::<DeviceInfo>().unwrap());
-    let stated = answer.fits.iter().find(|fit| {
-        (fit.engine.as_deref(), fit.parallel) == (Some("vllm@0.33.0"), Parallel { tp: 4, ..Parallel::default() })
-            && fit.kv_dtype.is_none()
-            && fit.state_dtype.is_none()
-    });
-    assert_eq!(stated.unwrap().sequences, request.predict(engines[0]).unwrap().sequences);
-    assert!(answer.fits.iter().any(|fit| fit.engine.as_deref().is_some_and(|engine| engine.starts_with("sglang@"))));
     let table = answer.table();
-    assert!(table.contains("vllm@0.33.0: ") && answer.csv().contains(",bf16,true,"), "{table}");
+    assert!(answer.csv().contains(",bf16,true,"), "{table}");
     assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
 }
 
@@ -418,7 +362,7 @@ fn what_ends_it_is_said_in_words(#[case] config: &str, #[case] pool: &str, #[cas
 fn the_longest_that_fits_is_held_and_one_token_more_is_not() {
     let asked = FitQuestion { max_devices: 1, ..question(&["rtx-4090"], 1, 2) };
     let request = PlanRequest::of(published("Qwen__Qwen3-8B"));
-    let longest = request.longest_that_fits(&asked).unwrap();
+    let longest = request.longest_that_fits(&asked, Engines::NONE).unwrap();
     assert!(longest > 4_096 && longest < 40_960, "{longest}");
     let plain = |context: u64| {
         let answer = request.fit(&FitQuestion { context, ..asked.clone() }).unwrap();
@@ -426,23 +370,5 @@ fn the_longest_that_fits_is_held_and_one_token_more_is_not() {
     };
     assert!(plain(longest) && !plain(longest + 1));
     let none = FitQuestion { sequences: 1_000_000, ..asked };
-    assert_eq!(request.longest_that_fits(&none).unwrap(), 0);
-}
-
-/// vLLM 0.11.0 failed on such keys below compute capability 8.9 (vllm-project/vllm#26431).
-#[rstest]
-#[case("a100-80gb", "vllm@0.11.0", false)]
-#[case("l40s", "vllm@0.11.0", true)]
-#[case("a100-80gb", "vllm@0.33.0", true)]
-fn keys_of_8_bits_are_offered_where_the_engine_reads_them(
-    #[case] device: &str,
-    #[case] engine: &str,
-    #[case] offered: bool,
-) {
-    let question =
-        FitQuestion { max_devices: 2, engines: vec![engine.parse().unwrap()], ..question(&[device], 4_096, 1) };
-    let answer = PlanRequest::of(published("Qwen__Qwen3-8B")).fit(&question).unwrap();
-    let narrow = answer.fits.iter().filter(|fit| fit.engine.is_some() && fit.kv_dtype.is_some()).count();
-    assert_eq!(narrow > 0, offered);
-    assert!(answer.fits.iter().any(|fit| fit.engine.is_some() && fit.kv_dtype.is_none()));
+    assert_eq!(request.longest_that_fits(&none, Engines::NONE).unwrap(), 0);
 }

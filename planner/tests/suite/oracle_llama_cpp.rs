@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::{ByteSize, EngineSpec, PlanRequest};
 use cacheplan_transforms::Model;
+use rstest::rstest;
 use serde::Deserialize;
 
 use super::common::budget;
@@ -139,4 +140,29 @@ fn llama_cpp_allocates_as_its_model_says() {
     docs_state(&format!("{} configs of {} architectures", models.len(), architectures.len()));
     docs_state(&format!("{} of the {} starts it refuses", refused.len(), questions.len()));
     docs_state(&format!("Of the other {} all are equal", answered.len()));
+}
+
+/// What it allocated for the largest pass, in MiB: b11549 on a CPU, started on files without weights, with tokens' embeddings
+/// (16 KiB each) beside what a device would hold; and on CUDA, as public logs say of builds of May and September 2026 (stored
+/// files 56992954617, 56781022437 and 68540442885).
+#[rstest]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "b11549", 8_192, 512, 132.02 - 8.0)]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "b11549", 131_072, 512, 252.02 - 8.0)]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "b11549", 8_192, 2_048, 528.07 - 32.0)]
+#[case("Qwen__Qwen3.5-27B", "b9200", 200_192, 512, 654.78)]
+#[case("Qwen__Qwen3.5-27B", "b9174", 131_072, 512, 495.00)]
+#[case("Qwen__Qwen3.5-27B", "b10809", 32_768, 128, 38.50)]
+fn buffers_of_a_pass_are_near_what_was_logged(
+    #[case] config: &str,
+    #[case] engine: &str,
+    #[case] cells: u64,
+    #[case] ubatch: u64,
+    #[case] logged: f64,
+) {
+    let engine: EngineSpec = format!("llama.cpp@{engine}").parse().unwrap();
+    let stated = format!("max_seq_len = {cells}\nmax_batch_size = 4\n[engine]\ncontext = {cells}\nubatch = {ubatch}");
+    let request = PlanRequest::of(super::common::published(config)).with_budget(budget(&stated));
+    let bytes = request.predict(engine).unwrap().compute_bytes.unwrap();
+    let ratio = bytes as f64 / f64::from(1 << 20) / logged;
+    assert!((0.875..=1.125).contains(&ratio), "{bytes} is {ratio} of what was logged");
 }

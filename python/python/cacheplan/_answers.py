@@ -95,20 +95,27 @@ def fit(
     max_gpus: int = 16,
     prices: str | os.PathLike[str] | Mapping[str, Any] | None = None,
     weights: str | int | None = None,
+    kv_dtype: str | None = None,
+    ssm_dtype: str | None = None,
+    engines: Iterable[str] = (),
+    margin: int = 0,
     assume: Sequence[str] = (),
     descriptions: Sequence[str] = (),
 ) -> Fit:
     """Which devices, how many and divided how hold so many sequences of ``context`` tokens: ``cacheplan fit``.
 
     ``source`` is whatever :func:`cacheplan.model` takes. ``prices`` is a path, TOML text or a mapping with ``currency``
-    and ``per_hour``; ``weights`` are the bytes of the weights over all devices, where no file tells them.
+    and ``per_hour``; ``weights`` are the bytes of the weights over all devices, where no file tells them. ``kv_dtype`` and
+    ``ssm_dtype`` are stated in place of being varied; ``engines``, such as ``"vllm@0.33.0"``, say what they admit beside
+    the plan's own pools; ``margin`` is room for so many percent more sequences.
 
     Raises :class:`ModelError`, :class:`BudgetError` with the argument as its ``key``, :class:`PlanError`.
     """
     own = model(source, assume=assume, descriptions=descriptions)
     listed = None if prices is None else document_text(prices)
     size = f"{weights}B" if isinstance(weights, int) else weights
-    return Fit(_native.fit(own, context, sequences, list(gpus), max_gpus, listed, size))
+    asked = (own, context, sequences, list(gpus), max_gpus, listed, size)
+    return Fit(_native.fit(*asked, kv_dtype, ssm_dtype, list(engines), margin))
 
 
 def simulate(

@@ -225,6 +225,10 @@ def fit(
     max_gpus: int,
     prices: str | None,
     weights: str | None,
+    kv_dtype: str | None,
+    ssm_dtype: str | None,
+    engines: list[str],
+    margin: int,
 ) -> Fit: ...
 def simulate(
     plan: Plan | None,

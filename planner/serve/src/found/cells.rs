@@ -2,6 +2,7 @@
 
 use cacheplan_handlers::Growth;
 use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::plan::{LedgerItem, LedgerLine};
 use cacheplan_planner::{EngineSpec, PlanError, PlanRequest};
 
 use super::{At, End};
@@ -15,40 +16,58 @@ pub(super) fn ends(
     placed: &Placed,
     limits: &Limits,
 ) -> Result<[End; 2], ServeError> {
+    let context = context(request, engine)?;
     let stated = request.predict(engine)?;
     let end = |max_seq_len: u64, predicted: &EnginePrediction, lacks: Option<String>| End {
         at: Some(At { max_seq_len, predicted: predicted.clone() }),
         lacks,
     };
-    let Some(lacks) = placed.lacks(&stated) else {
-        return Ok([(); 2].map(|()| end(limits.max_seq_len, &stated, None)));
-    };
-    let (most, predicted) = match placed.short {
-        Short::Cells { least, .. } => {
-            let of = |cells: u64| with_cells(request, cells).predict(engine);
-            let fits = |cells: u64| of(cells).is_ok_and(|predicted| placed.lacks(&predicted).is_none());
-            let all = stated.tokens.unwrap_or(least);
-            if fits(least) {
-                let (mut fitting, mut failing) = (least / CELLS, all / CELLS + 1);
-                while failing - fitting > 1 {
-                    let middle = fitting + (failing - fitting) / 2;
-                    if fits(middle * CELLS) { fitting = middle } else { failing = middle }
-                }
-                let each = |cells: u64| length(request, cells);
-                let most = (fitting * CELLS).max(least);
-                return Ok([least, most].map(|cells| (cells, of(cells))).map(|(cells, predicted)| End {
-                    at: predicted.ok().map(|predicted| At { max_seq_len: each(cells), predicted }),
-                    lacks: None,
-                }));
+    let [least, most] = placed.lacks(&stated, context.as_ref());
+    let Some(lacks) = most else { return Ok([(); 2].map(|()| end(limits.max_seq_len, &stated, None))) };
+    // `--fit` shrinks the context for what it finds, which is known between two.
+    if let Short::Cells { least: fewest, .. } = placed.short {
+        let of = |cells: u64| with_cells(request, cells).predict(engine);
+        let most_cells = |at: usize| {
+            let lacks = |predicted: &EnginePrediction| placed.lacks(predicted, context.as_ref())[at].is_some();
+            let fits = |cells: u64| of(cells).is_ok_and(|predicted| !lacks(&predicted));
+            let all = stated.tokens.unwrap_or(fewest);
+            if !lacks(&stated) {
+                return Some(all);
             }
-            (length(request, least), of(least)?)
+            let (mut fitting, mut failing) = (fewest / CELLS, all / CELLS + 1);
+            while failing - fitting > 1 {
+                let middle = fitting + (failing - fitting) / 2;
+                if fits(middle * CELLS) { fitting = middle } else { failing = middle }
+            }
+            fits(fewest).then(|| (fitting * CELLS).max(fewest))
+        };
+        if let Some(most) = most_cells(0) {
+            let fewer = most_cells(1).unwrap_or(fewest);
+            let shrunk = |cells: u64| match of(cells) {
+                Ok(_) if Some(cells) == stated.tokens => end(limits.max_seq_len, &stated, None),
+                Ok(predicted) => end(length(request, cells), &predicted, None),
+                Err(_) => End { at: None, lacks: None },
+            };
+            return Ok([shrunk(fewer), shrunk(most)]);
         }
-        _ => (limits.max_seq_len, stated),
-    };
+        let (length, predicted) = (length(request, fewest), of(fewest)?);
+        return Ok(short(placed, length, predicted, lacks, placed.lacks(&of(fewest)?, context.as_ref())[0].is_some()));
+    }
+    Ok(short(placed, limits.max_seq_len, stated, lacks, least.is_some()))
+}
+
+/// Where the devices do not hold it, or only may.
+fn short(placed: &Placed, max_seq_len: u64, predicted: EnginePrediction, lacks: String, surely: bool) -> [End; 2] {
     let fails = matches!(placed.short, Short::Fails | Short::Cells { fails: true, .. });
-    let low =
-        if fails { end(most, &predicted, Some(lacks.clone())) } else { End { at: None, lacks: Some(lacks.clone()) } };
-    Ok([low, end(most, &predicted, fails.then_some(lacks))])
+    let at = At { max_seq_len, predicted };
+    let low = if fails { Some(at.clone()) } else { None };
+    [End { at: low, lacks: Some(lacks.clone()) }, End { at: Some(at), lacks: (fails && surely).then_some(lacks) }]
+}
+
+/// What logs say of a context on such a device.
+pub(super) fn context(request: &PlanRequest, engine: EngineSpec) -> Result<Option<LedgerLine>, PlanError> {
+    let lines = request.beside_caches(engine)?;
+    Ok(lines.into_iter().find(|line| line.name == LedgerItem::Context))
 }
 
 /// What a slot holds of so many cells.

@@ -116,12 +116,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     const VALUES: &str = "--cache-type-v";
     let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
     let quantised = question.flag(VALUES).is_some_and(|setting| !plain(setting.value()));
-    let is_off = match question.flag("--flash-attn") {
-        Some(_) if version < FLASH_ATTENTION_HAS_VALUES => false,
-        Some(setting) => OFF.contains(&setting.value()),
-        None => version < FLASH_ATTENTION_HAS_VALUES,
-    };
-    if quantised && is_off {
+    if quantised && is_without_flash_attention(question) {
         let said = "llama_init_from_model: V cache quantization requires flash_attn";
         // From then on it is `auto` where nobody says.
         let on = match version < FLASH_ATTENTION_HAS_VALUES {
@@ -135,10 +130,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if batch == 0 {
         return Err(question.refused("error: n_batch must be at least 1", [Remedy::Remove("--batch-size")]));
     }
-    // A pass is no longer than a step.
-    let ubatch = question.count("--ubatch-size").unwrap_or(512).min(batch);
     question.stated.retain(|stated| stated.key != "engine.ubatch");
-    question.default_of("engine.ubatch", ubatch.max(1));
+    question.default_of("engine.ubatch", ubatch(question));
     drafts(question)?;
     let beside = ["--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
     if beside.into_iter().any(|flag| question.flag(flag).is_some()) {
@@ -147,6 +140,22 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             .push("weights on the host change no cache: each lies where its layer's attention is computed".into());
     }
     Ok((Limits { max_seq_len: each, max_batch_size: Some(sequences), max_num_tokens: batch }, false))
+}
+
+/// Tokens of a pass, which is no longer than a step.
+pub(super) fn ubatch(question: &Question) -> u64 {
+    let batch = question.count("--batch-size").unwrap_or(BATCH);
+    question.count("--ubatch-size").unwrap_or(512).min(batch).max(1)
+}
+
+/// Whether all scores of a pass are kept. From [`FLASH_ATTENTION_HAS_VALUES`] on it is `auto` where nobody says.
+pub(super) fn is_without_flash_attention(question: &Question) -> bool {
+    let takes_values = question.engine.version >= FLASH_ATTENTION_HAS_VALUES;
+    match question.flag("--flash-attn") {
+        Some(setting) if takes_values => OFF.contains(&setting.value()),
+        Some(_) => false,
+        None => !takes_values,
+    }
 }
 
 /// What `--flash-attn` takes for no.

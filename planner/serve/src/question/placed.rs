@@ -5,25 +5,42 @@
 
 use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::measured::MeasuredBytes;
+use cacheplan_planner::plan::LedgerLine;
 use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::{Resource, Resources};
+use serde_json::Value;
 
 use super::Question;
-use super::llama_cpp::FITS;
+use super::llama_cpp::{self, FITS};
 use crate::error::ServeError;
 use crate::flags::parse::FLASH_ATTENTION_HAS_VALUES;
+use crate::remedy::Remedy;
 
 /// From this build on all layers are on the devices where nobody says; before none was. The same build as that of `-fa auto`.
 const ALL_LAYERS: Version = FLASH_ATTENTION_HAS_VALUES;
 /// `--fit-ctx` where nobody states it.
 const LEAST_CONTEXT: u64 = 4096;
 
+/// The part of estimated buffers that they may be more or less: of thirteen logs the farthest was an eighth off.
+const ESTIMATED: u64 = 4;
+/// What `--fit` leaves free of each device where nobody states it.
+const FIT_TARGET: u64 = 1 << 30;
+
 /// What it needs on its devices, as far as that is known.
 pub(crate) struct Placed {
-    /// The memory of all devices; none where no device is named.
+    /// The memory of all devices, less what it leaves free of them; none where no device is named.
     room: Option<u64>,
     weights: Option<u64>,
-    /// Steps, contexts and what is reserved, as they are stated or were measured.
+    /// What is stated or was measured of steps; else they are estimated.
+    compute: Option<u64>,
+    /// Bytes of a step's attention scores for each cell that a sequence sees, where they are kept.
+    scores: u64,
+    /// Contexts as they were measured; else they are what logs say of such a device.
+    context: Option<u64>,
+    devices: u64,
+    /// Whether slots share their cells.
+    is_shared: bool,
+    /// Graphs and what is reserved, as they are stated or were measured.
     others: u64,
     /// Where the cells lie, if not all on the devices.
     pub(crate) cells: Option<Offloaded>,
@@ -74,12 +91,9 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let measured = |line: Option<MeasuredBytes>| line.map(|line| line.bytes);
     let stated_weights = either(stated.weights, measured(lines.weights));
     let weights = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
-    let others = [
-        either(stated.activations, measured(lines.activations)),
-        either(stated.graphs, measured(lines.graphs)),
-        measured(lines.context),
-        stated.reserve.map(|size| size.0),
-    ];
+    let compute = either(stated.activations, measured(lines.activations));
+    let context = measured(lines.context);
+    let others = [either(stated.graphs, measured(lines.graphs)), stated.reserve.map(|size| size.0)];
     let devices = question.devices.as_ref().map_or(1, Devices::count);
     let room = question.device().map(|device| device.total_bytes.saturating_mul(devices.into()));
     // Layers are divided over devices, and no layer's cells are.
@@ -100,7 +114,36 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
         question.notes.push(format!("the size is that of all {devices} devices together; each has a line of its own"));
     }
     let others = others.into_iter().flatten().fold(0, u64::saturating_add);
-    Ok(Placed { room, weights, others, cells, short: short(question, &caches) })
+    let short = short(question, &caches);
+    let spared = spared(question, short)?.saturating_mul(devices.into());
+    let room = room.map(|room| room.saturating_sub(spared));
+    let is_shared = question.is_stated("engine.context");
+    let scores = if llama_cpp::is_without_flash_attention(question) { scores(question, model) } else { 0 };
+    Ok(Placed { room, weights, compute, scores, context, devices: devices.into(), is_shared, others, cells, short })
+}
+
+/// What it leaves free of a device where it fits itself to it.
+fn spared(question: &Question, short: Short) -> Result<u64, ServeError> {
+    const FLAG: &str = "--fit-target";
+    if short == Short::Fails || !fits(question) {
+        return Ok(0);
+    }
+    let Some(stated) = question.flag(FLAG).map(|setting| setting.value().to_owned()) else { return Ok(FIT_TARGET) };
+    let most = stated.split(',').map(|each| each.trim().parse::<u64>().ok()?.checked_mul(1 << 20)).max().flatten();
+    most.ok_or_else(|| {
+        question.refused(format!("error: {FLAG}: `{stated}` is no number of MiB"), [Remedy::Remove(FLAG)])
+    })
+}
+
+/// Bytes of a pass for each cell that every query head scores, in float32.
+fn scores(question: &Question, model: &ModelCaches) -> u64 {
+    let heads = model.model().and_then(|model| model.config.get("num_attention_heads")).and_then(Value::as_u64);
+    heads.unwrap_or(0).saturating_mul(4).saturating_mul(llama_cpp::ubatch(question))
+}
+
+/// Whether it fits itself to the devices.
+fn fits(question: &Question) -> bool {
+    question.engine.version >= FITS && question.flag("--fit").is_none_or(|setting| setting.value() != "off")
 }
 
 /// One more than the last layer with caches.
@@ -116,7 +159,7 @@ fn offered(question: &Question) -> Option<u64> {
 
 fn short(question: &Question, caches: &Resources) -> Short {
     let states = |flag: &str| question.flag(flag).is_some();
-    let fits = question.engine.version >= FITS && question.flag("--fit").is_none_or(|setting| setting.value() != "off");
+    let fits = fits(question);
     let free = question.count("--ctx-size").unwrap_or(0) == 0;
     let places = ["--n-gpu-layers", "--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
     let keeps_some = places[1..].iter().any(|flag| states(flag));
@@ -143,28 +186,70 @@ fn offloaded(question: &Question, caches: &Resources) -> Option<Offloaded> {
 }
 
 impl Placed {
-    /// Why the devices do not hold that, where their memory is known.
-    pub(crate) fn lacks(&self, predicted: &EnginePrediction) -> Option<String> {
-        let caches = match self.cells {
-            Some(cells) if cells.with_weights => return None,
-            Some(_) => 0,
-            None => [predicted.kv_bytes, predicted.state_bytes].into_iter().flatten().fold(0, u64::saturating_add),
+    /// Bytes of steps and contexts at least, as they are taken to be, and at most.
+    fn beside(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> [u64; 3] {
+        let streams = if self.is_shared { 1 } else { predicted.sequences.max(1) };
+        let seen = predicted.tokens.unwrap_or(0) / streams;
+        let estimated = || predicted.compute_bytes.map(|bytes| bytes.saturating_add(self.scores.saturating_mul(seen)));
+        let compute = match self.compute.map_or_else(estimated, |_| None) {
+            // On each device, since each runs layers.
+            Some(bytes) => [bytes - bytes / ESTIMATED, bytes, bytes + bytes / ESTIMATED],
+            None => [self.compute.unwrap_or(0); 3],
         };
-        let room = self.room?;
-        let needed = [self.weights.unwrap_or(0), self.others, caches].into_iter().fold(0, u64::saturating_add);
-        let [room, caches] = [room, caches].map(ByteSize);
-        let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
-        let parts = [
-            part(self.weights.unwrap_or(0), "weights"),
-            part(self.others, "other memory"),
-            Some(format!("{caches} of caches")),
-        ];
-        let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
-        let does = match self.short {
-            Short::Fails | Short::Cells { fails: true, .. } => "cudaMalloc failed: out of memory",
-            Short::Layers | Short::Cells { .. } => "layers stay on the host",
+        let context = match (self.context, context) {
+            (Some(measured), _) => [measured; 3],
+            (None, Some(line)) => {
+                let uncertain = line.uncertain_bytes;
+                [line.bytes.saturating_sub(uncertain), line.bytes, line.bytes.saturating_add(uncertain)]
+            }
+            (None, None) => [0; 3],
         };
-        (needed > room.0).then(|| format!("{does}: {parts} are more than the {room} of the devices"))
+        [0, 1, 2].map(|at| compute[at].saturating_add(context[at]).saturating_mul(self.devices))
+    }
+
+    /// What is assumed beside weights and caches, in words.
+    pub(crate) fn assumed(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> Option<String> {
+        let [least, _, most] = self.beside(predicted, context).map(ByteSize);
+        let some = self.room.is_some() && self.held(predicted).is_some() && least != most;
+        some.then(|| {
+            format!(
+                "steps and the device's context take {least} to {most} beside weights and caches, estimated; state them with --activations"
+            )
+        })
+    }
+
+    /// Bytes of caches on the devices; none where layers are on the host, with their weights.
+    fn held(&self, predicted: &EnginePrediction) -> Option<u64> {
+        match self.cells {
+            Some(cells) if cells.with_weights => None,
+            Some(_) => Some(0),
+            None => {
+                let parts = [predicted.kv_bytes, predicted.state_bytes].into_iter().flatten();
+                Some(parts.fold(0, u64::saturating_add))
+            }
+        }
+    }
+
+    /// Why the devices do not hold that, where their memory is known: with what it may need at least, and at most.
+    pub(crate) fn lacks(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> [Option<String>; 2] {
+        let (Some(caches), Some(room)) = (self.held(predicted), self.room) else { return [None, None] };
+        let [least, _, most] = self.beside(predicted, context);
+        [least, most].map(|beside| {
+            let others = self.others.saturating_add(beside);
+            let needed = [self.weights.unwrap_or(0), others, caches].into_iter().fold(0, u64::saturating_add);
+            let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
+            let parts = [
+                part(self.weights.unwrap_or(0), "weights"),
+                part(others, "other memory"),
+                Some(format!("{} of caches", ByteSize(caches))),
+            ];
+            let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+            let does = match self.short {
+                Short::Fails | Short::Cells { fails: true, .. } => "cudaMalloc failed: out of memory",
+                Short::Layers | Short::Cells { .. } => "layers stay on the host",
+            };
+            (needed > room).then(|| format!("{does}: {parts} are more than the {} of the devices", ByteSize(room)))
+        })
     }
 
     /// The lines of the cells, one for each cache and each place in which it lies; as it is where nobody knows the parts. Layers without a

@@ -29,6 +29,11 @@ const OWN_CELLS: Version = Version(5913, 0, 0);
 const WINDOWS: Version = Version(5432, 0, 0);
 /// Model types that it has no windows for: all of their layers see everything.
 const WITHOUT_WINDOWS: [&str; 7] = ["mistral", "mixtral", "phi3", "plamo2", "qwen2", "qwen2_moe", "starcoder2"];
+/// From about this build on (ggml-org/llama.cpp#23861, merged between b9263 and b9592) its server has logits for what a sequence
+/// chooses alone; before for every token of a step.
+const FEW_LOGITS: Version = Version(9592, 0, 0);
+/// Seen in b9849, and not before it: masks are float16, before float32 and once more in 16 bits.
+const SHORT_MASKS: Version = Version(9849, 0, 0);
 const DEFAULT_UBATCH: u64 = 512;
 /// What `-ctk` and `-ctv` take.
 pub(crate) const KV_DTYPES: [DType; 9] = [
@@ -73,6 +78,10 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: true,
     forms_entries: false,
     consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],
+    changes: &[
+        (WINDOWS, "windows keep cells for themselves alone"),
+        (OWN_CELLS, "parallel sequences have cells of their own; before they shared them"),
+    ],
     captures_apart: false,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,
@@ -138,6 +147,12 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let shared = situation.options.context.filter(|_| !compressed);
     let running = shared.map_or(sequences, |cells| sequences.min(cells / load.tokens_per_sequence().max(1)));
     let narrow = |bytes: u128| u64::try_from(bytes).ok();
+    let masked = |windowed: bool| situation.caches.attention.iter().find(|cache| window(cache).is_some() == windowed);
+    let masked: u64 = [false, true]
+        .into_iter()
+        .filter_map(masked)
+        .map(|cache| cells(cache, sequences) / streams(sequences).max(1))
+        .fold(0, u64::saturating_add);
     let states = !situation.caches.states.is_empty();
     let windowed = situation.caches.attention.iter().find(|cache| window(cache).is_some());
     Ok(EnginePrediction {
@@ -148,6 +163,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         state_bytes: if states { narrow(copies(sequences) * (ssm + conv)) } else { None },
         ssm_bytes: if states { narrow(copies(sequences) * ssm) } else { None },
         conv_bytes: if states { narrow(copies(sequences) * conv) } else { None },
+        compute_bytes: compute_bytes(situation, ubatch, masked, sequences),
         sequences: running,
         notes: [
             own_cells.then(|| "every sequence owns max_seq_len cells from the start".into()),
@@ -172,6 +188,22 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         .collect(),
         ..EnginePrediction::default()
     })
+}
+
+/// What it allocates for the largest pass: the widest layer in float32 with what masks the cells, or the logits, whichever is
+/// more. Logs under `tests/fixtures` and starts of b11549 without weights are within an eighth.
+fn compute_bytes(situation: &Situation<'_>, ubatch: u64, masked: u64, sequences: u64) -> Option<u64> {
+    const FLOAT: u64 = 4;
+    let step = situation.step?;
+    // As wide in the model's own dtype.
+    let element = situation.model.dtype.row_bytes(1).unwrap_or(2);
+    let channels = step.whole.saturating_add(step.divided) / element;
+    let mask = if situation.version < SHORT_MASKS { FLOAT + 2 } else { 2 };
+    let of_token = channels.saturating_mul(FLOAT).saturating_add(masked.saturating_mul(mask));
+    let chosen = sequences.saturating_mul(1 + situation.draft_tokens);
+    let rows = if situation.version < FEW_LOGITS { ubatch } else { chosen.min(ubatch) };
+    let logits = rows.saturating_mul(step.vocab).saturating_mul(FLOAT);
+    Some(ubatch.saturating_mul(of_token).max(logits))
 }
 
 /// A latent is key and value at once, with which it does not start in two dtypes; and what a row holds of a key and of a

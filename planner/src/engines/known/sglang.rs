@@ -21,6 +21,7 @@ use crate::solver::solve::last;
 use crate::solver::step::LOGIT_BYTES;
 
 use compressed::Family;
+use states::{EXTRA_BUFFER, PAYS_PADDING_SLOT};
 
 pub(crate) use log::WORDS;
 pub(crate) use states::slots_per_request;
@@ -49,6 +50,12 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "slots_per_request",
         "window_ratio",
         "hybrid_kv_cache",
+    ],
+    changes: &[
+        (PAYS_PADDING_SLOT, "the padding slot is paid from the states' share; before nobody paid for it"),
+        (EXTRA_BUFFER, "with prefix caching a request takes five slots for states, before three"),
+        (SIZES_WINDOWS_BY_REQUESTS, "without prefix caching windows get what the stated batch holds at worst"),
+        (INDEXES_WHERE_CHOSEN, "only latents with an indexer of their own have an index"),
     ],
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,

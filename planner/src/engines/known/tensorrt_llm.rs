@@ -32,6 +32,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: false,
     forms_entries: false,
     consumes: &["block_size", "state_slots"],
+    changes: &[],
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,

@@ -5,6 +5,7 @@
 //! `tests/fixtures/oracles`.
 
 mod blocks;
+mod changes;
 mod count;
 mod groups;
 mod kernels;
@@ -77,6 +78,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "async_scheduling",
         "hybrid_kv_cache",
     ],
+    changes: &changes::CHANGES,
     captures_apart: true,
     logit_bytes: |version| if version < SAMPLES_UNSORTED { SORTED_LOGIT } else { UNSORTED_LOGIT },
     chunks_delta_rules: true,

@@ -13,11 +13,11 @@ const UNSTATED: u64 = 512;
 /// Read in 0.5.13, and not in 0.5.12: copies are paid from the states' share; before, from all bytes.
 const PAYS_COPIES_FROM_SHARE: Version = Version(0, 5, 13);
 /// From here on the padding slot is paid from the states' share; before nobody pays for it.
-const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
+pub(super) const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
 /// Slots that a running request occupies with the radix cache on: running, and two for the tree.
 const SLOTS_PER_REQUEST_WITH_RADIX: u64 = 3;
 /// Read in 0.5.14, and not in 0.5.13: where nobody says, two more, to which states are copied while steps overlap.
-const EXTRA_BUFFER: Version = Version(0, 5, 14);
+pub(super) const EXTRA_BUFFER: Version = Version(0, 5, 14);
 const EXTRA_SLOTS: u64 = 2;
 /// Model types with states that have none of these, up to a version that has.
 const WITHOUT_EXTRA_BUFFER: [(&str, Version); 5] = [

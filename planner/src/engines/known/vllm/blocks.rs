@@ -16,17 +16,17 @@ use crate::engines::version::Version;
 
 /// From here on the alignment of a latent's block is that of the kernel that is chosen (change 37467, April 2026), and a
 /// stated block is an alignment of a hybrid's block instead of its least size.
-const ASKS_THE_KERNEL: Version = Version(0, 21, 0);
+pub(super) const ASKS_THE_KERNEL: Version = Version(0, 21, 0);
 /// Read in 0.12.0 to 0.17.1, and not in 0.11.2 and 0.18.0: a hybrid's heads of 256 on Blackwell have blocks of 32, as FlashInfer
 /// reads none of 16.
-const WIDE_ON_BLACKWELL: Range<Version> = Version(0, 12, 0)..Version(0, 18, 0);
+pub(super) const WIDE_ON_BLACKWELL: Range<Version> = Version(0, 12, 0)..Version(0, 18, 0);
 /// Seen in 0.32.0 and 0.33.0: on Hopper a latent's kernel reads blocks of 16, on Blackwell of 32.
 pub(super) const SMALL_BLOCKS_OF_LATENTS: Version = Version(0, 32, 0);
 /// Heads of so many channels have a kernel of their own, which reads blocks of 64, where their cache is 8 bits wide and on
 /// Blackwell.
 const WIDE_HEAD: u64 = 512;
 /// Seen in 0.32.0 and 0.33.0, of Gemma 4.
-const WIDE_HEADS_IN_LARGE_BLOCKS: Version = Version(0, 32, 0);
+pub(super) const WIDE_HEADS_IN_LARGE_BLOCKS: Version = Version(0, 32, 0);
 
 /// `A * ceil(state page / (A * bytes per token))` where there are states, `A` being the kernel's alignment.
 pub(super) fn block_size(situation: &Situation<'_>) -> u64 {

@@ -12,11 +12,11 @@ use crate::error::{EngineRefusal, PlanError};
 
 /// Read in 0.9.1, and not in 0.9.0: layers of several kinds are several groups; before windows beside full attention kept every
 /// token.
-const GROUPS_KINDS: Version = Version(0, 9, 1);
+pub(super) const GROUPS_KINDS: Version = Version(0, 9, 1);
 /// From here on a group is as large as the most layers of a kind where those are close to the fewest (change 29303).
-const PADS_CLOSE_KINDS: Version = Version(0, 12, 0);
+pub(super) const PADS_CLOSE_KINDS: Version = Version(0, 12, 0);
 /// From here on close is below 1.5 times, before below 1.25 times (change 36684, March 2026).
-const PADS_MORE: Version = Version(0, 18, 0);
+pub(super) const PADS_MORE: Version = Version(0, 18, 0);
 
 /// What a layer needs pages for; layers that are alike in it can share a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -18,17 +18,17 @@ use crate::engines::version::Version;
 use crate::error::EngineRefusal;
 
 /// Read in 0.23.0, and not in 0.22.0: a block has as many pages of a size as the group with the most of them.
-const COUNTS_PAGES_BY_SIZE: Version = Version(0, 23, 0);
+pub(super) const COUNTS_PAGES_BY_SIZE: Version = Version(0, 23, 0);
 /// Read in 0.27.0, and not in 0.26.0: a group fills a block alone, so that it is as large as the largest; and a sequence's
 /// blocks are counted, not their bytes.
-const LAYS_GROUPS_OVER_EACH_OTHER: Version = Version(0, 27, 0);
+pub(super) const LAYS_GROUPS_OVER_EACH_OTHER: Version = Version(0, 27, 0);
 /// Read in 0.29.0, and not in 0.28.0: states and rings are groups too.
-const PACKS_ANY: Version = Version(0, 28, 1);
+pub(super) const PACKS_ANY: Version = Version(0, 28, 1);
 
 /// Read in 0.30.0, and not in 0.29.0: records are packed where nobody says; before, 8 bits had to be asked for.
-const PACKS_UNSTATED: Version = Version(0, 29, 1);
+pub(super) const PACKS_UNSTATED: Version = Version(0, 29, 1);
 /// Read in 0.31.0, and not in 0.30.0: on Blackwell V4.1's entries have 4 bits.
-const MIXES_RECORDS: Version = Version(0, 31, 0);
+pub(super) const MIXES_RECORDS: Version = Version(0, 31, 0);
 
 /// A model whose rules were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

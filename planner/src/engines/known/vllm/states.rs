@@ -10,17 +10,17 @@ use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 
 /// Read in 0.11.2, and not in 0.11.0: states are kept with prefix caching, of model types that keep one for every block.
-const KEEPS_STATES: Version = Version(0, 11, 1);
+pub(super) const KEEPS_STATES: Version = Version(0, 11, 1);
 /// Read in 0.15.1, and not in 0.14.0: so are those of others, the last alone.
-const KEEPS_LAST_STATES: Version = Version(0, 15, 0);
+pub(super) const KEEPS_LAST_STATES: Version = Version(0, 15, 0);
 /// Read in 0.28.0, and not in 0.27.0: where nobody says, the last alone is kept of all model types.
-const KEEPS_LAST_STATES_OF_ALL: Version = Version(0, 28, 0);
+pub(super) const KEEPS_LAST_STATES_OF_ALL: Version = Version(0, 28, 0);
 /// Read in 0.21.0 alone: so it is with drafts.
 const KEEPS_LAST_STATES_WITH_DRAFTS: Range<Version> = Version(0, 21, 0)..Version(0, 22, 0);
 /// Likewise: a state at a block's end is written inside a prefill, into a block of its own.
-const EXPORTS_CHECKPOINTS: Version = Version(0, 32, 0);
+pub(super) const EXPORTS_CHECKPOINTS: Version = Version(0, 32, 0);
 /// The same of gated delta layers, as 0.33.0 answers and 0.32.0 does not.
-const EXPORTS_GATED_DELTA: Version = Version(0, 33, 0);
+pub(super) const EXPORTS_GATED_DELTA: Version = Version(0, 33, 0);
 /// Model types that can keep a state for every block (`SupportsMambaPrefixCaching`), with the chunk of their scan where their
 /// class states one.
 const KEEPS_EVERY_STATE: [(&str, u64); 9] = [

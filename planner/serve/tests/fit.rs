@@ -1,0 +1,138 @@
+//! What devices hold as engines' own commands ask it.
+
+mod common;
+
+use cacheplan_handlers::DType;
+use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
+use cacheplan_planner::{Config, DeviceInfo, EngineSpec, Override, PlanRequest};
+use cacheplan_serve::{Options, fit, request};
+use common::{launch, models, on};
+use rstest::rstest;
+
+/// One of each kind: keys, experts, states of two kinds, windows, latents, convolutions.
+const ZOO: [&str; 8] = [
+    "meta-llama__Llama-3.1-8B-Instruct",
+    "Qwen__Qwen3-30B-A3B",
+    "Qwen__Qwen3.5-9B",
+    "openai__gpt-oss-120b",
+    "google__gemma-2-9b",
+    "deepseek-ai__DeepSeek-V2-Lite",
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "LiquidAI__LFM2-1.2B",
+];
+
+fn asked(name: &str, devices: &[&str], context: u64, sequences: u64) -> (PlanRequest, FitQuestion) {
+    let named = |name: &&str| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap());
+    let question = FitQuestion {
+        model: Some("org/model".into()),
+        stated: Vec::new(),
+        context,
+        sequences,
+        devices: devices.iter().map(named).collect(),
+        max_devices: 4,
+        margin: 0,
+        weights: None,
+        prices: Prices::default(),
+    };
+    (PlanRequest::of(models(name).model), question)
+}
+
+fn answer(name: &str, devices: &[&str], context: u64, sequences: u64, engine: EngineSpec) -> Answer {
+    let (model, question) = asked(name, devices, context, sequences);
+    fit::fit(&model, &question, &[engine]).unwrap()
+}
+
+fn of_engine(answer: &Answer) -> impl Iterator<Item = &Fit> {
+    answer.fits.iter().filter(|fit| fit.engine.is_some())
+}
+
+/// The command that a row prints, asked by itself, admits what the row says.
+#[rstest]
+#[case("vllm")]
+#[case("vllm@0.19.0")]
+#[case("sglang")]
+#[case("tensorrt-llm")]
+fn a_row_is_what_its_own_command_admits(
+    #[case] engine: EngineSpec,
+    #[values("rtx-4090", "h100")] device: &str,
+    #[values(2_048, 32_768)] context: u64,
+) {
+    let (mut rows, mut held) = (0, 0);
+    for name in ZOO {
+        let (model, question) = asked(name, &[device], context, 3);
+        // Not every engine has every model.
+        let Ok(answer) = fit::fit(&model, &question, &[engine]) else { continue };
+        for row in of_engine(&answer) {
+            let Some(told) = answer.told(row, engine) else { panic!("{name}: {row:?} cannot be told") };
+            let words = format!("{} org/model {told}", engine.program());
+            let options = Options { version: Some(engine.version_name()), model_is_given: true, ..on(device) };
+            rows += 1;
+            if row.sequences == 0 {
+                continue;
+            }
+            held += 1;
+            let (_, request) =
+                request(&launch(&words), &models(name), &options).unwrap_or_else(|said| panic!("{words}: {said}"));
+            let stages = (0..row.parallel.pp).map(|stage| request.clone().of_stage(stage).predict(engine).unwrap());
+            let least = stages.map(|stage| stage.sequences).min().unwrap();
+            let said = (least * u64::from(row.parallel.dp), row.sequences);
+            assert_eq!(said.0, said.1, "{name}: {words}");
+        }
+    }
+    assert!(rows >= 10 && held >= 5, "{rows} rows, {held} that hold some");
+}
+
+/// Where engines are asked, what one of them admits is the answer, in its own words.
+#[rstest]
+#[case("vllm", "  vllm serve org/model --max-model-len 4096 --max-num-seqs ")]
+#[case("sglang", "  python -m sglang.launch_server --model-path org/model --context-length 4096")]
+#[case("tensorrt-llm", "  trtllm-serve org/model --max_seq_len 4096 --max_batch_size ")]
+#[case("llama.cpp", "  llama-server takes --ctx-size ")]
+fn the_engine_that_is_asked_is_told_what_it_admits(#[case] engine: EngineSpec, #[case] expected: &str) {
+    let answer = answer("meta-llama__Llama-2-7b-hf", &["h200"], 4_096, 8, engine);
+    let best = answer.best().unwrap();
+    assert!(best.engine.as_ref().is_some_and(|name| name.starts_with(engine.engine.name())), "{best:?}");
+    let table = answer.table();
+    assert!(table.contains(expected), "{table}");
+    let told = answer.told(best, engine).unwrap();
+    let sequences = if engine.engine.name() == "llama.cpp" { 8 } else { best.sequences };
+    assert!(told.split_whitespace().any(|word| word == sequences.to_string()), "{told}");
+}
+
+/// A dtype that is stated is told the engine too, whose own rows vary none then.
+#[test]
+fn a_stated_dtype_is_told_the_engine() {
+    let engine: EngineSpec = "llama.cpp".parse().unwrap();
+    let (model, question) = asked("meta-llama__Llama-2-7b-hf", &["h200"], 4_096, 8);
+    let stated = [Override::by_flag("dtypes.kv", "q8_0", "--kv-dtype")];
+    let model = model.with_config(Config::resolve(None, &[], &stated).unwrap());
+    let answer = fit::fit(&model, &question, &[engine]).unwrap();
+    assert!(of_engine(&answer).all(|fit| fit.kv_dtype.is_none()));
+    let told = answer.told(answer.best().unwrap(), engine).unwrap();
+    let flags = "--ctx-size 32768 --parallel 8 --cache-type-k q8_0 --cache-type-v q8_0 --flash-attn on";
+    assert_eq!(told, flags);
+}
+
+/// vLLM 0.11.0 failed on such keys below compute capability 8.9 (vllm-project/vllm#26431).
+#[rstest]
+#[case("a100-80gb", "vllm@0.11.0", false)]
+#[case("l40s", "vllm@0.11.0", true)]
+#[case("a100-80gb", "vllm@0.33.0", true)]
+fn keys_of_8_bits_are_offered_where_the_engine_reads_them(
+    #[case] device: &str,
+    #[case] engine: EngineSpec,
+    #[case] offered: bool,
+) {
+    let answer = answer("Qwen__Qwen3-8B", &[device], 4_096, 1, engine);
+    let narrow = of_engine(&answer).filter(|fit| fit.kv_dtype == Some(DType::F8E4m3)).count();
+    assert_eq!(narrow > 0, offered);
+    assert!(of_engine(&answer).any(|fit| fit.kv_dtype.is_none()));
+}
+
+/// What it refuses whatever the layout is said in its words.
+#[test]
+fn an_engine_that_refuses_every_layout_says_why() {
+    let (model, question) = asked("Qwen__Qwen3-8B", &["h100"], 1 << 20, 1);
+    let refused = fit::fit(&model, &question, &["vllm".parse().unwrap()]).unwrap_err().to_string();
+    assert!(refused.contains("User-specified max_model_len (1048576)"), "{refused}");
+}
