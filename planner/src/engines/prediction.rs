@@ -65,8 +65,8 @@ pub struct EnginePrediction {
     /// Bytes of buffers for the convolution states of drafted tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation_conv_bytes: Option<u64>,
-    /// Bytes of the buffers for a step, estimated, of an engine that allocates them before it serves.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Bytes of the buffers for a step, estimated, of an engine that allocates them before it serves; no part of a plan.
+    #[serde(skip)]
     pub compute_bytes: Option<u64>,
     /// Sequences of the budget's workload that run at once.
     pub sequences: u64,
