@@ -6,7 +6,6 @@ use crate::budget::Memory;
 use crate::engines::{EngineSpec, Version, available_bytes};
 use crate::error::PlanError;
 use crate::plan::Grouping;
-use crate::request::PlanRequest;
 use crate::size::{ByteSize, sequences};
 use crate::solver::inputs::Inputs;
 use crate::solver::make::{load, make_all};
@@ -92,40 +91,39 @@ impl Inputs<'_> {
     }
 }
 
-impl PlanRequest {
-    /// Which of an engine's rules make `one` of its versions differ from `other` for this request, oldest first, each with what
-    /// it did; empty of two engines.
-    ///
-    /// # Errors
-    /// As [`compare`](Self::compare).
-    pub fn rule_changes(&self, one: EngineSpec, other: EngineSpec) -> Result<Vec<String>, PlanError> {
-        let (first, last) = if one.version <= other.version { (one, other) } else { (other, one) };
-        if first.engine != last.engine {
-            return Ok(Vec::new());
-        }
-        let changes = first.engine.rules().changes;
-        let mut between: Vec<Version> = changes.iter().map(|(version, _)| *version).collect();
-        between.retain(|version| *version > first.version && *version < last.version);
-        between.push(last.version);
-        between.dedup();
-        let mut before = self.compare(first)?;
-        let mut said = Vec::new();
-        for version in between {
-            let after = self.compare(EngineSpec { version, ..first })?;
-            let numbers = |row: &Comparison| (row.bytes, row.engine_sequences, row.engine_tokens);
-            if numbers(&after) != numbers(&before) {
-                let rules = changes.iter().filter(|(since, _)| *since == version).map(|(_, rule)| *rule);
-                let rules = rules.collect::<Vec<_>>().join("; or ");
-                let rules = if rules.is_empty() { "a rule that has no words here" } else { &rules };
-                let held = |row: &Comparison| match row.engine_tokens {
-                    Some(tokens) => format!("{} of {tokens} tokens", sequences(row.engine_sequences)),
-                    None => sequences(row.engine_sequences),
-                };
-                let (name, held, now) = (&after.version, held(&before), held(&after));
-                said.push(format!("since {} {name}: {rules}: {now}, before {held}", after.engine));
-            }
-            before = after;
-        }
-        Ok(said)
+/// Which of an engine's rules make `one` of its versions differ from `other`, oldest first, each with what it did; empty of two
+/// engines.
+pub(crate) fn rule_changes(
+    one: EngineSpec,
+    other: EngineSpec,
+    compare: impl Fn(EngineSpec) -> Result<Comparison, PlanError>,
+) -> Result<Vec<String>, PlanError> {
+    let (first, last) = if one.version <= other.version { (one, other) } else { (other, one) };
+    if first.engine != last.engine {
+        return Ok(Vec::new());
     }
+    let changes = first.engine.rules().changes;
+    let mut between: Vec<Version> = changes.iter().map(|(version, _)| *version).collect();
+    between.retain(|version| *version > first.version && *version < last.version);
+    between.push(last.version);
+    between.dedup();
+    let mut before = compare(first)?;
+    let mut said = Vec::new();
+    for version in between {
+        let after = compare(EngineSpec { version, ..first })?;
+        let numbers = |row: &Comparison| (row.bytes, row.engine_sequences, row.engine_tokens);
+        if numbers(&after) != numbers(&before) {
+            let rules = changes.iter().filter(|(since, _)| *since == version).map(|(_, rule)| *rule);
+            let rules = rules.collect::<Vec<_>>().join("; or ");
+            let rules = if rules.is_empty() { "a rule that has no words here" } else { &rules };
+            let held = |row: &Comparison| match row.engine_tokens {
+                Some(tokens) => format!("{} of {tokens} tokens", sequences(row.engine_sequences)),
+                None => sequences(row.engine_sequences),
+            };
+            let (name, held, now) = (&after.version, held(&before), held(&after));
+            said.push(format!("since {} {name}: {rules}: {now}, before {held}", after.engine));
+        }
+        before = after;
+    }
+    Ok(said)
 }

@@ -8,7 +8,7 @@ use cacheplan_transforms::{ModelInfo, Resource, Resources};
 
 use crate::budget::Budget;
 use crate::check::Violation;
-use crate::compare::Comparison;
+use crate::compare::{Comparison, rule_changes};
 use crate::config::Config;
 use crate::device::DeviceInfo;
 use crate::devices::Devices;
@@ -358,6 +358,15 @@ impl PlanRequest {
             // Beside weights that leave nothing there is nothing to compare; the plan's own error says so.
             None => Err(asked.ranks().err().unwrap_or(PlanError::Budget("no bytes are left for caches".into()))),
         }
+    }
+
+    /// Which of an engine's rules make `one` of its versions differ from `other` here, oldest first, each with what it did;
+    /// empty of two engines.
+    ///
+    /// # Errors
+    /// As [`compare`](Self::compare).
+    pub fn rule_changes(&self, one: EngineSpec, other: EngineSpec) -> Result<Vec<String>, PlanError> {
+        rule_changes(one, other, |engine| self.compare(engine))
     }
 
     /// The same with another budget, of which `change` is what differs from the stated one. Nobody says any more where its

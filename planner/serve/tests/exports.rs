@@ -65,7 +65,7 @@ fn every_export_to_vllm_starts_as_a_command_or_is_refused() {
                     Ok(found) => wrong.push(format!("{place}: {:?} {:?}", found.starts, found.reason)),
                     // Caches of which nobody read how vLLM allocates them.
                     Err(error) if error.to_string().ends_with("nothing is predicted rather than guessed") => {
-                        unread += 1
+                        unread += 1;
                     }
                     Err(ServeError::Engine { said, .. }) => wrong.push(format!("{place}: {said}")),
                     Err(error) => wrong.push(format!("{place}: {error}")),

@@ -24,13 +24,16 @@ pub(crate) struct Input<'a> {
     /// Asks the engine's own model; it answers nothing where it has none, or the plan is none that it can judge.
     pub(super) predict: &'a dyn Fn(Budget) -> Prediction,
     /// Asks it how latents are stored where its flag for their dtype is this word, or says the plan's.
-    pub(crate) stores: &'a dyn Fn(Option<&str>) -> Result<Option<Stored>, EngineRefusal>,
+    pub(crate) stores: &'a dyn Fn(Option<&str>) -> Storage,
     /// The sequences that the engine's model admits, where they are fewer than the plan's.
     pub(crate) admitted: Option<u64>,
 }
 
 /// What an engine would allocate, where that is known.
 type Prediction = Option<Result<EnginePrediction, PlanError>>;
+
+/// How it stores latents, where it has several ways.
+type Storage = Result<Option<Stored>, EngineRefusal>;
 
 /// A value with where it comes from.
 pub(crate) type Sourced = Option<(Value, String)>;
