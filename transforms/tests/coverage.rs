@@ -223,7 +223,7 @@ fn other_keys_that_no_class_has_are_listed() {
 
 /// A near type would give other caches, unless it reads all that could mean some.
 #[rstest]
-#[case("", "qwen2, qwen3")]
+#[case("", "qwen, qwen2, qwen3")]
 #[case(r#""kv_source_layer_ids": [0, 4]"#, "none")]
 #[case(r#""interleaved_sliding_window": 64"#, "none")]
 fn only_near_types_that_read_every_key_are_proposed(#[case] keys: &str, #[case] near: &str) {

@@ -65,8 +65,10 @@ impl Inputs {
         Self::in_form(x, dispatch(OfMachine))
     }
 
-    fn in_form(x: &Rows<'_>, form: Form) -> Self {
+    fn in_form(x: &Rows<'_>, mut form: Form) -> Self {
         let (rows, width) = (x.len(), x.width());
+        // A narrow row takes no more than it has.
+        form.segment = form.segment.min(width.max(1).next_multiple_of(PIECE));
         let mut inputs = Self { lines: INPUTS.take(), rows, width, form };
         let mut lines = std::mem::take(&mut inputs.lines);
         let len = form.segment;

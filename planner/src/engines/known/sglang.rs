@@ -21,7 +21,7 @@ use crate::solver::solve::last;
 use crate::solver::step::LOGIT_BYTES;
 
 use compressed::Family;
-use states::{EXTRA_BUFFER, PAYS_PADDING_SLOT};
+use states::{EXTRA_BUFFER, PAYS_COPIES_FROM_SHARE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
 
 pub(crate) use log::WORDS;
 pub(crate) use states::slots_per_request;
@@ -52,8 +52,13 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "hybrid_kv_cache",
     ],
     changes: &[
-        (PAYS_PADDING_SLOT, "the padding slot is paid from the states' share; before nobody paid for it"),
+        (SHARES, "states have a share of the bytes; before, slots for as many as run at once"),
+        (SHARES_WITHOUT_RADIX, "without prefix caching states have a share of the bytes too"),
+        (POOLS_WINDOWS, "windows have a pool of their own where nobody asks for one"),
+        (PAYS_COPIES_FROM_SHARE, "copies of states for drafts are paid from the states' share; before, from all bytes"),
         (EXTRA_BUFFER, "with prefix caching a request takes five slots for states, before three"),
+        (PAYS_DRAFTS, "what drafts is paid from the share of keys too"),
+        (PAYS_PADDING_SLOT, "the padding slot is paid from the states' share; before nobody paid for it"),
         (SIZES_WINDOWS_BY_REQUESTS, "without prefix caching windows get what the stated batch holds at worst"),
         (INDEXES_WHERE_CHOSEN, "only latents with an indexer of their own have an index"),
     ],

@@ -6,12 +6,12 @@ use crate::engines::version::Version;
 use crate::error::PlanError;
 
 /// Read in 0.5.4, and not in 0.5.3: states have a share of the bytes; before, as many slots as run at once, or [`UNSTATED`].
-const SHARES: Version = Version(0, 5, 4);
+pub(super) const SHARES: Version = Version(0, 5, 4);
 /// Read in 0.5.8, and not in 0.5.6: without the radix cache too, where nobody says how many run; and copies are not those of all slots.
-const SHARES_WITHOUT_RADIX: Version = Version(0, 5, 7);
+pub(super) const SHARES_WITHOUT_RADIX: Version = Version(0, 5, 7);
 const UNSTATED: u64 = 512;
 /// Read in 0.5.13, and not in 0.5.12: copies are paid from the states' share; before, from all bytes.
-const PAYS_COPIES_FROM_SHARE: Version = Version(0, 5, 13);
+pub(super) const PAYS_COPIES_FROM_SHARE: Version = Version(0, 5, 13);
 /// From here on the padding slot is paid from the states' share; before nobody pays for it.
 pub(super) const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
 /// Slots that a running request occupies with the radix cache on: running, and two for the tree.
