@@ -37,8 +37,9 @@ pub(crate) fn run(all: bool) -> Result<(), String> {
             }
         }
     }
+    // Of the whole workspace, so that nothing is compiled for this alone; other crates have no such tests.
     let mut tests = Command::new("cargo");
-    tests.args(["test", "-p", "cacheplan-kernels", "--lib", "--locked", "--", "--ignored", "tests::cuda"]);
+    tests.args(["test", "--workspace", "--lib", "--locked", "--", "--ignored", "tests::cuda"]);
     tests.env("CACHEPLAN_CUDA_PTX", &folder);
     if all {
         tests.env("CACHEPLAN_PROVE_ALL", "1");
@@ -47,7 +48,7 @@ pub(crate) fn run(all: bool) -> Result<(), String> {
     if all {
         // Whole models.
         let mut models = Command::new("cargo");
-        models.args(["test", "-p", "cacheplan-runtime", "--test", "emulated", "--locked", "--", "--ignored"]);
+        models.args(["test", "--workspace", "--test", "emulated", "--locked", "--", "--ignored"]);
         sh(models.env("CACHEPLAN_CUDA_PTX", &folder))?;
     }
     kernels.retain(|kernel| !folder.join("proven").join(kernel).exists());
