@@ -3,6 +3,7 @@
 use cacheplan_planner::engines::UnknownEngine;
 use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan_serve::ServeError;
+use cacheplan_serve::fit::Asks;
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -64,7 +65,8 @@ pub(crate) fn fit(
     let config = Config::resolve(None, &[], &stated).map_err(errors::budget)?;
     let request = PlanRequest::of(model.caches.clone()).with_config(config);
     py.detach(|| {
-        let answer = cacheplan_serve::fit::fit(&request, &question, &engines).map_err(asked)?;
+        let answer = Asks::of_model(&request, None).fit(&[(&request, question)], &engines).map_err(asked)?;
+        let answer = answer.ok_or_else(|| refused("gpus", "no device is named".into()))?;
         Ok(Fit { json: json(&answer)?, table: answer.table(), csv: answer.csv(), svg: answer.svg() })
     })
 }

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::Limit;
-use cacheplan::planner::engines::Layout;
-use cacheplan::planner::fit::{Answer, Engines};
+use cacheplan::planner::fit::Answer;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
 use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan::transforms::{Assumption, ReadOptions};
-use cacheplan_serve::{ServeError, fit as asked};
+use cacheplan_serve::ServeError;
+use cacheplan_serve::fit::Asks;
 use clap::ValueEnum;
 
 use crate::commands::hub;
@@ -184,12 +184,18 @@ fn of_model(
     let dtypes = Config::resolve(None, &[], &args.dtypes()).map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
     let request = PlanRequest::of(open(path, read, |error| unread(path, error))?).with_config(dtypes);
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
+    let asks = Asks::of_model(&request, question.model.as_deref());
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(|| asked::longest_that_fits(&request, &question, &args.engines))?,
+        Context::Auto => longest(|| asks.longest_that_fits(&request, &question, &args.engines))?,
     };
-    let answer = during("planning layouts", || asked::fit(&request, &question, &args.engines));
-    Ok((question, answer.map_err(not_asked)?))
+    let answer = answered(&asks, &[(&request, question.clone())], &args.engines)?;
+    Ok((question, answer))
+}
+
+fn answered(asks: &Asks, questions: &[(&PlanRequest, FitQuestion)], engines: &[EngineSpec]) -> Result<Answer, Failure> {
+    let answer = during("planning layouts", || asks.fit(questions, engines)).map_err(not_asked)?;
+    answer.ok_or_else(|| Failure::new(2, "no device is named"))
 }
 
 /// What a plan or an engine refuses.
@@ -243,10 +249,8 @@ fn of_command(
         (request, FitQuestion { context: *length, devices, ..question.clone() })
     });
     let mut asked: Vec<(&PlanRequest, FitQuestion)> = asked.collect();
-    let asks = |engine: EngineSpec, device: &DeviceInfo, layout: &Layout| sought.asked_of(engine, device, layout);
-    let engines = Engines { asked: &engines, asks: &asks };
     let longest_of_any = || {
-        let found = asked.iter().map(|(request, question)| request.longest_that_fits(question, engines));
+        let found = asked.iter().map(|(request, question)| sought.asks.longest_that_fits(request, question, &engines));
         found.into_iter().try_fold(0, |most, found| Ok(found?.max(most)))
     };
     let stated = match args.context {
@@ -254,13 +258,11 @@ fn of_command(
         Some(Context::Tokens(tokens)) => Some(tokens),
         Some(Context::Auto) => Some(longest(longest_of_any)?),
     };
-    let mut answers = Vec::new();
-    for (request, question) in &mut asked {
+    for (_, question) in &mut asked {
         question.context = stated.unwrap_or(question.context);
-        answers.push(request.fit_beside(question, engines).map_err(refused)?);
     }
     let context = asked.last().map_or(question.context, |(_, question)| question.context);
-    let mut answer = Answer::joined(answers).ok_or_else(|| Failure::new(2, "no device is named"))?;
+    let mut answer = answered(&sought.asks, &asked, &engines)?;
     if let Some(best) = answer.best() {
         let told = sought.launch.told(&answer.layout_of(best, sought.engine), args.start.version());
         answer.command = told.map_err(start::failed)?.map(|launch| launch.shown());

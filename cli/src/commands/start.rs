@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown};
-use cacheplan::planner::engines::Layout;
 use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
-use cacheplan_serve::fit::{self, asked_of_layout};
+use cacheplan_serve::fit::Asks;
 use cacheplan_serve::{
     Answer, Asked, CommandCheck, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
 };
@@ -219,9 +218,8 @@ impl StartArgs {
             return Err(Failure::new(2, "no device is named"));
         };
         Ok(Sought {
+            asks: Asks::of_command(question.engine, launch.clone(), models, options, question.model.clone()),
             launch,
-            models,
-            options,
             name: question.model.clone(),
             engine: question.engine,
             sequences: self.expect_sequences.or(question.stated_sequences()),
@@ -333,8 +331,7 @@ fn markdown(text: &str) -> String {
 /// What a command asks of devices.
 pub(crate) struct Sought {
     pub(crate) launch: Launch,
-    models: Models,
-    options: Options,
+    pub(crate) asks: Asks,
     /// The model, as the command names it.
     pub(crate) name: String,
     pub(crate) engine: EngineSpec,
@@ -342,18 +339,6 @@ pub(crate) struct Sought {
     pub(crate) sequences: Option<u64>,
     /// For each device, the longest sequence, and all else that the command says.
     pub(crate) on: Vec<(String, DeviceInfo, u64, PlanRequest)>,
-}
-
-impl Sought {
-    /// What its command asks of each of such devices that is told a layout; of another engine, what that asks of the model.
-    pub(crate) fn asked_of(&self, engine: EngineSpec, device: &DeviceInfo, layout: &Layout) -> Option<PlanRequest> {
-        let asked = |launch: &Launch, options: &Options| asked_of_layout(launch, &self.models, options, device, layout);
-        if engine == self.engine {
-            return asked(&self.launch, &self.options).ok()?;
-        }
-        let options = Options { version: fit::version(engine), ..self.options.clone() };
-        asked(&Launch::serving(engine, &self.name), &options).ok()?
-    }
 }
 
 /// The GPU of a node as a manifest names it, with the shortest name that it has here.

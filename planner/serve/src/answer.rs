@@ -51,6 +51,9 @@ pub struct Answer {
     pub tokens_each: Option<u64>,
     /// The lines of its start.
     pub lines: Vec<String>,
+    /// Whether it leaves on the host what its devices do not hold.
+    #[serde(skip)]
+    pub(crate) offloads: bool,
     /// What keeps it from holding more, in the engine's words.
     pub capped_by: String,
     /// The same, as what may be changed.
@@ -100,10 +103,8 @@ impl Answer {
             Starts::Maybe if self.facts.contains_key(&Fact::CacheBytes) => {
                 "may start: the bytes for caches are not known exactly"
             }
-            Starts::Maybe if self.reason.as_ref().is_some_and(|reason| reason.starts_with("cudaMalloc")) => {
-                "may start: what steps and the device's context take is estimated"
-            }
-            Starts::Maybe => "may start, and not with all of it on the devices",
+            Starts::Maybe if self.offloads => "may start, and not with all of it on the devices",
+            Starts::Maybe => "may start: what steps and the device's context take is estimated",
             Starts::No if self.sequences.is_some() => "holds no sequence of its longest length",
             Starts::No => "would not start",
         }

@@ -217,6 +217,7 @@ impl Found {
             sequences,
             tokens_each,
             lines,
+            offloads: settled.placed.as_ref().is_some_and(|placed| !placed.short.fails()),
             capped_by: String::new(),
             caps: Vec::new(),
             changes: Vec::new(),

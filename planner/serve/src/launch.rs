@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use cacheplan_files::Shown;
+use cacheplan_planner::EngineSpec;
 
 use crate::secret;
 use crate::words::quoted;
@@ -29,6 +30,12 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// The shortest command by which an engine serves a model.
+    pub fn serving(engine: EngineSpec, model: &str) -> Self {
+        let words = engine.program().split_whitespace().chain([model]);
+        Self { words: words.map(str::to_owned).collect(), ..Self::default() }
+    }
+
     fn shown_env(&self) -> impl Iterator<Item = (&str, &str)> {
         self.env.iter().map(|(name, value)| (name.as_str(), secret::hidden_value(name, value)))
     }

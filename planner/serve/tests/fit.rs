@@ -5,7 +5,8 @@ mod common;
 use cacheplan_handlers::DType;
 use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_planner::{Config, DeviceInfo, EngineSpec, Override, PlanRequest};
-use cacheplan_serve::{Options, fit, request};
+use cacheplan_serve::fit::Asks;
+use cacheplan_serve::{Options, ServeError, request};
 use common::{launch, models, on};
 use rstest::rstest;
 
@@ -37,9 +38,15 @@ fn asked(name: &str, devices: &[&str], context: u64, sequences: u64) -> (PlanReq
     (PlanRequest::of(models(name).model), question)
 }
 
+/// What engines of a model admit, each by its shortest command.
+fn fitted(model: &PlanRequest, question: &FitQuestion, engine: EngineSpec) -> Result<Answer, ServeError> {
+    let answer = Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine])?;
+    Ok(answer.unwrap())
+}
+
 fn answer(name: &str, devices: &[&str], context: u64, sequences: u64, engine: EngineSpec) -> Answer {
     let (model, question) = asked(name, devices, context, sequences);
-    fit::fit(&model, &question, &[engine]).unwrap()
+    fitted(&model, &question, engine).unwrap()
 }
 
 fn of_engine(answer: &Answer) -> impl Iterator<Item = &Fit> {
@@ -61,7 +68,7 @@ fn a_row_is_what_its_own_command_admits(
     for name in ZOO {
         let (model, question) = asked(name, &[device], context, 3);
         // Not every engine has every model.
-        let Ok(answer) = fit::fit(&model, &question, &[engine]) else { continue };
+        let Ok(answer) = fitted(&model, &question, engine) else { continue };
         for row in of_engine(&answer) {
             let Some(told) = answer.told(row, engine) else { panic!("{name}: {row:?} cannot be told") };
             let words = format!("{} org/model {told}", engine.program());
@@ -106,7 +113,7 @@ fn a_stated_dtype_is_told_the_engine() {
     let (model, question) = asked("meta-llama__Llama-2-7b-hf", &["h200"], 4_096, 8);
     let stated = [Override::by_flag("dtypes.kv", "q8_0", "--kv-dtype")];
     let model = model.with_config(Config::resolve(None, &[], &stated).unwrap());
-    let answer = fit::fit(&model, &question, &[engine]).unwrap();
+    let answer = fitted(&model, &question, engine).unwrap();
     assert!(of_engine(&answer).all(|fit| fit.kv_dtype.is_none()));
     let told = answer.told(answer.best().unwrap(), engine).unwrap();
     let flags = "--ctx-size 32768 --parallel 8 --cache-type-k q8_0 --cache-type-v q8_0 --flash-attn on";
@@ -133,6 +140,6 @@ fn keys_of_8_bits_are_offered_where_the_engine_reads_them(
 #[test]
 fn an_engine_that_refuses_every_layout_says_why() {
     let (model, question) = asked("Qwen__Qwen3-8B", &["h100"], 1 << 20, 1);
-    let refused = fit::fit(&model, &question, &["vllm".parse().unwrap()]).unwrap_err().to_string();
+    let refused = fitted(&model, &question, "vllm".parse().unwrap()).unwrap_err().to_string();
     assert!(refused.contains("User-specified max_model_len (1048576)"), "{refused}");
 }

@@ -58,7 +58,7 @@ pub(super) fn ends(
 
 /// Where the devices do not hold it, or only may.
 fn short(placed: &Placed, max_seq_len: u64, predicted: EnginePrediction, lacks: String, surely: bool) -> [End; 2] {
-    let fails = matches!(placed.short, Short::Fails | Short::Cells { fails: true, .. });
+    let fails = placed.short.fails();
     let at = At { max_seq_len, predicted };
     let low = if fails { Some(at.clone()) } else { None };
     [End { at: low, lacks: Some(lacks.clone()) }, End { at: Some(at), lacks: (fails && surely).then_some(lacks) }]

@@ -64,6 +64,13 @@ pub(crate) enum Short {
     Fails,
 }
 
+impl Short {
+    /// Whether it ends there.
+    pub(crate) fn fails(self) -> bool {
+        matches!(self, Self::Fails | Self::Cells { fails: true, .. })
+    }
+}
+
 /// Layers with cells that are on the device, of all.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offloaded {
@@ -244,10 +251,7 @@ impl Placed {
                 Some(format!("{} of caches", ByteSize(caches))),
             ];
             let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
-            let does = match self.short {
-                Short::Fails | Short::Cells { fails: true, .. } => "cudaMalloc failed: out of memory",
-                Short::Layers | Short::Cells { .. } => "layers stay on the host",
-            };
+            let does = if self.short.fails() { "cudaMalloc failed: out of memory" } else { "layers stay on the host" };
             (needed > room).then(|| format!("{does}: {parts} are more than the {} of the devices", ByteSize(room)))
         })
     }
