@@ -40,6 +40,7 @@ pub(crate) fn slots_per_request(model_type: &str, prefix_caching: bool, version:
     }
 }
 
+/// The same, unless their number is stated.
 pub(super) fn each(situation: &Situation<'_>) -> u64 {
     let default = slots_per_request(&situation.model.model_type, situation.prefix_caching(), situation.version);
     situation.options.slots_per_request.unwrap_or(default)
