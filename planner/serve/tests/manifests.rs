@@ -71,6 +71,7 @@ fn check(name: &str, expected: &str) {
 #[case("llm_d.yaml", "read")]
 #[case("llm_inference_service.yaml", "read")]
 #[case("lws.yaml", "read")]
+#[case("placeholder.sh", "read")]
 #[case("production_stack.yaml", "read")]
 #[case("prompt.txt", "read")]
 #[case("ray.yaml", "read")]

@@ -1,7 +1,8 @@
 """Writes the tables of the flags that engines' own parsers take.
 
-Usage: flags.py FOLDER OUT. FOLDER holds wheels of vllm, sglang and ai-dynamo, one of xllamacpp (llama.cpp as a library), and `arg.cpp`. OUT gets
-vllm.tsv, sglang.tsv, llama.cpp.tsv and dynamo.tsv. A row holds from the first version that has it to the last, of those that were read.
+Usage: flags.py FOLDER OUT. FOLDER holds what `wheels.py` fetched of vllm, sglang, ai-dynamo and xllamacpp (llama.cpp as a library), and
+`bBUILD.cpp`, the `arg.cpp` of builds of llama.cpp. OUT gets vllm.tsv, sglang.tsv, llama.cpp.tsv and dynamo.tsv. A row holds from the
+first version that has it to the last, of those that were read.
 """
 
 import ast
@@ -15,27 +16,50 @@ import sglang
 import vllm
 from rows import COLUMNS
 
-READ = {
-    "vllm": ("vllm/config/", "engine/arg_utils.py", "cli_args.py", "argparse_utils.py"),
-    "sglang": sglang.PATHS,
-}
+def modules_of(path):
+    with zipfile.ZipFile(path) as kept:
+        return {name: ast.parse(kept.read(name)) for name in kept.namelist() if "multimodal_gen" not in name}
 
 
-def modules_of(path, parts):
-    with zipfile.ZipFile(path) as wheel:
-        names = [name for name in wheel.namelist() if name.endswith(".py") and any(part in name for part in parts)]
-        return {name: ast.parse(wheel.read(name)) for name in names if "multimodal_gen" not in name}
+def versions_of(folder, name):
+    found = [file.removesuffix(".zip").rsplit("-", 1) for file in os.listdir(folder) if file.endswith(".zip")]
+    numbered = sorted(tuple(map(int, version.split("."))) for of, version in found if of == name)
+    versions = [".".join(map(str, version)) for version in numbered]
+    return [(version, os.path.join(folder, f"{name}-{version}.zip")) for version in versions]
 
 
-def versions_of(folder, engine):
-    found = [name for name in os.listdir(folder) if name.startswith(engine + "-") and name.endswith(".whl")]
-    numbered = [(tuple(map(int, name.split("-")[1].split("."))), name) for name in found]
-    return [(".".join(map(str, version)), os.path.join(folder, name)) for version, name in sorted(numbered)]
+def libraries_of(folder):
+    """The libraries of llama.cpp by their builds."""
+    found = {}
+    for version, path in versions_of(folder, "xllamacpp"):
+        with zipfile.ZipFile(path) as kept:
+            found[int(version.split(".")[2])] = b"".join(kept.read(name) for name in kept.namelist())
+    return found
 
 
 def alike(one, other):
     """Whether two versions take the same; where help shows it is the newer one's."""
     return {**one, "group": ""} == {**other, "group": ""}
+
+
+def renamed(tables):
+    """A flag has one first name in all versions, the newest's: what reads it asks for that. Older builds of llama.cpp have `--no-x`
+    alone, newer ones `--x` that it negates: both are rows of `--x`."""
+    first, negates = {}, {}
+    for _, rows in reversed(tables):
+        for row in rows:
+            aliases, negated = ([name for name in row[of].split(",") if name] for of in ("aliases", "negated"))
+            names = [row["flag"], *aliases, *negated]
+            known = next((first[name] for name in names if name in first), row["flag"])
+            if known in aliases:
+                row.update(flag=known, aliases=",".join(row["flag"] if name == known else name for name in aliases))
+            elif row["flag"] in negates and not negated:
+                row.update(flag=negates[row["flag"]], aliases="", negated=",".join([row["flag"], *aliases]))
+            for name in names:
+                first.setdefault(name, row["flag"])
+            for name in negated:
+                negates.setdefault(name, row["flag"])
+    return tables
 
 
 def merged(tables):
@@ -69,22 +93,23 @@ def main():
     folder, out = sys.argv[1:]
     for engine, reader in (("vllm", vllm), ("sglang", sglang)):
         versions = versions_of(folder, engine)
-        tables = [(version, reader.rows(modules_of(path, READ[engine]))) for version, path in versions]
+        tables = [(version, reader.rows(modules_of(path))) for version, path in versions]
         for version, rows in tables:
             print(engine, version, len(rows))
-        write(os.path.join(out, engine + ".tsv"), [version for version, _ in versions], merged(tables))
-    workers = next(name for name in os.listdir(folder) if name.startswith("ai_dynamo-"))
-    rows = dynamo.rows(modules_of(os.path.join(folder, workers), dynamo.PATHS))
+        write(os.path.join(out, engine + ".tsv"), [version for version, _ in versions], merged(renamed(tables)))
+    version, path = versions_of(folder, "ai-dynamo")[-1]
+    rows = dynamo.rows(modules_of(path))
     with open(os.path.join(out, "dynamo.tsv"), "w") as file:
-        file.write(f"# read: ai-dynamo {workers.split('-')[1]}\nworker\tflag\tvalues\tbecomes\n")
+        file.write(f"# read: ai-dynamo {version}\nworker\tflag\tvalues\tbecomes\n")
         file.writelines("\t".join(row) + "\n" for row in rows)
-    library = next(name for name in os.listdir(folder) if name.startswith("xllamacpp-"))
-    build = "b" + library.split("-")[1].split(".")[2]
-    with zipfile.ZipFile(os.path.join(folder, library)) as wheel:
-        binary = wheel.read(next(name for name in wheel.namelist() if name.endswith(".so")))
-    with open(os.path.join(folder, "arg.cpp")) as file:
-        rows = llama_cpp.rows(file.read(), binary)
-    write(os.path.join(out, "llama.cpp.tsv"), [build], merged([(build, rows)]))
+    libraries = libraries_of(folder)
+    builds = sorted(int(file[1:-4]) for file in os.listdir(folder) if file.endswith(".cpp"))
+    tables = []
+    for build in builds:
+        with open(os.path.join(folder, f"b{build}.cpp")) as file:
+            tables.append((f"b{build}", llama_cpp.rows(file.read(), libraries.get(build))))
+        print("llama.cpp", build, len(tables[-1][1]))
+    write(os.path.join(out, "llama.cpp.tsv"), [build for build, _ in tables], merged(renamed(tables)))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from rows import row
 SERVER = {"LLAMA_EXAMPLE_SERVER", "LLAMA_EXAMPLE_COMMON"}
 
 
-def rows(source, library):
-    known = {name.decode() for name in re.findall(rb"(--[a-z][a-z0-9-]+)\0", library)}
+def rows(source, library=None):
+    known = library and {name.decode() for name in re.findall(rb"(--[a-z][a-z0-9-]+)\0", library)}
+    words = {name: re.findall(r'"([^"]+)"', body) for name, body in re.findall(r"is_(truthy|falsey|autoy)\(const [^)]*\)\s*\{([^}]*)\}", source)}
     found = {}
     for call in calls(source):
         head, tail = call
@@ -27,7 +28,7 @@ def rows(source, library):
         if re.search(r"set_excludes\(\{[^}]*LLAMA_EXAMPLE_SERVER", tail):
             continue
         long = [name for name in names if name.startswith("--")]
-        if long and not known & set(long):
+        if known and long and not known & set(long):
             continue
         # What it does with a value tells how many it takes.
         body = head[lists.end() :]
@@ -51,10 +52,16 @@ def rows(source, library):
             values=values,
             negated=negated,
             type=kind,
-            choices=choices(body),
+            choices=said(body, words) or choices(body),
             env=env.group(1) if env else "",
         )
     return list(found.values())
+
+
+def said(body, words):
+    """What stands for yes, no and `auto` where the value is asked for them."""
+    asked = [name for name in ("truthy", "falsey", "autoy") if f"is_{name}(value)" in body]
+    return [word for name in asked for word in words.get(name, [])]
 
 
 def choices(body):

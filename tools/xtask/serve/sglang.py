@@ -12,6 +12,7 @@ PATHS = ("srt/server_args.py", "srt/arg_groups/")
 
 def rows(modules):
     constants = Constants(modules.values())
+    switches = {name for module in modules.values() for name in switch_actions(module)}
     found = []
     for path, module in modules.items():
         for node in ast.walk(module):
@@ -20,7 +21,7 @@ def rows(modules):
                 found += filter(None, (of_field(part, constants, node.name) for part in fields))
             if isinstance(node, ast.FunctionDef) and node.name == "add_cli_args" and path.endswith("server_args.py"):
                 calls = [part for part in ast.walk(node) if isinstance(part, ast.Call) and name_of(part) == "add_argument"]
-                found += [of_call(call, constants) for call in calls if call.args]
+                found += [of_call(call, constants, switches) for call in calls if call.args]
     unique = {}
     for one in found:
         unique.setdefault(one["flag"], one)
@@ -84,13 +85,26 @@ def inner(node, constants):
     return "None" if isinstance(node, ast.Constant) else name_of(node)
 
 
-def of_call(call, constants):
+def switch_actions(module):
+    """Classes of actions that take no value unless they are told otherwise."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.ClassDef) and any("Action" in name_of(base) for base in node.bases):
+            for made in (part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"):
+                named = made.args.args[len(made.args.args) - len(made.args.defaults) :]
+                defaults = {name.arg: value for name, value in zip(named, made.args.defaults)}
+                calls = [keywords_of(part) for part in ast.walk(made) if isinstance(part, ast.Call)]
+                said = [defaults.get("nargs"), *(keywords.get("nargs") for keywords in calls)]
+                if any(isinstance(value, ast.Constant) and value.value == 0 for value in said):
+                    yield node.name
+
+
+def of_call(call, constants, switches):
     names = [name.value for name in call.args if isinstance(name, ast.Constant)]
     first = next(name for name in names if name.startswith("--"))
     keywords = keywords_of(call)
     value = {name: constants.value(node) for name, node in keywords.items()}
     action = keywords.get("action")
-    flag = value.get("action") in ("store_true", "store_false") or "StoreTrue" in name_of(action)
+    flag = value.get("action") in ("store_true", "store_false") or "StoreTrue" in name_of(action) or name_of(action) in switches
     kind = name_of(keywords.get("type", ast.Constant(None)))
     return row(
         first,

@@ -8,6 +8,7 @@ import ast
 
 from rows import Constants, keywords_of, name_of, parts_of, row
 
+PATHS = ("vllm/config/", "vllm/config.py", "engine/arg_utils.py", "cli_args.py", "argparse_utils.py")
 HUMAN = {"max_num_batched_tokens", "max_num_scheduled_tokens", "kv_cache_memory_bytes", "max_num_queued_tokens"}
 HUMAN |= {"safetensors_prefetch_block_size"}
 

@@ -6,20 +6,25 @@
 use super::weight::Blocks;
 use crate::cpu::blocks::groups::{Factors, GROUP};
 use crate::cpu::blocks::{Groups, single_half};
-use crate::cpu::simd::{Vectorized, vectorized};
+use crate::cpu::simd::{Vectorized, prefetch_at, vectorized};
 use crate::cpu::storage::Rows;
 use pulp::Simd;
 use pulp::x86::{V3, V4};
 use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
+use std::slice::ChunksMut;
 
-/// Rows and outputs that are summed at once, in registers.
-const TILE: [usize; 2] = [4, 2];
+/// Rows that are summed at once, in registers.
+const ROWS: usize = 4;
+/// How many bytes ahead of its use an output is asked for.
+const AHEAD: usize = 4096;
 
 /// Rows as groups of whole numbers, for a processor that multiplies them.
 pub(in crate::cpu) struct Rounded {
     simd: V3,
+    /// Whether it multiplies and sums four of them at once.
+    vnni: bool,
     width: usize,
     buffers: Buffers,
 }
@@ -39,12 +44,14 @@ thread_local! {
 }
 
 impl Rounded {
-    /// `None` where nothing multiplies them, or exact products are faster: with AVX-512.
+    /// `None` where nothing multiplies them, or exact products are faster: with AVX-512 that lacks VNNI.
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Option<Self> {
-        if V4::try_new().is_some() { None } else { Self::for_avx2(x) }
+        let vnni = has_vnni();
+        if vnni || V4::try_new().is_none() { Self::by(vnni, x) } else { None }
     }
 
-    fn for_avx2(x: &Rows<'_>) -> Option<Self> {
+    /// By AVX2, or by VNNI, which must be there.
+    fn by(vnni: bool, x: &Rows<'_>) -> Option<Self> {
         let simd = V3::try_new().filter(|_| is_x86_feature_detected!("f16c"))?;
         let width = x.width();
         if !width.is_multiple_of(GROUP) {
@@ -74,7 +81,7 @@ impl Rounded {
                 }
             },
         );
-        Some(Self { simd, width, buffers })
+        Some(Self { simd, vnni, width, buffers })
     }
 
     /// Writes the products of some rows with some outputs, row after row.
@@ -85,54 +92,82 @@ impl Rounded {
         outputs: Range<usize>,
         products: &mut [f32],
     ) {
+        if self.vnni {
+            // SAFETY: this processor has all that it asks for, as `new` has seen.
+            return unsafe { self.multiply_by_vnni(weight, rows, outputs, products) };
+        }
         // By the trait's way, which inlines what it is given.
         Simd::vectorize(
             self.simd,
             Vectorized(
+                // SAFETY: this processor has AVX2 and F16C, as `by` has seen.
                 #[inline(always)]
-                || {
-                    for first in outputs.clone().step_by(TILE[1]) {
-                        let of = [first, (first + 1).min(outputs.end - 1)];
-                        for start in rows.clone().step_by(TILE[0]) {
-                            let at = (start - rows.start) * outputs.len() + first - outputs.start;
-                            let products = &mut products[at..];
-                            let write = |r: usize, sums: [f32; TILE[1]]| {
-                                let of_row = &mut products[r * outputs.len()..];
-                                of_row
-                                    .iter_mut()
-                                    .zip(sums)
-                                    .take(outputs.end - first)
-                                    .for_each(|(product, sum)| *product = sum);
-                            };
-                            // SAFETY: this processor has AVX2 and F16C, as `new` has seen.
-                            unsafe {
-                                match rows.end - start {
-                                    1 => self.tile::<B, 1>(weight, start, of, write),
-                                    2 => self.tile::<B, 2>(weight, start, of, write),
-                                    3 => self.tile::<B, 3>(weight, start, of, write),
-                                    _ => self.tile::<B, 4>(weight, start, of, write),
-                                }
-                            }
-                        }
-                    }
-                },
+                || unsafe { self.tiles::<B, false>(weight, rows.clone(), outputs.clone(), products) },
             ),
         );
     }
 
+    #[target_feature(enable = "avx2,fma,f16c,avx512vl,avx512vnni")]
+    fn multiply_by_vnni<B: Groups>(
+        &self,
+        weight: Blocks<'_, B>,
+        rows: Range<usize>,
+        outputs: Range<usize>,
+        products: &mut [f32],
+    ) {
+        // SAFETY: this function's features.
+        unsafe { self.tiles::<B, true>(weight, rows, outputs, products) }
+    }
+
     /// # Safety
-    /// There are AVX2 and F16C.
+    /// There are AVX2 and F16C, and VNNI if it is asked for.
     #[inline(always)]
-    unsafe fn tile<B: Groups, const R: usize>(
+    unsafe fn tiles<B: Groups, const VNNI: bool>(
+        &self,
+        weight: Blocks<'_, B>,
+        rows: Range<usize>,
+        outputs: Range<usize>,
+        products: &mut [f32],
+    ) {
+        // Few rows have registers for more outputs; more rows come one after the other while an output is near.
+        let at_once = if rows.len() <= 2 { 4 } else { 2 };
+        for first in outputs.clone().step_by(at_once) {
+            let of = first..outputs.end;
+            for start in rows.clone().step_by(ROWS) {
+                let at = (start - rows.start) * outputs.len() + first - outputs.start;
+                let products = products[at..].chunks_mut(outputs.len());
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match (at_once, rows.end - start) {
+                        (4, 1) => self.tile::<B, 1, 4, VNNI>(weight, start, of.clone(), products),
+                        (4, _) => self.tile::<B, 2, 4, VNNI>(weight, start, of.clone(), products),
+                        (_, 1) => self.tile::<B, 1, 2, VNNI>(weight, start, of.clone(), products),
+                        (_, 2) => self.tile::<B, 2, 2, VNNI>(weight, start, of.clone(), products),
+                        (_, 3) => self.tile::<B, 3, 2, VNNI>(weight, start, of.clone(), products),
+                        _ => self.tile::<B, ROWS, 2, VNNI>(weight, start, of.clone(), products),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Products of `R` rows with the first `N` of some outputs.
+    ///
+    /// # Safety
+    /// As [`tiles`](Self::tiles).
+    #[inline(always)]
+    unsafe fn tile<B: Groups, const R: usize, const N: usize, const VNNI: bool>(
         &self,
         weight: Blocks<'_, B>,
         row: usize,
-        outputs: [usize; TILE[1]],
-        mut write: impl FnMut(usize, [f32; TILE[1]]),
+        outputs: Range<usize>,
+        products: ChunksMut<'_, f32>,
     ) {
         let Buffers { whole, factors: of_x, sums: of_inputs } = &self.buffers;
         let [groups, count] = [self.width / GROUP, self.width / B::ELEMENTS];
-        let blocks = outputs.map(|output| &weight.from(output, 0)[..count]);
+        // The last may be there more than once.
+        let blocks: [&[B]; N] =
+            std::array::from_fn(|n| &weight.from((outputs.start + n).min(outputs.end - 1), 0)[..count]);
         let whole: [&[i8]; R] = std::array::from_fn(|n| &whole[(row + n) * self.width..][..self.width]);
         let of_x: [&[f32]; R] = std::array::from_fn(|n| &of_x[(row + n) * groups..][..groups]);
         let common = self.width / B::COMMON;
@@ -140,11 +175,15 @@ impl Rounded {
         let of_inputs: [&[f32]; R] = std::array::from_fn(|n| &of_inputs[(row + n) * common..][..common]);
         // SAFETY: the caller's promise; reads of 32 bytes and of eight numbers stay inside of what a block's inputs have.
         unsafe {
-            let mut sums = [[_mm256_setzero_ps(); TILE[1]]; R];
-            let mut factors = [Factors::NONE; TILE[1]];
+            let mut sums = [[_mm256_setzero_ps(); N]; R];
+            let mut factors = [Factors::NONE; N];
             for block in 0..count {
-                for n in 0..TILE[1] {
-                    blocks[n][block].factors(single_half::<V3>, &mut factors[n]);
+                for n in 0..N {
+                    let of_output = &blocks[n][block];
+                    for line in (0..size_of::<B>()).step_by(64) {
+                        prefetch_at(std::ptr::from_ref(of_output).cast::<u8>().wrapping_add(AHEAD + line));
+                    }
+                    of_output.factors(single_half::<V3>, &mut factors[n]);
                     if B::HAS_LEAST {
                         for r in 0..R {
                             let of_block =
@@ -155,26 +194,46 @@ impl Rounded {
                 }
                 for group in 0..B::ELEMENTS / GROUP {
                     let at = block * (B::ELEMENTS / GROUP) + group;
-                    for n in 0..TILE[1] {
+                    for n in 0..N {
                         let quants = blocks[n][block].quants(group);
                         let scale = factors[n].of_group(group, B::COMMON);
                         for r in 0..R {
                             let x = _mm256_loadu_si256(whole[r][at * GROUP..][..GROUP].as_ptr().cast());
                             // Whole numbers without a sign times such with one; a sign moves from one to the other.
-                            let pairs = match B::HAS_LEAST {
-                                true => _mm256_maddubs_epi16(quants, x),
-                                false => _mm256_maddubs_epi16(_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
+                            let fours = match B::HAS_LEAST {
+                                true => sums_of_four::<VNNI>(quants, x),
+                                false => sums_of_four::<VNNI>(_mm256_abs_epi8(quants), _mm256_sign_epi8(x, quants)),
                             };
-                            let fours = _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-                            let fours = _mm256_mul_ps(fours, _mm256_set1_ps(of_x[r][at]));
+                            let fours = _mm256_mul_ps(_mm256_cvtepi32_ps(fours), _mm256_set1_ps(of_x[r][at]));
                             sums[r][n] = _mm256_fmadd_ps(fours, scale, sums[r][n]);
                         }
                     }
                 }
             }
-            for (r, sums) in sums.into_iter().enumerate() {
-                write(r, sums.map(|sum| std::mem::transmute::<__m256, [f32; 8]>(sum).into_iter().sum()));
+            for (products, sums) in products.zip(sums) {
+                for (product, sum) in products.iter_mut().zip(sums).take(outputs.len()) {
+                    *product = std::mem::transmute::<__m256, [f32; 8]>(sum).into_iter().sum();
+                }
             }
+        }
+    }
+}
+
+fn has_vnni() -> bool {
+    is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512vl")
+}
+
+/// The sums of four products each of whole numbers, the first without a sign and at most 128.
+///
+/// # Safety
+/// There is AVX2, and VNNI if it is asked for.
+#[inline(always)]
+unsafe fn sums_of_four<const VNNI: bool>(unsigned: __m256i, signed: __m256i) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match VNNI {
+            true => _mm256_dpbusd_epi32(_mm256_setzero_si256(), unsigned, signed),
+            false => _mm256_madd_epi16(_mm256_maddubs_epi16(unsigned, signed), _mm256_set1_epi16(1)),
         }
     }
 }
@@ -203,10 +262,13 @@ mod tests {
     use crate::cpu::blocks::{Block, Q4K, half};
     use crate::cpu::storage::{Input, RowShape};
     use pulp::bytemuck::{cast_slice, cast_slice_mut};
+    use rstest::rstest;
 
-    /// On a processor with AVX-512 no other test comes here.
-    #[test]
-    fn products_are_near_and_rows_stay_apart() {
+    #[rstest]
+    fn products_are_near_and_rows_stay_apart(#[values(false, true)] vnni: bool) {
+        if vnni && !has_vnni() {
+            return;
+        }
         const WIDTH: usize = 768;
         const OUTPUTS: usize = 5;
         let bytes: Vec<u8> = (0..OUTPUTS * WIDTH / Q4K::ELEMENTS)
@@ -221,15 +283,17 @@ mod tests {
         let numbers = cast_slice_mut::<f32, <Q4K as Block>::Numbers>(&mut wide);
         weight.blocks.iter().zip(numbers).for_each(|(block, numbers)| block.widen(half, numbers));
         let data: Vec<f32> = (0..6 * WIDTH).map(|at| ((at * 37 % 101) as f32 - 50.0) / 64.0).collect();
-        let products = |data: &[f32]| {
+        let products = |vnni: bool, data: &[f32]| {
             let shape = RowShape { rows: data.len() / WIDTH, width: WIDTH, stride: WIDTH };
             let input = Input::Owned { data: data.to_vec(), shape };
-            let x = Rounded::for_avx2(&input.rows())?;
+            let x = Rounded::by(vnni, &input.rows())?;
             let mut products = vec![0f32; shape.rows * OUTPUTS];
             x.multiply(weight, 0..shape.rows, 0..OUTPUTS, &mut products);
             Some(products)
         };
-        let Some(found) = products(&data) else { return };
+        let Some(found) = products(vnni, &data) else { return };
+        // Whole numbers have one sum.
+        assert_eq!(products(false, &data).as_ref(), Some(&found));
         for (at, found) in found.iter().enumerate() {
             let (x, w) = (&data[at / OUTPUTS * WIDTH..][..WIDTH], &wide[at % OUTPUTS * WIDTH..][..WIDTH]);
             let of = |by: fn(f64) -> f64| x.iter().zip(w).map(|(x, w)| by(f64::from(*x) * f64::from(*w))).sum::<f64>();
@@ -237,7 +301,7 @@ mod tests {
             assert!((f64::from(*found) - expected).abs() < 2e-3 * size, "{at}: {found} instead of {expected}");
         }
         for (row, x) in data.chunks_exact(WIDTH).enumerate() {
-            assert_eq!(products(x).unwrap(), found[row * OUTPUTS..][..OUTPUTS]);
+            assert_eq!(products(vnni, x).unwrap(), found[row * OUTPUTS..][..OUTPUTS]);
         }
     }
 }

@@ -84,29 +84,12 @@ pub(crate) fn meaning(engine: Engine, flag: &Flag) -> Meaning {
 
 #[cfg(test)]
 mod tests {
+    use super::super::table::read_versions;
     use super::*;
 
     /// Every version whose parser was read.
     fn specs() -> Vec<cacheplan_planner::EngineSpec> {
-        let specs = [
-            "vllm@0.8.5",
-            "vllm@0.11.0",
-            "vllm@0.18.0",
-            "vllm@0.24.0",
-            "vllm@0.28.0",
-            "vllm@0.33.0",
-            "sglang@0.4.6",
-            "sglang@0.4.9",
-            "sglang@0.5.1",
-            "sglang@0.5.4",
-            "sglang@0.5.9",
-            "sglang@0.5.14",
-            "sglang@0.5.18",
-            "sglang@0.5.23",
-            "llama.cpp",
-            "tensorrt-llm",
-        ];
-        specs.map(|spec| spec.parse().unwrap()).to_vec()
+        read_versions().collect()
     }
 
     #[test]

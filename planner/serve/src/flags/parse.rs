@@ -7,7 +7,7 @@ use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
 use super::meaning::{Meaning, meaning};
-use super::table::{Arity, Flag, Kind, flags};
+use super::table::{Arity, Flag, Kind, flags, newest_with};
 use super::values::{human_int, refuses};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -146,7 +146,6 @@ impl Grammar {
         let mut values: Vec<String> = stuck.into_iter().collect();
         let is_value = |at: usize| words.get(at).filter(|word| !self.is_flag(word)).cloned();
         let (least, most) = match flag.values {
-            _ if self.was_a_switch(flag) => (0, 0),
             Arity::Exactly(count) => (count, count),
             Arity::Optional => (0, 1),
             Arity::AtLeast(least) => (least, usize::MAX),
@@ -167,11 +166,6 @@ impl Grammar {
             return Err(self.no_value(flag));
         }
         self.put(parsed, Setting { flag, on, values }).map(|()| next)
-    }
-
-    fn was_a_switch(&self, flag: &Flag) -> bool {
-        let llama_cpp = self.engine.engine.name() == "llama.cpp";
-        llama_cpp && flag.name == "--flash-attn" && self.engine.version < FLASH_ATTENTION_HAS_VALUES
     }
 
     /// A word that argparse takes for a flag rather than for a value; others take any word behind a flag.
@@ -222,7 +216,15 @@ impl Grammar {
             "tensorrt-llm" => format!("No such option: {written}"),
             _ => format!("unrecognized arguments: {written}"),
         };
-        let said = near.map_or(said.clone(), |near| format!("{said} (near {near})"));
+        let name = if self.joins && written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() };
+        let said = match (newest_with(self.engine.engine, &name), near) {
+            (Some(version), _) => {
+                let [has, not] = [EngineSpec { version, ..self.engine }, self.engine].map(EngineSpec::version_name);
+                format!("{said} ({has} has it, {not} has not; state the engine's version)")
+            }
+            (None, Some(near)) => format!("{said} (near {near})"),
+            (None, None) => said,
+        };
         let renamed = near.map(|near| Remedy::Rename(written.to_owned(), near.to_owned()));
         self.parser(&said, renamed.into_iter().chain([Remedy::Drop(written.to_owned())]))
     }
@@ -232,7 +234,9 @@ impl Grammar {
         /// Those that add to what they said before.
         const ADDS: [&str; 1] = ["--override-kv"];
         let flag = setting.flag;
-        for value in &setting.values {
+        // A manifest may leave open what no cache depends on: `--port $PORT`.
+        let is_needed = meaning(self.engine.engine, flag) != Meaning::None;
+        for value in setting.values.iter().filter(|value| is_needed || !value.contains('$')) {
             if let Some(expected) = refuses(flag, value) {
                 return Err(self.wrong(flag, value, &expected));
             }

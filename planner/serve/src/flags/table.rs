@@ -73,35 +73,6 @@ const FILES: [(&str, &str); 4] = [
 static TABLES: LazyLock<Vec<Table>> =
     LazyLock::new(|| FILES.into_iter().map(|(engine, text)| Table::parse(engine, text)).collect());
 
-/// Flags that went before the first parser that was read, with their engine and the first version without.
-static OLDER: LazyLock<Vec<(&str, Version, Flag)>> = LazyLock::new(|| {
-    let lines = include_str!("older.tsv").lines().filter(|line| !line.starts_with('#'));
-    lines.flat_map(older).collect()
-});
-
-fn older(line: &'static str) -> Vec<(&'static str, Version, Flag)> {
-    let [engine, until, values, choices, names] = *line.split('\t').collect::<Vec<_>>() else { return Vec::new() };
-    let Ok(until) = until.parse() else { return Vec::new() };
-    let values = Arity::parse(values);
-    let kind = if values == Arity::Exactly(0) { Kind::Switch } else { Kind::Text };
-    let choices: Vec<&str> = choices.split(',').filter(|choice| !choice.is_empty()).collect();
-    let flag = |name| {
-        let choices = choices.clone();
-        Flag {
-            name,
-            aliases: Vec::new(),
-            negated: Vec::new(),
-            values,
-            kind,
-            default: None,
-            choices,
-            group: "",
-            env: None,
-        }
-    };
-    names.split(' ').map(|name| (engine, until, flag(name))).collect()
-}
-
 /// The flags of an engine's version; of one that was not read those of both its neighbours.
 pub(crate) fn flags(engine: Engine, version: Version) -> Vec<&'static Flag> {
     let Some(table) = TABLES.iter().find(|table| table.engine == engine.name()) else { return Vec::new() };
@@ -117,14 +88,30 @@ pub(crate) fn flags(engine: Engine, version: Version) -> Vec<&'static Flag> {
         }
         is_same
     });
-    let older = OLDER.iter().filter(|(of, until, _)| *of == engine.name() && version < *until);
-    found.into_iter().map(|row| &row.flag).chain(older.map(|(_, _, flag)| flag)).collect()
+    found.into_iter().map(|row| &row.flag).collect()
+}
+
+/// The newest version whose parser has a flag of that name.
+pub(crate) fn newest_with(engine: Engine, name: &str) -> Option<Version> {
+    let table = TABLES.iter().find(|table| table.engine == engine.name())?;
+    let rows = table.rows.iter().filter(|row| row.flag.names().any(|known| known == name));
+    table.read.get(rows.map(|row| row.until).max()?).copied()
 }
 
 /// The engine where a command names no version: the newest of its rules and its parser.
 pub(crate) fn newest(engine: Engine) -> EngineSpec {
     let read = TABLES.iter().find(|table| table.engine == engine.name()).and_then(|table| table.read.last());
     EngineSpec { engine, version: read.copied().unwrap_or(engine.newest()).max(engine.newest()) }
+}
+
+/// All versions whose parsers were read.
+#[cfg(test)]
+pub(crate) fn read_versions() -> impl Iterator<Item = EngineSpec> {
+    let engine = |table: &Table| Engine::all().iter().copied().find(|engine| engine.name() == table.engine);
+    TABLES
+        .iter()
+        .filter_map(move |table| Some((engine(table)?, table)))
+        .flat_map(|(engine, table)| table.read.iter().map(move |&version| EngineSpec { engine, version }))
 }
 
 /// Whether the version's own parser was read.
@@ -224,7 +211,12 @@ mod tests {
     #[case("sglang@0.4.6", "--enable-ep-moe", true)]
     #[case("vllm@0.30.0", "--prefix-match-unit", true)]
     #[case("sglang@0.5.23", "--enable-unified-memory", true)]
+    #[case("sglang@0.5.10", "--disable-piecewise-cuda-graph", true)]
     #[case("llama.cpp", "--ctx-size", true)]
+    #[case("llama.cpp@b11549", "--mmap", false)]
+    #[case("llama.cpp@b7000", "--mmap", true)]
+    #[case("sglang@0.5.6", "--dp-size", true)]
+    #[case("sglang@0.5.6", "--data-parallel-size", false)]
     #[case("tensorrt-llm", "--kv_cache_free_gpu_memory_fraction", false)]
     fn a_version_has_the_flags_of_its_parser(#[case] spec: &str, #[case] flag: &str, #[case] has: bool) {
         assert_eq!(names(spec).contains(&flag), has);
@@ -236,11 +228,6 @@ mod tests {
             assert_eq!(table.rows.len(), text.lines().count() - 2, "{}", table.engine);
             let plain = |choice: &&str| choice.chars().all(|char| !"[]'\"".contains(char));
             assert!(table.rows.iter().all(|row| row.flag.choices.iter().all(plain)), "{}", table.engine);
-            let count = include_str!("older.tsv")
-                .lines()
-                .flat_map(|line| line.split('\t').nth(4))
-                .flat_map(|names| names.split(' '));
-            assert_eq!(OLDER.len(), count.count());
             assert!(!table.read.is_empty() && table.rows.iter().all(|row| row.flag.name.starts_with("--")));
         }
     }

@@ -118,6 +118,11 @@ pub(super) fn known(text: &str, at: &Place) -> Result<String, ManifestError> {
     }
 }
 
+/// All that is not known in a text.
+fn unknown(text: &str) -> impl Iterator<Item = (String, Why)> {
+    text.split(BEGIN).skip(1).filter_map(|mark| first(&format!("{BEGIN}{mark}")))
+}
+
 /// A text as it is written, with what is not known in it.
 pub(super) fn written(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -154,6 +159,8 @@ pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Ve
                 written(word)
             }
             _ if !word.contains(MARKS) => word.clone(),
+            // No file is called so, and then a pattern stays what is written: `-ot blk.*=CPU`.
+            _ if word.contains('=') && unknown(word).all(|(_, why)| why == Why::Pattern) => written(word),
             _ => known(word, &at(index))?,
         });
     }
@@ -189,6 +196,10 @@ mod tests {
         let error = settled(&words("--max-model-len")).unwrap_err();
         assert!(error.starts_with("f: `$X` is not set; state it with"), "{error}");
         assert!(settled(&[format!("--tensor-parallel-size={unset}")]).is_err());
+        let pattern = Why::Pattern.mark("*");
+        assert_eq!(settled(&[format!("blk.{pattern}.w{pattern}=CPU")]).unwrap(), ["blk.*.w*=CPU"]);
+        assert!(settled(&[format!("blk.{pattern}={unset}")]).is_err());
+        assert!(settled(&[format!("{pattern}.gguf")]).is_err());
         assert!(settled(&["--port".to_owned(), "1".to_owned(), unset]).is_err());
     }
 

@@ -7,6 +7,7 @@ use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRe
 use super::calibrated::{self, Reads};
 use super::{Limits, Question, overrides, quantization, radix};
 use crate::error::ServeError;
+use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// Read in 0.5.21, and not in 0.5.18: what llm-compressor calibrated is the dtype of caches.
@@ -62,6 +63,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     radix::settle(question, model)?;
     windows(question, model);
     dtype(question, model)?;
+    sparse_kernels(question, model)?;
     calibrated::settle(question, model, &READS);
     quantization::settle(question, model)?;
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
@@ -107,6 +109,29 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
     }
     if calibrated::is_taken(question, model, &READS) != Some(true) {
         question.default_of("dtypes.kv", format!("\"{name}\""));
+    }
+    Ok(())
+}
+
+/// With 8 bits the kernels of sparse attention decide whether latents stand beside scales (`calculate_mla_kv_cache_dim`): planned are
+/// those that the engine chooses.
+fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let is_narrow = match question.flag("--kv-cache-dtype").map(Setting::value) {
+        None | Some("auto") => capability(question, model).is_some_and(|found| found >= 100),
+        Some(word) => word.starts_with("fp8"),
+    };
+    for name in ["--dsa-prefill-backend", "--dsa-decode-backend"] {
+        let Some(setting) = question.flag(name).filter(|_| is_narrow && model.info().model_type != "deepseek_v4")
+        else {
+            continue;
+        };
+        let chosen =
+            if capability(question, model).is_some_and(|found| found >= 100) { "trtllm" } else { "flashmla_kv" };
+        if setting.value() != chosen {
+            let why = format!("how the latents of 8 bits of kernels other than `{chosen}` are laid out was not read");
+            let remedies = vec![Remedy::Remove(name), Remedy::Set("--kv-cache-dtype", "bfloat16".into())];
+            return Err(ServeError::NotHandled { flag: name.into(), why, remedies });
+        }
     }
     Ok(())
 }

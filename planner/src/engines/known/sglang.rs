@@ -10,7 +10,7 @@ use cacheplan_handlers::{DType, Growth, Kind, Shape};
 use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::Fraction;
-use crate::engines::caches::{Attention, Caches, State, Storage, index_bytes, packed_bytes};
+use crate::engines::caches::{Attention, Caches, Packing, State, Storage, index_bytes, packed_bytes};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
@@ -31,10 +31,13 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
     oldest: Version(0, 4, 6),
-    dtypes: |model, _, _| {
+    dtypes: |model, _, capability| {
         // A model in float32 is run in 16 bits (`_get_and_verify_dtype`).
         let run_in = if model.model_type.starts_with("gemma") { DType::Bf16 } else { DType::F16 };
         let kv = (model.dtype == DType::F32).then_some(run_in);
+        // Read in 0.5.3 to 0.5.23 (`_dsa_kv_cache_dtype_default`).
+        let narrow = SPARSE_LATENTS.contains(&model.model_type.as_str()) && capability >= BLACKWELL;
+        let kv = if narrow { Some(DType::F8E4m3) } else { kv };
         CacheDTypes { kv, state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() }
     },
     lacks: &[],
@@ -71,13 +74,31 @@ pub(crate) static RULES: EngineRules = EngineRules {
         quantises_index: true,
         index_per_latent_before: INDEXES_WHERE_CHOSEN,
         keeps_long_windows: true,
-        packed: |latent| Some(packed_bytes(latent.width)),
+        packed: packed_latent,
     },
     stored: |_| Ok(None),
     refuses,
     predict,
     arguments: None,
 };
+
+/// Model types with latents of sparse attention: `is_deepseek_dsa`.
+const SPARSE_LATENTS: [&str; 6] =
+    ["deepseek_v32", "dots3_note", "dots3_note_text", "glm5_next", "glm5_next_text", "glm_moe_dsa"];
+/// Compute capability, times ten.
+const BLACKWELL: u32 = 100;
+const CONSUMER_BLACKWELL: u32 = 120;
+/// Read in 0.5.10, and not in 0.5.9: on Blackwell the kernels of 8 bits take latents without scales.
+const WITHOUT_SCALES: Version = Version(0, 5, 10);
+/// Read in 0.5.17, and not in 0.5.16: GLM has kernels of its own on consumer Blackwell, which take scales.
+const GLM_ON_SM120: Version = Version(0, 5, 17);
+
+/// Bytes of a latent of 8 bits beside its scales, where the kernels want them (`calculate_mla_kv_cache_dim`).
+fn packed_latent(latent: &Packing<'_>) -> Option<u64> {
+    let own = latent.model == "glm_moe_dsa" && latent.capability >= CONSUMER_BLACKWELL;
+    let without = latent.version >= WITHOUT_SCALES && latent.capability >= BLACKWELL;
+    (!without || own && latent.version >= GLM_ON_SM120).then_some(packed_bytes(latent.width))
+}
 
 /// Model types whose windows have a pool of their own; of all others every token is kept.
 pub(crate) const WITH_WINDOWS: [&str; 15] = [

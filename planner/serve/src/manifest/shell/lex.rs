@@ -68,6 +68,10 @@ impl<'a> Cursor<'a> {
         self.count()?;
         while let Some(character) = self.peek() {
             match character {
+                '<' if self.placeholder().is_some() => {
+                    let placeholder = self.placeholder().unwrap_or_default();
+                    self.skip(placeholder.len()).chars().for_each(|character| word.push(character));
+                }
                 '(' if word.bare().is_some_and(is_assignment) => {
                     self.bump();
                     word.array = Some(self.array()?);
@@ -113,6 +117,15 @@ impl<'a> Cursor<'a> {
             }
         }
         Ok(word)
+    }
+
+    /// `<drive>` as people write it for what they leave out. A shell would read from a file of that name and write into what is
+    /// behind it, which nobody means.
+    pub(super) fn placeholder(&self) -> Option<&'a str> {
+        let inside = self.rest.strip_prefix('<')?.split('>').next()?;
+        let plain = inside.starts_with(|c: char| c.is_ascii_alphabetic());
+        let plain = plain && inside.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+        self.rest.get(..inside.len() + 2).filter(|found| plain && found.ends_with('>'))
     }
 
     /// `{a,b}` without blanks; of braces in braces the inner ones are looked at too.

@@ -99,7 +99,7 @@ impl Statements {
                 cursor.takes("&");
                 self.end(cursor.line, Join::Pipe);
             }
-            '<' | '>' => self.redirect(cursor)?,
+            '<' | '>' if cursor.placeholder().is_none() => self.redirect(cursor)?,
             _ => {
                 let line = cursor.line;
                 let word = cursor.word()?;

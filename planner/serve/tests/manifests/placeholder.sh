@@ -1,0 +1,1 @@
+llama-server --model <drive>/models/qwen.gguf --ctx-size 8192
