@@ -292,14 +292,6 @@ const DIFFERENT: [(&str, &str); 40] = [
     ("b4-vllm-qwen3-235b-fp8-8xl40s", "the bytes are another card's than the poorest: 7.27 times and not 7.25"),
     ("b4-sgl-mimo-v2-flash-tp4", "the quote ends behind the pool of windows"),
     ("b4-lcpp-gpt-oss-20b-m5-defaults", "which of the repository's files it takes is not said"),
-    (
-        "b5-vllm-nemotron3-omni-fp8-gb10-55",
-        "vLLM does not read `mamba_ssm_cache_dtype` of this wrapper: its states have 16 bits",
-    ),
-    (
-        "b5-vllm-nemotron3-omni-fp8-gb10-40",
-        "vLLM does not read `mamba_ssm_cache_dtype` of this wrapper: its states have 16 bits",
-    ),
 ];
 
 #[test]
