@@ -99,6 +99,7 @@ fn a_sliding_layer_without_a_window_is_an_error() {
 
 #[rstest]
 #[case(r#"{"kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#, DType::F8E4m3)]
+#[case(r#"{"kv_cache_scheme": "FP8"}"#, DType::F8E4m3)]
 #[case(r#"{"kv_cache_scheme": {"num_bits": 8, "type": "int"}}"#, DType::Int8PerTokenHead)]
 #[case(r#"{"kv_cache_scheme": {"num_bits": 4, "type": "float"}}"#, DType::Nvfp4)]
 #[case(r#"{"kv_cache_quant_algo": "FP8"}"#, DType::F8E4m3)]

@@ -43,6 +43,10 @@ use support::{bytes_per_token, read, state_bytes};
 #[case::heads_by_layer("laguna_xs_2", 40 * 2 * 8 * 128 * 2, 0, 0, Some(33_442_617_088))]
 #[case::convolved_keys("zaya1_8b", 40 * 2 * 2 * 128 * 2, 0, 40 * 1280 * 2 * 2, Some(8_840_488_784))]
 #[case::short_convolutions("lfm2_5_8b_a1b", 6 * 2 * 8 * 64 * 2, 0, 18 * 2048 * 2 * 2, Some(8_467_856_128))]
+#[case::prediction_by_letters("nemotron_3_super", 8 * 2 * 2 * 128 * 2, 40 * 128 * 64 * 128 * 4, 40 * 10_240 * 3 * 2, None)]
+#[case::sparse_by_name("glm_5_2_listed", 78 * 576 * 2 + 21 * 128 * 2, 0, 0, None)]
+#[case::grok_by_another_name("grok_2", 64 * 2 * 8 * 128 * 2, 0, 0, None)]
+#[case::adjusted_blocks("lfm2_5_350m", 6 * 2 * 8 * 64 * 2, 0, 10 * 1024 * 2 * 2, Some(354_483_968))]
 #[case::qwen2_by_another_name("mimo_7b", 36 * 2 * 8 * 128 * 2, 0, 0, None)]
 fn a_published_model_takes(
     #[case] file: &str,
