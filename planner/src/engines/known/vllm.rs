@@ -119,7 +119,8 @@ const STATES_OF_NEMOTRON_IN_FLOAT32: Version = Version(0, 20, 0);
 const READS_STATES: [(Version, &[&str]); 4] = [
     (Version(0, 13, 0), &["nemotron_h"]),
     (Version(0, 16, 0), &["nemotron_h_puzzle"]),
-    (Version(0, 17, 0), &["qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"]),
+    // Logged by builds behind 0.16.0, which has none.
+    (Version(0, 16, 1), &["qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"]),
     (Version(0, 18, 0), &["NemotronH_Nano_VL_V2"]),
 ];
 /// Compute capabilities, times ten, for which FlashInfer's kernels are chosen.
