@@ -122,6 +122,17 @@ fn a_calibration_beside_the_config_states_it_too() {
     assert_eq!(model.info.weights, None);
 }
 
+/// What tools and copied files leave behind is passed over; where windows begin counts if they are used.
+#[rstest]
+#[case("Qwen__Qwen3-8B", r#"{"for_llm_compressor": true}"#, true)]
+#[case("zai-org__GLM-4.5", r#"{"max_window_layers": 20}"#, true)]
+#[case("zai-org__GLM-4.5", r#"{"max_window_layers": 20, "use_sliding_window": true}"#, false)]
+#[case("zai-org__GLM-4.5", r#"{"swiglu_limits_shared": [7, 16], "mtp": {"layer_types": ["sliding_attention"]}}"#, true)]
+fn keys_that_say_nothing_are_passed_over(#[case] config: &str, #[case] keys: &str, #[case] passed: bool) {
+    let read = read(&changed(config, keys), &[]);
+    assert_eq!(read.is_ok(), passed, "{:?}", read.err());
+}
+
 #[test]
 fn an_unknown_scheme_of_keys_is_refused() {
     let section = r#"{"quantization_config": {"kv_cache_scheme": {"num_bits": 3, "type": "float"}}}"#;

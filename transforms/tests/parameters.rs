@@ -13,7 +13,7 @@ use support::fixture;
 const NOT_KNOWN: &str = "\
     LiquidAI__LFM2-1.2B.json Qwen__Qwen3.5-2B.json Qwen__Qwen3.5-9B.json google__gemma-2-2b.json \
     google__gemma-2-9b.json google__gemma-3-1b-it.json ibm-granite__granite-4.0-h-350m.json \
-    nvidia__NVIDIA-Nemotron-3-Nano-4B.json zai-org__GLM-4.5.json longcat.json aria axk2 blip-2 chameleon \
+    nvidia__NVIDIA-Nemotron-3-Nano-4B.json zai-org__GLM-4.5.json grok_2.json longcat.json aria axk2 blip-2 chameleon \
     cohere_compass cosmos3_edge deepseek_ocr2 deepseek_vl deepseek_vl_hybrid diffusion_gemma doge dots3_note \
     electra emu3 ernie4_5_vl_moe fast_vlm fun_asr_nano fuyu git glmasr got_ocr2 granite4_vision granite_docling \
     granite_speech granite_speech_plus hunyuan_vl hyperclovax_vision_v2 idefics idefics2 inkling_mm_model \
