@@ -12,6 +12,10 @@ pub struct CacheDTypes {
     pub scales_outside: bool,
     /// Recurrent states of models that state none themselves, as an engine chooses; `None` is float32.
     pub state: Option<DType>,
+    /// The same of delta rules with a decay for each key channel; `None` is as the others.
+    pub per_channel: Option<DType>,
+    /// Whether an engine does not read what the model states of recurrent states.
+    pub states_unread: bool,
     /// Recurrent states whatever the model states.
     pub state_override: Option<DType>,
     /// Convolution states; `None` is the activation dtype.

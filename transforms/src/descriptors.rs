@@ -164,7 +164,7 @@ fn rwkv4(op: &mut OpView<'_>) -> Caches {
 
 fn recurrent(op: &mut OpView<'_>, shape: [u64; 3], recurrence: Recurrence) -> Caches {
     let [num_heads, head_dim, d_state] = shape;
-    let state = ResourceHandler::ssm(num_heads, head_dim, d_state, op.state_dtype()?)?;
+    let state = ResourceHandler::ssm(num_heads, head_dim, d_state, op.recurrent_dtype(&recurrence)?)?;
     op.provenance.push(format!("recurrence = {recurrence} ({})", op.op().kind));
     one("ssm_state", state.with_recurrence(recurrence))
 }

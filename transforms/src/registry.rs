@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cacheplan_files::Shown;
-use cacheplan_handlers::{DType, HandlerError, ResourceHandler};
+use cacheplan_handlers::{DType, DecayKind, HandlerError, Recurrence, ResourceHandler};
 use thiserror::Error;
 
 use crate::cache_dtypes::CacheDTypes;
@@ -204,12 +204,24 @@ impl<'a> OpView<'a> {
     /// # Errors
     /// One that no live state is stored in.
     pub fn state_dtype(&mut self) -> Result<DType, DescribeError> {
+        self.state_dtype_or(self.dtypes.state)
+    }
+
+    /// The same of a recurrence, of which an engine may choose otherwise.
+    pub(crate) fn recurrent_dtype(&mut self, recurrence: &Recurrence) -> Result<DType, DescribeError> {
+        let per_channel =
+            matches!(recurrence, Recurrence::LinearAttention { delta_rule: true, decay: DecayKind::PerChannel, .. });
+        self.state_dtype_or(self.dtypes.per_channel.filter(|_| per_channel).or(self.dtypes.state))
+    }
+
+    fn state_dtype_or(&mut self, chosen: Option<DType>) -> Result<DType, DescribeError> {
+        let stated = self.op.dtype(Attribute::STATE_DTYPE).filter(|_| !self.dtypes.states_unread);
         self.choose_state(
             "dtypes.ssm",
             &[
                 (self.dtypes.state_override, "the budget"),
-                (self.op.dtype(Attribute::STATE_DTYPE), "the model"),
-                (self.dtypes.state, "the engine"),
+                (stated, "the model"),
+                (chosen, "the engine"),
                 (Some(DType::F32), "the default"),
             ],
         )

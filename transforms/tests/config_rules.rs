@@ -99,6 +99,7 @@ fn a_sliding_layer_without_a_window_is_an_error() {
 
 #[rstest]
 #[case(r#"{"kv_cache_scheme": {"num_bits": 8, "type": "float"}}"#, DType::F8E4m3)]
+#[case(r#"{"kv_cache_scheme": "FP8"}"#, DType::F8E4m3)]
 #[case(r#"{"kv_cache_scheme": {"num_bits": 8, "type": "int"}}"#, DType::Int8PerTokenHead)]
 #[case(r#"{"kv_cache_scheme": {"num_bits": 4, "type": "float"}}"#, DType::Nvfp4)]
 #[case(r#"{"kv_cache_quant_algo": "FP8"}"#, DType::F8E4m3)]
@@ -119,6 +120,17 @@ fn a_calibration_beside_the_config_states_it_too() {
     let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
     assert!(resources.iter().all(|resource| resource.handler.dtype() == DType::F8E4m3));
     assert_eq!(model.info.weights, None);
+}
+
+/// What tools and copied files leave behind is passed over; where windows begin counts if they are used.
+#[rstest]
+#[case("Qwen__Qwen3-8B", r#"{"for_llm_compressor": true}"#, true)]
+#[case("zai-org__GLM-4.5", r#"{"max_window_layers": 20}"#, true)]
+#[case("zai-org__GLM-4.5", r#"{"max_window_layers": 20, "use_sliding_window": true}"#, false)]
+#[case("zai-org__GLM-4.5", r#"{"swiglu_limits_shared": [7, 16], "mtp": {"layer_types": ["sliding_attention"]}}"#, true)]
+fn keys_that_say_nothing_are_passed_over(#[case] config: &str, #[case] keys: &str, #[case] passed: bool) {
+    let read = read(&changed(config, keys), &[]);
+    assert_eq!(read.is_ok(), passed, "{:?}", read.err());
 }
 
 #[test]

@@ -13,18 +13,15 @@ use support::fixture;
 const NOT_KNOWN: &str = "\
     LiquidAI__LFM2-1.2B.json Qwen__Qwen3.5-2B.json Qwen__Qwen3.5-9B.json google__gemma-2-2b.json \
     google__gemma-2-9b.json google__gemma-3-1b-it.json ibm-granite__granite-4.0-h-350m.json \
-    nvidia__NVIDIA-Nemotron-3-Nano-4B.json zai-org__GLM-4.5.json longcat.json aria aria_text axk2 bert \
-    bert-generation big_bird blip-2 camembert chameleon cohere_compass cohere_compass_text cosmos3_edge cpmant \
-    ctrl data2vec-text deepseek_ocr2 deepseek_vl deepseek_vl_hybrid diffusion_gemma doge dots3_note electra emu3 \
-    ernie ernie4_5_vl_moe fast_vlm fun_asr_nano fuyu git glmasr got_ocr2 gpt_neox_japanese granite4_vision \
-    granite_docling granite_speech granite_speech_plus hunyuan_vl hyperclovax_vision_v2 idefics idefics2 \
-    inkling_mm_model instructblip instructblipvideo janus kosmos-2 kosmos-2.5 kyutai_speech_to_text lfm3_vl \
-    lighton_ocr longcat_flash megatron-bert minicpm_ocr minicpmv4_6 minicpmv4_7 mistral_large4 \
-    modernbert-decoder molmo2 moshi moss_transcribe_diarize muse_glimmer muse_spark nemo_speechlm \
-    nemotron_h_omni openai-gpt opt ovis2 paligemma perception_lm phi4_multimodal pi0 pp_chart2table qianfan_ocr \
-    qwen2_5_omni qwen3_asr qwen3_omni_moe qwen4_exp rembert roberta roberta-prelayernorm roc_bert roformer \
-    step3p7 unlimited_ocr vibevoice_asr video_llama_3 video_llava vipllava voxtral_realtime xlm xlm-roberta \
-    xlm-roberta-xl xlnet xlstm xmod";
+    nvidia__NVIDIA-Nemotron-3-Nano-4B.json zai-org__GLM-4.5.json grok_2.json longcat.json aria axk2 blip-2 chameleon \
+    cohere_compass cosmos3_edge deepseek_ocr2 deepseek_vl deepseek_vl_hybrid diffusion_gemma doge dots3_note \
+    electra emu3 ernie4_5_vl_moe fast_vlm fun_asr_nano fuyu git glmasr got_ocr2 granite4_vision granite_docling \
+    granite_speech granite_speech_plus hunyuan_vl hyperclovax_vision_v2 idefics idefics2 inkling_mm_model \
+    instructblip instructblipvideo janus kosmos-2 kosmos-2.5 kyutai_speech_to_text lfm3_vl lighton_ocr \
+    longcat_flash minicpm_ocr minicpmv4_6 minicpmv4_7 mistral_large4 molmo2 moshi moss_transcribe_diarize \
+    muse_glimmer muse_spark nemo_speechlm nemotron_h_omni ovis2 paligemma perception_lm phi4_multimodal pi0 \
+    pp_chart2table qianfan_ocr qwen2_5_omni qwen3_asr qwen3_omni_moe qwen4_exp rembert roc_bert roformer step3p7 \
+    unlimited_ocr vibevoice_asr video_llama_3 video_llava vipllava voxtral_realtime xmod";
 
 /// A model of transformers, its count of parameters, and the text of its config.
 struct Row {

@@ -4,8 +4,12 @@ mod common;
 
 use std::collections::BTreeMap;
 
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::logs::{Fact, Logged};
+use cacheplan_planner::{Budget, EngineSpec};
 use cacheplan_serve::{Models, Options, ServeError, answer};
+use cacheplan_transforms::{Model, ReadOptions};
+use rstest::rstest;
 
 use common::{changed, launch, models, on};
 
@@ -110,6 +114,27 @@ fn another_float_of_16_bits_than_the_models_is_refused_since_0_33() {
         said,
         "kv_cache_dtype=\"float16\" is incompatible with dtype=\"bfloat16\". Please set `--kv-cache-dtype` to `auto` or `bfloat16`."
     );
+}
+
+/// Of which models a config tells vLLM the dtype of states; Kimi's delta attention has it in float32 anyway.
+#[rstest]
+#[case("starts/configs/nvidia__Nemotron-3-Nano-Omni-30B-A3B-Reasoning", "0.33.0", DType::Bf16)]
+#[case("configs/nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "0.12.0", DType::Bf16)]
+#[case("configs/nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "0.13.0", DType::F32)]
+#[case("configs/Qwen__Qwen3.5-9B", "0.17.0", DType::F32)]
+#[case("configs/Qwen__Qwen3-Next-80B-A3B-Thinking", "0.33.0", DType::Bf16)]
+#[case("configs/nvidia__Nemotron-H-8B-Base-8K", "0.19.0", DType::Bf16)]
+#[case("configs/nvidia__Nemotron-H-8B-Base-8K", "0.20.0", DType::F32)]
+#[case("published/ling_3_flash", "0.33.0", DType::F32)]
+#[case("published/ling_2_6_1t", "0.33.0", DType::Bf16)]
+fn states_are_what_vllm_reads_of_a_config(#[case] file: &str, #[case] version: &str, #[case] dtype: DType) {
+    let path = format!("{}/../../tests/fixtures/{file}.json", env!("CARGO_MANIFEST_DIR"));
+    let mut model = Model::read(path.as_ref(), &ReadOptions::default()).unwrap();
+    let engine: EngineSpec = format!("vllm@{version}").parse().unwrap();
+    let context = Budget::default().engine_context(&model.info, engine);
+    let resources = model.graph.collect(&context).unwrap().resources;
+    let states: Vec<DType> = resources.of_kind(&Kind::Ssm).map(|state| state.handler.dtype()).collect();
+    assert!(!states.is_empty() && states.iter().all(|state| *state == dtype), "{states:?}");
 }
 
 #[test]

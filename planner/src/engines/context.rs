@@ -15,6 +15,8 @@ impl Budget {
             kv: self.dtypes.kv.or(chosen.kv),
             scales_outside: true,
             state: chosen.state,
+            per_channel: chosen.per_channel,
+            states_unread: chosen.states_unread,
             conv: self.dtypes.conv.or(chosen.conv),
             ..context.dtypes
         };

@@ -44,6 +44,8 @@ impl Budget {
                 kv: self.dtypes.kv,
                 scales_outside: false,
                 state: None,
+                per_channel: None,
+                states_unread: false,
                 conv: self.dtypes.conv,
                 state_override: self.dtypes.ssm,
             },

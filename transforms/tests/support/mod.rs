@@ -1,10 +1,10 @@
 //! What the integration tests share.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use cacheplan_handlers::{Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::{Collected, Model, PassContext, ReadOptions, Resource, Resources};
 
 /// A file or folder of the fixtures.
@@ -80,7 +80,7 @@ pub(crate) fn caches(mut model: Model) -> BTreeMap<String, String> {
     let mut by_layer: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     // What an entry in the making is made of is kept of all tokens there.
     for resource in resources.iter().filter(|resource| resource.handler.as_ring().is_none()) {
-        by_layer.entry(resource.layer.unwrap()).or_default().push(words(resource));
+        by_layer.entry(resource.layer.unwrap()).or_default().push(words(resource, model.info.dtype));
     }
     let mut layers: BTreeMap<String, Vec<u32>> = BTreeMap::new();
     for (layer, mut found) in by_layer {
@@ -90,14 +90,15 @@ pub(crate) fn caches(mut model: Model) -> BTreeMap<String, String> {
     layers.into_iter().map(|(words, layers)| (words, ranges(&layers))).collect()
 }
 
-fn words(resource: &Resource) -> String {
+/// What is kept, and in which dtype where it is not the `usual` one of the weights.
+fn words(resource: &Resource, usual: DType) -> String {
     let handler = &resource.handler;
     let sizes: Vec<u64> = handler.shape().iter().map(|dim| dim.size).collect();
     let window = match handler.growth() {
         Growth::Paged { window: Some(window), .. } => format!(" window {window}"),
         _ => String::new(),
     };
-    match handler.kind() {
+    let words = match handler.kind() {
         // A row with a key and a value of other sizes.
         Kind::KvPaged if sizes[0] == 1 => format!("joint {}x{}{window}", sizes[1], sizes[2]),
         Kind::KvPaged => format!("kv {}x{}{window}", sizes[1], sizes[2]),
@@ -106,5 +107,25 @@ fn words(resource: &Resource) -> String {
         Kind::IndexKey => format!("index {}", sizes[0]),
         _ if handler.is_paged() => format!("row {}", sizes.iter().product::<u64>()),
         _ => format!("state {}", sizes.iter().product::<u64>()),
+    };
+    match handler.dtype() {
+        dtype if dtype == usual => words,
+        dtype => format!("{words} {dtype}"),
     }
+}
+
+/// The same words without the dtypes behind them.
+pub(crate) fn without_dtypes(caches: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let plain = |word: &str| match word.rsplit_once(' ') {
+        Some((plain, last)) if last.parse::<DType>().is_ok() => plain.to_owned(),
+        _ => word.to_owned(),
+    };
+    let words = |words: &String| words.split(" + ").map(plain).collect::<Vec<_>>().join(" + ");
+    caches.iter().map(|(all, layers)| (words(all), layers.clone())).collect()
+}
+
+/// What is known to be otherwise than in transformers: rows of a type and a key, or of a type and `dtypes`.
+pub(crate) fn otherwise() -> BTreeSet<String> {
+    let text = std::fs::read_to_string(fixture("transformers/keys_otherwise.tsv")).unwrap();
+    text.lines().map(|line| line.split('\t').take(2).collect::<Vec<_>>().join(" ")).collect()
 }

@@ -36,8 +36,8 @@ use states::state_pages;
 
 pub(crate) use log::WORDS;
 
-/// Nemotron-H, and the wrapper around it of which `MODELS_CONFIG_MAP` says the same.
-const NEMOTRON_H: [&str; 2] = ["nemotron_h", "NemotronH_Nano_VL_V2"];
+/// Nemotron-H, and what `MODELS_CONFIG_MAP` says the same of.
+const NEMOTRON_H: [&str; 3] = ["nemotron_h", "nemotron_h_puzzle", "NemotronH_Nano_VL_V2"];
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "vllm",
@@ -48,17 +48,19 @@ pub(crate) static RULES: EngineRules = EngineRules {
         // A model in float32 is run in bfloat16; `auto` follows that (logged: Qwen3-Next bf16 in 0.10 to 0.13).
         let run_in = if model.dtype == DType::F32 { DType::Bf16 } else { model.dtype };
         let cast = (run_in != model.dtype).then_some(run_in);
-        // Kimi's delta attention; Nemotron-H in the newest versions, where its config says nothing.
-        let float32 = model.model_type.starts_with("kimi")
-            || model.model_type.starts_with("glm5_next")
-            || (NEMOTRON_H.contains(&&*model.model_type) && version >= STATES_OF_NEMOTRON_IN_FLOAT32);
-        let state = if float32 { DType::F32 } else { run_in };
+        let reads = |(since, models): &(Version, &[&str])| version >= *since && models.contains(&&*model.model_type);
+        let reads_states = READS_STATES.iter().any(reads);
+        // Nemotron-H in newer versions, where its config says nothing.
+        let float32 = NEMOTRON_H.contains(&&*model.model_type) && version >= STATES_OF_NEMOTRON_IN_FLOAT32;
+        let state = Some(if float32 { DType::F32 } else { run_in });
+        // `kda_state_dtype`, of whichever model.
+        let per_channel = Some(DType::F32);
         let narrow = NARROW_ON.iter().any(|(majors, since, models)| {
             majors.contains(&(capability / 10)) && version >= *since && models.contains(&&*model.model_type)
         });
         let narrow = narrow || (model.model_type == "deepseek_v32" && NARROWS_SPARSE.contains(&version));
         let kv = if narrow { Some(DType::F8E4m3) } else { cast };
-        CacheDTypes { kv, conv: cast, state: Some(state), ..CacheDTypes::default() }
+        CacheDTypes { kv, conv: cast, state, per_channel, states_unread: !reads_states, ..CacheDTypes::default() }
     },
     // Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
     lacks: &["rwkv", "recurrent_gemma", "inkling2", "inkling2_text"],
@@ -110,8 +112,17 @@ const RESERVES_THE_NULL_BLOCK: Version = Version(0, 29, 0);
 const COUNTS_ALL_STAGES: Range<Version> = Version(0, 14, 0)..Version(0, 17, 0);
 /// Read in 0.32.0 and 0.33.0 alone, so that it holds from there on: `--mamba-cache-mode all` is gone.
 const WITHOUT_MODE_ALL: Version = Version(0, 32, 0);
-/// Likewise.
-const STATES_OF_NEMOTRON_IN_FLOAT32: Version = Version(0, 32, 0);
+/// Read in 0.20.0, and not in 0.19.0.
+const STATES_OF_NEMOTRON_IN_FLOAT32: Version = Version(0, 20, 0);
+/// Model types whose config is asked for the dtype of states, and since when: the classes that `MODELS_CONFIG_MAP` names with a
+/// rule for it, in the releases from 0.12.0 to 0.33.0. Of all others it reads none.
+const READS_STATES: [(Version, &[&str]); 4] = [
+    (Version(0, 13, 0), &["nemotron_h"]),
+    (Version(0, 16, 0), &["nemotron_h_puzzle"]),
+    // Logged by builds behind 0.16.0, which has none.
+    (Version(0, 16, 1), &["qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"]),
+    (Version(0, 18, 0), &["NemotronH_Nano_VL_V2"]),
+];
 /// Compute capabilities, times ten, for which FlashInfer's kernels are chosen.
 const BLACKWELL: (u32, u32) = (100, 110);
 

@@ -32,6 +32,12 @@ pub(super) fn kv_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendErr
     for section in SECTIONS {
         let key = format!("{section}.kv_cache_scheme");
         let Some(scheme) = values.get(&key) else { continue };
+        if scheme.is_string() {
+            return Ok(values.dtype(&[&key])?.map(|(dtype, key)| {
+                values.note("kv dtype", &dtype, key, false);
+                dtype
+            }));
+        }
         let field = |name: &str| scheme.get(name);
         let dtype = match (field("num_bits").and_then(Value::as_u64), field("type").and_then(Value::as_str)) {
             (Some(8), Some("float")) => DType::F8E4m3,

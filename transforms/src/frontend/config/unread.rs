@@ -121,12 +121,15 @@ const NOT_OF_CACHES: &[&str] = &[
     "intermediate",
     "kernels",
     "layernorm",
+    "lora",
     "loss",
     "mlp",
     "moe",
+    "mtp",
     "norm",
     "output",
     "path",
+    "proj",
     "rms",
     "rope",
     "rotary",
@@ -135,7 +138,9 @@ const NOT_OF_CACHES: &[&str] = &[
     "scale",
     "scaling",
     "scheduler",
+    "silu",
     "step",
+    "swiglu",
     "token",
     "train",
     "training",
@@ -172,36 +177,50 @@ pub(super) struct Unread {
     pub(super) others: Vec<String>,
 }
 
-/// The keys that neither the description nor the class of `model_type` has.
+/// The keys that neither the description nor the class of `model_type`, or of the decoder inside of it, has.
 pub(super) fn find(
     description: &Description,
     model_type: &str,
     values: &Values<'_>,
     layers: u32,
 ) -> Result<Unread, String> {
-    let class = Class::of(model_type);
+    let classes: Vec<Class> =
+        [Some(model_type), values.decoder_type.as_deref()].into_iter().flatten().filter_map(Class::of).collect();
     let sizes = [&description.layers, &description.hidden_size].map(|text| Expr::parse(text));
     let sizes = sizes.into_iter().collect::<Result<Vec<_>, _>>()?;
     let of_sizes: Vec<&str> = sizes.iter().flat_map(Expr::keys).collect();
     let mut unread = Unread::default();
     for (key, value) in values.stated() {
-        let known = class.is_some_and(|class| class.has(key))
+        let known = classes.iter().any(|class| class.has(key))
             || Class::common().has(key)
             || super::reads(key)
             || of_sizes.contains(&key);
         if known || coverage::mentions(description, key)? {
             continue;
         }
-        if says_nothing(key, value) {
+        if says_nothing(key, value) || says_nothing_more(key, description, values)? {
             // Whoever states that passes over the key, which is read by that.
             values.get(key);
         } else if could_mean_caches(key, value, layers, DEPTH) {
             unread.of_caches.push(key.to_owned());
-        } else if class.is_some() && !key.starts_with('_') && !key.ends_with("_config") {
+        } else if !classes.is_empty() && !key.starts_with('_') && !key.ends_with("_config") {
             unread.others.push(key.to_owned());
         }
     }
     Ok(unread)
+}
+
+/// Whether a key of Qwen's files, which others copy, says nothing beside what is read: the list of layers has the last word,
+/// and where windows begin counts only if they are used.
+fn says_nothing_more(key: &str, description: &Description, values: &Values<'_>) -> Result<bool, String> {
+    let listed = || {
+        Ok(values.get("layer_types").is_some_and(Value::is_array) && coverage::mentions(description, "layer_types")?)
+    };
+    match key {
+        "max_window_layers" if values.get("use_sliding_window") != Some(&Value::Bool(true)) => Ok(true),
+        "max_window_layers" | "use_sliding_window" => listed(),
+        _ => Ok(false),
+    }
 }
 
 /// Whether a description reads every key of a config that could mean caches, so that its type may be proposed.

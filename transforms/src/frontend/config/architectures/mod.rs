@@ -116,6 +116,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("recurrent_gemma.toml"),
     include_str!("rwkv.toml"),
     include_str!("smollm3.toml"),
+    include_str!("solar_open2.toml"),
     include_str!("spark2_5.toml"),
     include_str!("starcoder2.toml"),
     include_str!("stated_heads.toml"),
