@@ -197,10 +197,14 @@ impl Reading {
 
     /// Why a model could not be read, with what would do.
     pub(crate) fn unread(&self, model: &Path, error: FrontendError) -> Failure {
-        match (error, self.description.as_slice()) {
-            (error @ FrontendError::Description { .. }, [described, ..]) => in_file(described, error),
-            (error, _) => unread(model, error),
-        }
+        let FrontendError::Description { place, .. } = &error else { return unread(model, error) };
+        let Some(file) = place.which.and_then(|which| self.description.get(which)) else {
+            return unread(model, error);
+        };
+        // What was piped in is not there any more.
+        let text = place.span.clone().zip(read(file, Limit::TOML).ok().filter(|_| file != Path::new("-")));
+        let shown = text.map(|(span, text)| excerpt(&file.display().to_string(), &text, span));
+        in_file(file, &error).at(shown.unwrap_or_default())
     }
 
     /// Reads everything that the plan follows from, and says what is taken for granted once nothing is wrong: before an error

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 
 use cacheplan_files::Limit;
+use cacheplan_managers::simulate::Workload;
+use cacheplan_managers::simulate::tiers::TiersAsked;
 use cacheplan_planner::{Prices, WeightBits};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -76,11 +78,22 @@ pub(crate) enum Question {
         width: Width,
     },
     /// Hit rates over checkpoints.
-    Simulate { of: PlanQuestion, workload: String, checkpoints: Vec<usize> },
+    Simulate { of: PlanQuestion, workload: Workload, checkpoints: Vec<usize> },
     /// What was simulated, as a picture: the policies, each with its hit rates by the number of checkpoints.
     Rates {
         of: PlanQuestion,
         rates: Vec<(String, Vec<(u64, f64)>)>,
+        #[serde(default)]
+        width: Width,
+    },
+    /// How large tiers below the device must be for a built-in workload, or for the trace of such a name behind the text.
+    Tiers {
+        of: PlanQuestion,
+        #[serde(default)]
+        workload: Option<Workload>,
+        #[serde(default)]
+        trace: Option<String>,
+        asked: TiersAsked,
         #[serde(default)]
         width: Width,
     },

@@ -1,11 +1,11 @@
 //! Which devices hold a model, where each engine is asked as a command of its own asks it: with that version's defaults on the device.
 
 use cacheplan_planner::engines::Layout;
-use cacheplan_planner::fit::{Answer, Engines};
+use cacheplan_planner::fit::{Answer, AskedOf, Engines};
 use cacheplan_planner::{DeviceInfo, EngineSpec, FitQuestion, PlanRequest};
 
 use crate::error::ServeError;
-use crate::found::request;
+use crate::found::asked_of;
 use crate::launch::Launch;
 use crate::question::{Models, Options};
 
@@ -56,7 +56,7 @@ impl Asks {
                 let alone = Layout::alone(question.context, question.sequences, answer.dtypes);
                 for (_, device) in &question.devices {
                     if let Some(asked) = self.of_layout(*engine, device, &alone)? {
-                        asked.predict(*engine)?;
+                        asked.request.predict(*engine)?;
                     }
                 }
             }
@@ -84,7 +84,7 @@ impl Asks {
         engine: EngineSpec,
         device: &DeviceInfo,
         layout: &Layout,
-    ) -> Result<Option<PlanRequest>, ServeError> {
+    ) -> Result<Option<AskedOf>, ServeError> {
         let given = self.given.as_ref().filter(|(own, _)| *own == engine);
         let (launch, version) = match given {
             Some((_, launch)) => (launch.clone(), self.options.version.clone()),
@@ -97,7 +97,6 @@ impl Asks {
         let Some(told) = launch.told(layout, version.as_deref())? else { return Ok(None) };
         let options = Options { version, devices: Some(device.clone().into()), ..self.options.clone() };
         // How many devices there are is what is sought.
-        let (_, asked) = request(&Launch { gpus: None, ..told }, &self.models, &options)?;
-        Ok(Some(asked))
+        asked_of(&Launch { gpus: None, ..told }, &self.models, &options).map(Some)
     }
 }

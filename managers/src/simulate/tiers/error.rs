@@ -1,5 +1,6 @@
 //! Why tiers cannot be sized.
 
+use cacheplan_planner::PlanError;
 use thiserror::Error;
 
 use crate::prefix::PrefixError;
@@ -9,6 +10,9 @@ use crate::simulate::SimulateError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TiersError {
+    /// A request that cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// A model without anything that a later request could go on from.
     #[error("{model} keeps nothing that a later prompt could go on from: neither keys of all tokens nor states")]
     NoReuse {
@@ -55,4 +59,18 @@ pub enum TiersError {
     /// Pools that cannot share an index.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
+}
+
+impl TiersError {
+    /// The exit code of a command that ends with it.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Plan(error) => error.exit_code(),
+            Self::Value { .. } => 2,
+            Self::TooSmall { .. } => 3,
+            Self::NoReuse { .. } => 4,
+            _ => 1,
+        }
+    }
 }
