@@ -2,6 +2,8 @@
 
 use clap::{Arg, Command};
 
+use crate::commands::budget::OWN;
+
 /// The help of the subcommand that `words` ask about, the program's name left out; `None` where the short one is asked for.
 pub(crate) fn in_full(mut command: Command, words: &[String]) -> Option<String> {
     let words: Vec<&str> = words.iter().map(String::as_str).take_while(|word| *word != "--").collect();
@@ -16,6 +18,8 @@ pub(crate) fn in_full(mut command: Command, words: &[String]) -> Option<String> 
     }
     let shown = command.mut_args(|arg: Arg| match arg.get_id().as_str() {
         "help" => arg.help("Print help; -h prints what most people state"),
+        // What the command itself takes comes first.
+        _ if arg.get_help_heading() == Some(OWN) => arg.hide_short_help(false).help_heading(None::<&'static str>),
         _ => arg.hide_short_help(false),
     });
     Some(shown.clone().render_help().to_string())

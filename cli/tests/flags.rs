@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use cacheplan::planner::BudgetKey;
 use rstest::rstest;
 use serde_json::Value;
 
@@ -413,6 +414,13 @@ fn short_help_has_what_matters() {
     for flag in ["--state-ratio", "--assume", "--strict", "--description"] {
         assert!(long.contains(flag) && !short.contains(flag), "{flag}: {short}");
     }
+    // A line or two for each: all flags, of which none stands twice.
+    assert!(long.lines().count() <= 200, "{} lines: {long}", long.lines().count());
+    for key in BudgetKey::all() {
+        let stated = long.lines().filter(|line| line.trim_start().split([' ', '[', '=']).next() == Some(key.flag));
+        assert_eq!(stated.count(), 1, "{}: {long}", key.flag);
+    }
+    assert_eq!(stdout(&cacheplan(&["help", "plan"], None, &[], folder.path())), long);
 }
 
 /// `--engine` is what people write for it, and a name that is nearly an engine's is told.

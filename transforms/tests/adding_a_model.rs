@@ -57,7 +57,7 @@ fn a_wrong_description_says_what_is_wrong() {
 /// With its line, its key, what was found, and the nearest name there is.
 #[rstest]
 #[case::block("[\"mamba2\",", "[\"mamba22\",", "line 10, `kinds.scan`: unknown block `mamba22` (near: mamba2")]
-#[case::own_block("[\"glance\",", "[\"glanze\",", "line 11, `kinds.glance`: no block `glanze` (near: glance)")]
+#[case::own_block("[\"glance\",", "[\"glanze\",", "line 11, `kinds.glance`: unknown block `glanze` (near: glance)")]
 #[case::section(
     "[blocks.mamba2]",
     "[blocks.mamba3]",
@@ -79,8 +79,8 @@ fn a_wrong_description_says_what_is_wrong() {
     "line 18, `blocks.mamba2.d_conv`: a key or a number was expected at the end"
 )]
 #[case::kind("\"attention\"", "\"atention\"", "line 7, `names.look`: unknown kind `atention` (near: attention)")]
-#[case::key_of_the_config("\"scan.heads\"", "\"scan.haeds\"", "none of `scan.haeds` is there (near: scan.heads)")]
-#[case::pattern("\"mixer_types\"", "\"mixer_type\"", "none of `mixer_type` is there (near: mixer_types)")]
+#[case::key_of_the_config("\"scan.heads\"", "\"scan.haeds\"", "none of `scan.haeds` is there (near: scan.heads")]
+#[case::pattern("\"mixer_types\"", "\"mixer_type\"", "none of `mixer_type` is there (near: mixer_types")]
 #[case::spelling("look = ", "lok = ", "layer 2 is of unknown kind `look` (near: lok")]
 #[case::model_type("model_types = [\"heron\"]", "model_types = [\"herno\"]", "unknown model_type `heron` (near: herno")]
 fn what_is_misspelt_in_a_description_is_told_with_its_place(

@@ -143,6 +143,10 @@ impl Answer {
         let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
         if folder.ends_with(".json") || folder == "-" || (takes_files && !is_gguf) {
+            // The command above has them.
+            if best.engine.is_some() {
+                return String::new();
+            }
             return wrap(&format!("{} takes {flags}", program.split(" -m").next().unwrap_or(program)), 2) + &asked;
         }
         command(program, [&folder.to_owned()], &flags) + &asked

@@ -62,7 +62,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class TierPoint:
-    """One replay of the trace: ``distance`` are the tokens between two states, ``stored`` how these lie below the device."""
+    """One replay: ``distance`` are the tokens between two states, ``stored`` how these lie below the device."""
 
     sizes: Sizes
     device_split: Split
@@ -139,7 +139,7 @@ class Tiers(_Drawn):
 
     @property
     def chosen(self) -> TierPoint | None:
-        """The smallest tiers that reach the target; without one, those after which more brings less than a hundredth."""
+        """The smallest that reach the target; without one, those after which more brings less than a hundredth."""
         return self.answer.chosen
 
     @property

@@ -26,8 +26,11 @@ fn blocks(description: &Description) -> Option<Fault<'_>> {
         if let Some((key, why)) = blocks::fault(name, overrides) {
             // A block of the description's own that no kind has by this name may be the one that is meant.
             let own = near(name, description.blocks.keys().map(String::as_str));
-            let why =
-                if own.is_empty() || overrides.is_some() { why } else { format!("no block `{name}`{}", Near(&own)) };
+            let why = if own.is_empty() || overrides.is_some() {
+                why
+            } else {
+                format!("unknown block `{name}`{}", Near(&own))
+            };
             return Some((key.map_or(vec!["kinds", kind], |key| vec!["blocks", name, key]), why));
         }
     }
