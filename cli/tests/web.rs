@@ -157,7 +157,8 @@ fn tiers_of_the_page_are_those_of_the_command() {
         (json!({ "trace": "t" }), b"\n", 1, "t: the trace holds no request"),
         (json!({}), b"", 2, "either a workload or a trace"),
         (json!({ "workload": "chat", "asked": { "host": "0" } }), b"", 2, "`host` is 0 bytes"),
-        (json!({ "workload": "chat", "asked": { "hots": "1GiB" } }), b"", 2, "unknown field `hots`"),
+        (json!({ "workload": "chat", "asked": { "hots": "1GiB" } }), b"", 2, "`hots`: unknown field"),
+        (json!({ "workload": "chat", "asked": { "host": "much" } }), b"", 2, "`host`: `much` is not a byte size"),
         (json!({ "trace": "t" }), &vec![b' '; (16 << 20) + 1], 2, "16777216 at most"),
     ] {
         let refused = page(wrong, bytes);

@@ -86,9 +86,7 @@ pub(crate) fn simulate(
 pub(crate) fn requests(workload: Option<&str>, trace: Option<PathBuf>) -> PyResult<(String, Vec<TraceRequest>)> {
     match (workload, trace) {
         (Some(name), None) => Ok((name.to_owned(), built_in(name).map_err(|failed| refused("workload", failed))?)),
-        (None, Some(path)) => {
-            Ok((path.display().to_string(), read(&path).map_err(|failed| refused("trace", failed))?))
-        }
+        (None, Some(path)) => Ok((path.display().to_string(), read(&path).map_err(|failed| refused("trace", failed))?)),
         _ => Err(refused("workload", "either a workload or a trace is simulated")),
     }
 }

@@ -32,25 +32,19 @@ pub(crate) fn tiers(
     })
 }
 
-/// Reads key by key, so that an error has its own.
 fn stated(text: &str) -> PyResult<TiersAsked> {
-    let wrong = |key: &str, found: &Value, failed: String| {
-        let said = Said { key: Some(key.to_owned()), found: Some(found.to_string()), hint: None };
-        error("PlanError", format!("`{key}`: {failed}"), said)
-    };
-    let keys: Map<String, Value> = Limit::PLAN
-        .parse_json(text.as_bytes())
-        .map_err(|failed| error("PlanError", failed, Said::default()))?;
-    for (key, value) in &keys {
-        let alone = Value::Object([(key.clone(), value.clone())].into_iter().collect());
-        serde_json::from_value::<TiersAsked>(alone).map_err(|failed| wrong(key, value, failed.to_string()))?;
-    }
-    serde_json::from_value(Value::Object(keys)).map_err(|failed| error("PlanError", failed, Said::default()))
+    let keys: Map<String, Value> =
+        Limit::PLAN.parse_json(text.as_bytes()).map_err(|failed| error("PlanError", failed, Said::default()))?;
+    TiersAsked::of_json(keys).map_err(failed)
 }
 
 fn failed(failed: TiersError) -> PyErr {
     match failed {
         TiersError::Plan(failed) => errors::plan(failed),
+        TiersError::Stated { ref key, ref found, .. } => {
+            let said = Said { key: Some(key.clone()), found: Some(found.clone()), hint: None };
+            error("PlanError", &failed, said)
+        }
         TiersError::Value { what, .. } => {
             error("PlanError", &failed, Said { key: Some(what.replace('-', "_")), ..Said::default() })
         }

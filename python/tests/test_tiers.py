@@ -41,9 +41,9 @@ def test_tiers_are_the_commands_byte_by_byte(trace: Path) -> None:
     plan = ["--device", "l4", "--max-seq-len", "16384", "--memory-bytes", "3GiB", "--weights", "1GiB"]
     asked = ["--trace", str(trace), "--host", "16GiB", "--disk", "64GiB", "--target-hit", "0.6", "--prices", "2,0.1"]
     told = small().tiers(
-        trace=trace, host="16GiB", disk=64 << 30, target_hit=0.6, prices=(2, 0.1), running=1, host_rate="10GB"
+        trace=trace, host="16GiB", disk=64 << 30, target_hit=0.6, prices=(2, 0.1), running=1, host_rate="60GB"
     )
-    more = ["--running", "1", "--host-rate", "10GB", "--json"]
+    more = ["--running", "1", "--host-rate", "60GB", "--json"]
     assert told.to_json() + "\n" == command("tiers", str(PLAIN), *plan, *asked, *more)
     nano = cacheplan.plan(NEMOTRON, device="h200", max_seq_len=16_384, checkpoints=64)
     ours = cacheplan.tiers(nano, "chat", host="64GiB", policy="coverage", stored_states="int8", chunk=128)

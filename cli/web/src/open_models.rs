@@ -92,7 +92,7 @@ impl OpenModels {
             }
             Question::Tiers { of, workload, trace, asked, width } => {
                 let requests = tiers::requests(workload, trace, bytes)?;
-                self.about(&of, |about| tiers::answer(about, &asked, requests, width.0))
+                self.about(&of, |about| tiers::answer(about, asked, requests, width.0))
             }
             Question::Rates { of, rates, width } => self.about(&of, |about| answers::rates(about, &rates, width.0)),
             Question::File { of, format } => self.about(&of, |about| answers::file(about, format)),

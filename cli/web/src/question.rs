@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use cacheplan_files::Limit;
 use cacheplan_managers::simulate::Workload;
-use cacheplan_managers::simulate::tiers::TiersAsked;
 use cacheplan_planner::{Prices, WeightBits};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 /// The longest JSON text of a question. A budget is 128 KiB of it at most.
 const LONGEST: usize = 1 << 20;
@@ -93,7 +93,7 @@ pub(crate) enum Question {
         workload: Option<Workload>,
         #[serde(default)]
         trace: Option<String>,
-        asked: TiersAsked,
+        asked: Map<String, Value>,
         #[serde(default)]
         width: Width,
     },

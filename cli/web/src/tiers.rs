@@ -3,7 +3,7 @@
 use cacheplan_managers::simulate::tiers::{TiersAsked, TiersError};
 use cacheplan_managers::simulate::{TraceRequest, Workload};
 use cacheplan_planner::PlanRequest;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::answers::{Refused, json_of};
 
@@ -45,14 +45,15 @@ pub(crate) fn requests(workload: Option<Workload>, trace: Option<String>, bytes:
 /// The smallest tiers that do, as the command prints them, with the curve.
 pub(crate) fn answer(
     request: &PlanRequest,
-    asked: &TiersAsked,
+    asked: Map<String, Value>,
     (name, requests): Requests,
     width: f64,
 ) -> Result<Value, Refused> {
-    let told = asked.answer(request, name, &requests).map_err(|error| match error {
+    let refused = |error| match error {
         TiersError::Plan(error) => Refused::from(error),
         error => Refused::new(error.exit_code(), error),
-    })?;
+    };
+    let told = TiersAsked::of_json(asked).and_then(|asked| asked.answer(request, name, &requests)).map_err(refused)?;
     Ok(json!({
         "told": json_of(&told)?,
         "table": told.table(),

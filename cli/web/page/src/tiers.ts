@@ -91,16 +91,18 @@ export function rateOf(text: string): number {
 function sizes({ sizes: { host, disk } }: TierPoint): string {
   const all = ({ keys, windows, states }: typeof host) => keys + windows + states;
   const parts = [['host memory', all(host)], ['disk', all(disk)]] as const;
-  return parts.filter(([, size]) => size > 0).map(([name, size]) => `${bytes(size)} of ${name}`).join(' and ') || 'no tier below the device';
+  return parts.filter(([, size]) => size > 0).map(([name, size]) => `${bytes(size)} of ${name}`).join(' and ');
 }
 
 export function showTiers({ told, table, drawn, svg, out_of_reach, note }: Tiered): void {
   const { answer, engines, trace } = told;
   const percent = (rate: number) => `${(100 * rate).toFixed(1)} %`;
   const { chosen, planned } = answer;
-  const found = chosen
-    ? `${sizes(chosen)} for each rank: ${percent(chosen.hit_rate)} of the prompts' tokens are not computed again; with the device alone ${percent(planned.hit_rate)}, with room for everything ${percent(answer.ceiling)}.`
-    : out_of_reach ?? `More still brings more: ${percent(answer.curve.at(-1)!.hit_rate)} with all that was allowed, ${percent(answer.ceiling)} with room for everything.`;
+  const point = chosen ?? answer.curve.at(-1) ?? planned;
+  const below = sizes(point);
+  const enough = below === '' ? (chosen ? 'The device alone is enough' : 'Nothing below the device was tried') : `${below} for each rank ${chosen ? 'are enough' : 'are the most that was tried'}`;
+  const rates = `${percent(point.hit_rate)} of the prompts' tokens are not computed again, with the device alone ${percent(planned.hit_rate)}, with room for everything on it ${percent(answer.ceiling)}.`;
+  const found = `${out_of_reach ? `${out_of_reach}. ` : ''}${enough}: ${rates}`;
   const left = answer.left_out > 0 ? ` ${count(answer.left_out)} are longer than this plan serves, and left out.` : '';
   byId('tiers')
     .querySelector('.answer')

@@ -5,6 +5,7 @@ use cacheplan_planner::engines::{LowerTiers, TierFlags};
 use cacheplan_planner::pictures::TierCurve;
 use cacheplan_planner::{ByteSize, CachePlan, DeviceInfo, PlanRequest, StoredStates};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use super::answer::{TierPoint, TiersAnswer};
 use super::error::TiersError;
@@ -89,6 +90,25 @@ pub struct TierSources {
 }
 
 impl TiersAsked {
+    /// Reads what a door states as JSON, key by key, so that an error has its own.
+    ///
+    /// # Errors
+    /// A key that there is none of, or a value that is none of its.
+    pub fn of_json(stated: Map<String, Value>) -> Result<Self, TiersError> {
+        let read = |key: &str, value: Value, found: &Value| {
+            serde_json::from_value::<Self>(value).map_err(|wrong| TiersError::Stated {
+                key: key.to_owned(),
+                found: found.to_string(),
+                why: wrong.to_string(),
+            })
+        };
+        for (key, value) in &stated {
+            let alone: Map<String, Value> = [(key.clone(), value.clone())].into_iter().collect();
+            read(key, alone.into(), value)?;
+        }
+        read("tiers", stated.into(), &Value::Null)
+    }
+
     /// Plans the request, and replays the requests until the smallest tiers are found; `trace` is what these are called.
     ///
     /// # Errors

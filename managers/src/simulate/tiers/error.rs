@@ -1,5 +1,6 @@
 //! Why tiers cannot be sized.
 
+use cacheplan_files::Shown;
 use cacheplan_planner::PlanError;
 use thiserror::Error;
 
@@ -53,6 +54,16 @@ pub enum TiersError {
         /// What would do.
         expected: &'static str,
     },
+    /// A value, or a key, that is none of tiers.
+    #[error("`{key}`: {why}", key = Shown(.key), why = Shown(.why))]
+    Stated {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What is wrong.
+        why: String,
+    },
     /// A trace that cannot be replayed.
     #[error(transparent)]
     Simulate(#[from] SimulateError),
@@ -67,7 +78,7 @@ impl TiersError {
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Plan(error) => error.exit_code(),
-            Self::Value { .. } => 2,
+            Self::Value { .. } | Self::Stated { .. } => 2,
             Self::TooSmall { .. } => 3,
             Self::NoReuse { .. } => 4,
             _ => 1,
