@@ -29,7 +29,7 @@ pub enum FrontendError {
         /// The keys that would tell it.
         keys: String,
         /// Keys of the file with a similar name; empty where there are none.
-        near: String,
+        near: Box<str>,
     },
     /// A key with a value that makes no sense.
     #[error("{file}: `{key}` is {found}; {expected}", file = Shown(.file), key = Shown(.key), found = Shown(.found), expected = Shown(.expected))]
@@ -101,7 +101,7 @@ pub enum FrontendError {
         /// The kind found.
         found: String,
         /// Those of them with a similar name; empty where there are none.
-        near: String,
+        near: Box<str>,
         /// Kinds and spellings that the description knows.
         known: String,
     },

@@ -107,7 +107,7 @@ impl LayerKinds {
                             model_type: values.model_type.clone(),
                             layer,
                             found: found.to_owned(),
-                            near: near(found, known.iter().copied()),
+                            near: near(found, known.iter().copied()).into(),
                             known: known.join(", "),
                         });
                     };

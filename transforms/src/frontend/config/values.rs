@@ -485,7 +485,7 @@ impl<'a> Values<'a> {
             model_type: self.model_type.clone(),
             what: what.to_owned(),
             keys: quoted.join(", "),
-            near: near.join(", "),
+            near: near.join(", ").into(),
         }
     }
 
