@@ -56,7 +56,7 @@ pub(crate) fn model(error_: FrontendError) -> PyErr {
         }
         FrontendError::UnknownLayerKind { layer, found, known, .. } => Said {
             key: Some(format!("layer.{layer}")),
-            found: Some(found.clone()),
+            found: Some(found.to_string()),
             hint: Some(format!("one of {known}")),
         },
         _ => Said::default(),

@@ -27,7 +27,7 @@ pub enum FrontendError {
         /// The dimension.
         what: String,
         /// The keys that would tell it.
-        keys: String,
+        keys: Box<str>,
         /// Keys of the file with a similar name; empty where there are none.
         near: Box<str>,
     },
@@ -99,11 +99,11 @@ pub enum FrontendError {
         /// The layer.
         layer: u32,
         /// The kind found.
-        found: String,
+        found: Box<str>,
         /// Those of them with a similar name; empty where there are none.
         near: Box<str>,
         /// Kinds and spellings that the description knows.
-        known: String,
+        known: Box<str>,
     },
     /// A dtype that is not known.
     #[error("{file}: `{key}`: {source}; pass --assume {key}=DTYPE", file = Shown(.file), key = Shown(.key), source = Shown(.source))]

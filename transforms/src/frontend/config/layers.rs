@@ -106,9 +106,9 @@ impl LayerKinds {
                             file: values.file.to_owned(),
                             model_type: values.model_type.clone(),
                             layer,
-                            found: found.to_owned(),
+                            found: found.into(),
                             near: near(found, known.iter().copied()).into(),
-                            known: known.join(", "),
+                            known: known.join(", ").into(),
                         });
                     };
                     let index = names.iter().position(|name| name == kind).unwrap_or_else(|| {

@@ -484,7 +484,7 @@ impl<'a> Values<'a> {
             file: self.file.to_owned(),
             model_type: self.model_type.clone(),
             what: what.to_owned(),
-            keys: quoted.join(", "),
+            keys: quoted.join(", ").into(),
             near: near.join(", ").into(),
         }
     }

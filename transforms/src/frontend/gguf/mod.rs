@@ -31,7 +31,7 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
         file: name.clone(),
         model_type: "gguf".to_owned(),
         what: "the architecture".to_owned(),
-        keys: "`general.architecture`".to_owned(),
+        keys: "`general.architecture`".into(),
         near: Box::default(),
     })?;
     let mut table = nested(&header, architecture);
