@@ -4,6 +4,7 @@
 mod commands;
 mod excerpt;
 mod failure;
+mod help;
 mod log;
 mod paint;
 mod progress;
@@ -13,11 +14,11 @@ use std::process::ExitCode;
 
 use cacheplan::files::remember_inputs;
 use cacheplan::managers::CountingAllocator;
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::commands::run::template;
-use crate::failure::say;
+use crate::failure::{Failure, print_raw, say};
 
 /// Counts what the process really allocates, so that `run` can set it beside the plan.
 #[global_allocator]
@@ -99,7 +100,16 @@ fn main() -> ExitCode {
     let parsed = Cli::command().try_get_matches().and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     let (command, matches) = match parsed {
         Ok((cli, matches)) => (cli.command, matches),
-        Err(wrong) => return usage(&hinted(wrong).format(&mut Cli::command())),
+        Err(wrong) => {
+            let words: Vec<String> =
+                std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+            let in_full =
+                if wrong.kind() == ErrorKind::DisplayHelp { help::in_full(Cli::command(), &words) } else { None };
+            return match in_full {
+                Some(text) => print_raw(&text).map_or_else(Failure::report, |()| ExitCode::SUCCESS),
+                None => usage(&hinted(wrong).format(&mut Cli::command())),
+            };
+        }
     };
     let result = match command {
         Command::Plan(args) => commands::plan::run(&args),

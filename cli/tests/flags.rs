@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use cacheplan::planner::BudgetKey;
 use rstest::rstest;
 use serde_json::Value;
 
@@ -413,6 +414,37 @@ fn short_help_has_what_matters() {
     for flag in ["--state-ratio", "--assume", "--strict", "--description"] {
         assert!(long.contains(flag) && !short.contains(flag), "{flag}: {short}");
     }
+    // A line or two for each: all flags, of which none stands twice.
+    assert!(long.lines().count() <= 200, "{} lines: {long}", long.lines().count());
+    for key in BudgetKey::all() {
+        let stated = long.lines().filter(|line| line.trim_start().split([' ', '[', '=']).next() == Some(key.flag));
+        assert_eq!(stated.count(), 1, "{}: {long}", key.flag);
+    }
+    assert_eq!(stdout(&cacheplan(&["help", "plan"], None, &[], folder.path())), long);
+}
+
+/// A model that nobody knows is fitted by its description, which the printed command repeats.
+#[test]
+fn a_described_model_is_fitted_and_what_is_misspelt_is_shown_in_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let heron = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/heron");
+    let text = std::fs::read_to_string(heron.join("heron.toml")).unwrap();
+    let model = heron.join("config.json");
+    let fit = |text: &str| {
+        std::fs::write(folder.path().join("heron.toml"), text).unwrap();
+        let size = ["--context", "4k", "--sequences", "8", "--gpus", "l4", "--description", "FILE:heron.toml"];
+        cacheplan(&["fit", model.to_str().unwrap()], None, &size, folder.path())
+    };
+    let table = stdout(&fit(&text)).replace("\\\n   ", "");
+    let file = folder.path().join("heron.toml").display().to_string();
+    assert!(table.contains(&format!("--description {file} --device-memory l4")), "{table}");
+    let refused = fit(&text.replace("glance_tokens", "glance_tokns"));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && said.contains("(near: glance_tokens"), "{said}");
+    let refused = fit(&text.replace("d_state", "d_stat"));
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains(&format!("{file}: architecture description of `heron`, line 16")), "{said}");
+    assert!(said.contains(&format!("╭─[{file}:16:1]")), "{said}");
 }
 
 /// `--engine` is what people write for it, and a name that is nearly an engine's is told.

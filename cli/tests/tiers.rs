@@ -71,7 +71,7 @@ fn the_table_fits_80_columns_and_a_target_out_of_reach_is_exit_code_3() {
 }
 
 #[rstest]
-#[case(&["--workload", "rag", "--host", "0"], "0 bytes are no tier")]
+#[case(&["--workload", "rag", "--host", "0"], "`host` is 0 bytes, which are no tier")]
 #[case(&["--workload", "rag", "--host", "2048TiB"], "at most 1 PiB")]
 #[case(&["--workload", "rag", "--target-hit", "1.5"], "more than 0 and at most 1")]
 #[case(&["--workload", "rag", "--prices", "1"], "--prices takes two")]

@@ -118,6 +118,55 @@ fn what_else_is_asked_is_what_the_command_says() {
     assert_eq!(ask(&models, &asked, &[])["answer"], fit);
 }
 
+/// A workload that the command knows, and the text of a trace behind the question.
+#[test]
+fn tiers_of_the_page_are_those_of_the_command() {
+    let path = "../tests/fixtures/configs/Qwen__Qwen3-0.6B.json";
+    let budget = "max_seq_len = 16384\n[memory]\nbytes = '3GiB'\nweights = '1GiB'\n";
+    let line = |at: usize| {
+        let ids: Vec<usize> = (at % 4 * 20..at % 4 * 20 + 15).chain([1000 + at]).collect();
+        format!("{{\"timestamp\": {at}, \"input_length\": 8000, \"output_length\": 10, \"hash_ids\": {ids:?}}}\n")
+    };
+    let trace: String = (0..16).map(line).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace.jsonl");
+    fs::write(&file, &trace).unwrap();
+    let models = OpenModels::with_disk(Vec::new(), |path| {
+        Model::read(Path::new(path), &ReadOptions::default()).map_err(|error| (1, error.to_string()))
+    });
+    let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
+    let of = json!({ "model": opened["model"], "budget": budget, "device": "l4" });
+    let asked = json!({ "host": "16GiB", "target_hit": 0.7, "running": 1 });
+    let page = |more: Value, bytes: &[u8]| {
+        let mut question = json!({ "ask": "tiers", "of": of, "asked": asked });
+        question.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ask(&models, &question, bytes)
+    };
+    let plan =
+        ["tiers", path, "--device", "l4", "--max-seq-len", "16384", "--memory-bytes", "3GiB", "--weights", "1GiB"];
+    let flags = ["--host", "16GiB", "--target-hit", "0.7", "--running", "1", "--json", "--trace"];
+    let output = Command::new(COMMAND).args(plan).args(flags).arg(&file).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let expected: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let answer = page(json!({ "trace": file.display().to_string() }), trace.as_bytes());
+    assert_eq!(answer["told"], expected, "{answer}");
+    assert_eq!((&answer["drawn"]["picture"]["tag"], &answer["out_of_reach"]), (&json!("svg"), &Value::Null));
+    assert!(answer["table"].as_str().unwrap().starts_with("TRACE"));
+    for (wrong, bytes, code, said) in [
+        (json!({ "trace": "t" }), &b"{\"hash_ids\": 1}"[..], 1, "t: trace line 1"),
+        (json!({ "trace": "t" }), b"\n", 1, "t: the trace holds no request"),
+        (json!({}), b"", 2, "either a workload or a trace"),
+        (json!({ "workload": "chat", "asked": { "host": "0" } }), b"", 2, "`host` is 0 bytes"),
+        (json!({ "workload": "chat", "asked": { "hots": "1GiB" } }), b"", 2, "`hots`: unknown field"),
+        (json!({ "workload": "chat", "asked": { "host": "much" } }), b"", 2, "`host`: `much` is not a byte size"),
+        (json!({ "trace": "t" }), &vec![b' '; (16 << 20) + 1], 2, "16777216 at most"),
+    ] {
+        let refused = page(wrong, bytes);
+        let error = &refused["error"];
+        assert!(error["code"] == json!(code) && error["message"].as_str().unwrap().contains(said), "{said}: {refused}");
+    }
+}
+
 #[test]
 fn a_page_elsewhere_reads_no_disk() {
     let answer = ask(&OpenModels::default(), &json!({ "ask": "open_path", "path": "/etc/hostname" }), &[]);

@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 
 use serde::de::DeserializeOwned;
+use toml::de::{DeTable, DeValue};
 use toml_parser::lexer::TokenKind;
 
 use crate::Source;
@@ -39,6 +40,24 @@ impl Source {
     /// No TOML, or TOML of something else, with its line.
     pub fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T, TomlError> {
         parse(text)
+    }
+
+    /// The bytes of a key of TOML, and its line from 1; `path` has dots between names.
+    #[must_use]
+    pub fn find_toml(text: &str, path: &str) -> Option<(Range<usize>, usize)> {
+        check_nesting(text).ok()?;
+        let table = DeTable::parse(text).ok()?;
+        let (mut level, mut found) = (table.get_ref(), None);
+        for name in path.split('.') {
+            let (key, value) = level.iter().find(|(key, _)| key.get_ref().as_ref() == name)?;
+            found = Some(key.span());
+            match value.get_ref() {
+                DeValue::Table(inner) => level = inner,
+                // Nothing is told apart within a list.
+                _ => break,
+            }
+        }
+        found.map(|span| (span.clone(), line(text, span.start)))
     }
 }
 

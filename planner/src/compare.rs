@@ -36,6 +36,9 @@ pub struct Comparison {
     pub engine_wasted_bytes: u64,
     /// What costs the engine its bytes, in its own terms.
     pub why: Vec<String>,
+    /// Beside another version of the engine: which of its rules make this one differ, oldest first, each with what it did.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
 }
 
 impl Inputs<'_> {
@@ -87,6 +90,7 @@ impl Inputs<'_> {
             wasted_bytes: bytes.saturating_sub(used),
             engine_wasted_bytes,
             why: theirs.map_or_else(|| vec!["not one sequence fits".into()], |theirs| theirs.notes),
+            changes: Vec::new(),
         }))
     }
 }

@@ -33,13 +33,13 @@ pub struct Derivation {
 pub enum ExplainError {
     /// Nothing in the plan is called that.
     #[error(
-        "`{subject}` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; {}",
-        nearest.as_ref().map_or_else(|| format!("there are {}", names.join(", ")), |name| format!("did you mean `{name}`?")), subject = Shown(.subject))]
+        "`{subject}` is no cache, pool, ledger line or layer of this plan; {}{there}",
+        nearest.as_ref().map(|name| format!("did you mean `{name}`? ")).unwrap_or_default(), subject = Shown(.subject))]
     Unknown {
         /// What was asked for.
         subject: String,
-        /// The lines of the ledger, pools among them.
-        names: Vec<String>,
+        /// What is there, in a sentence.
+        there: String,
         /// The name nearest to it.
         nearest: Option<String>,
     },
@@ -87,23 +87,19 @@ impl Inputs<'_> {
         if subject == "host" {
             return Err(ExplainError::NoHost);
         }
-        let resources = plan.resources.iter().map(|resource| resource.name.as_str());
-        let pools = plan.pools.iter().map(|pool| pool.id.as_str());
-        let lines = || plan.ledger.iter().map(|line| line.name.name());
+        let subjects = plan.subjects();
         // What ends with a layer's number means that layer, whatever it is called there.
         let number = subject.rsplit(['_', '.']).next().and_then(|end| end.parse::<u32>().ok());
         let there = plan.resources.iter().filter(|resource| number.is_some() && resource.layer == number);
         let there: Vec<&str> = there.map(|resource| resource.name.as_str()).collect();
-        let all = resources.chain(pools).chain(lines()).chain(["capacity", "host"]);
         let nearest = match there.as_slice() {
-            [] => nearest(subject, all),
+            [] => nearest(subject, subjects.names()),
             [one] => Some((*one).to_owned()),
             several => {
                 nearest(subject, several.iter().copied()).or_else(|| several.first().map(|one| (*one).to_owned()))
             }
         };
-        let names = lines().map(|line| format!("`{line}`")).collect();
-        Err(ExplainError::Unknown { subject: subject.into(), names, nearest })
+        Err(ExplainError::Unknown { subject: subject.into(), there: subjects.in_short(), nearest })
     }
 }
 

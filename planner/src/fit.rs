@@ -50,7 +50,16 @@ pub struct Engines<'a> {
     /// Which.
     pub asked: &'a [EngineSpec],
     /// What an engine that is told a layout asks of each of such devices; none where it refuses that, or cannot be told it.
-    pub asks: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout) -> Option<PlanRequest>,
+    pub asks: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout) -> Option<AskedOf>,
+}
+
+/// What an engine that is told a layout asks of one of its devices.
+#[derive(Clone)]
+pub struct AskedOf {
+    /// The model, and the budget that its command states.
+    pub request: PlanRequest,
+    /// What it has for caches, where it allocates what it is told instead of dividing what it finds.
+    pub cache_bytes: Option<u64>,
 }
 
 impl Engines<'_> {

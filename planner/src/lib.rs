@@ -58,6 +58,7 @@ pub mod request;
 pub mod size;
 mod solver;
 mod stated;
+pub mod subjects;
 mod suggest;
 mod weight_bits;
 

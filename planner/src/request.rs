@@ -360,6 +360,23 @@ impl PlanRequest {
         }
     }
 
+    /// Compares with each of these engines, and says of a version behind another one of the same engine which rules make them
+    /// differ.
+    ///
+    /// # Errors
+    /// As [`compare`](Self::compare).
+    pub fn compare_all(&self, engines: &[EngineSpec]) -> Result<Vec<Comparison>, PlanError> {
+        let mut rows: Vec<Comparison> = Vec::with_capacity(engines.len());
+        for (at, &engine) in engines.iter().enumerate() {
+            let mut row = self.compare(engine)?;
+            if let Some(&before) = at.checked_sub(1).and_then(|before| engines.get(before)) {
+                row.changes = self.rule_changes(before, engine)?;
+            }
+            rows.push(row);
+        }
+        Ok(rows)
+    }
+
     /// Which of an engine's rules make `one` of its versions differ from `other` here, oldest first, each with what it did;
     /// empty of two engines.
     ///

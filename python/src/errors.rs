@@ -48,11 +48,15 @@ pub(crate) fn model(error_: FrontendError) -> PyErr {
             Said { key: Some("model_type".into()), hint: Some("assume=[\"model_type=NAME\"]".into()), found: None }
         }
         FrontendError::UnknownModelType { found, near, .. } => {
-            Said { key: Some("model_type".into()), found: Some(found.clone()), hint: Some(format!("near: {near}")) }
+            let hint = Some(near).filter(|near| !near.is_empty()).map(|near| format!("near: {near}"));
+            Said { key: Some("model_type".into()), found: Some(found.clone()), hint }
+        }
+        FrontendError::Description { place, .. } if !place.key.is_empty() => {
+            Said { key: Some(place.key.clone()), ..Said::default() }
         }
         FrontendError::UnknownLayerKind { layer, found, known, .. } => Said {
             key: Some(format!("layer.{layer}")),
-            found: Some(found.clone()),
+            found: Some(found.to_string()),
             hint: Some(format!("one of {known}")),
         },
         _ => Said::default(),

@@ -14,6 +14,7 @@ mod model;
 mod plan;
 mod reuse;
 mod simulate;
+mod tiers;
 
 use pyo3::prelude::*;
 
@@ -33,10 +34,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<array::Array>()?;
     module.add_class::<fit::Fit>()?;
     module.add_class::<simulate::Simulation>()?;
+    module.add_class::<tiers::Tiers>()?;
     module.add_class::<disaggregate::Handing>()?;
     module.add_class::<index::Index>()?;
     module.add_function(wrap_pyfunction!(fit::fit, module)?)?;
     module.add_function(wrap_pyfunction!(simulate::simulate, module)?)?;
+    module.add_function(wrap_pyfunction!(tiers::tiers, module)?)?;
     module.add_function(wrap_pyfunction!(disaggregate::disaggregate, module)?)?;
     module.add_function(wrap_pyfunction!(plan::make, module)?)?;
     module.add_function(wrap_pyfunction!(plan::budget_keys, module)?)

@@ -173,7 +173,7 @@ impl Plan {
     }
 
     /// The request, about its stage.
-    fn request(&self) -> PyResult<PlanRequest> {
+    pub(crate) fn request(&self) -> PyResult<PlanRequest> {
         Ok(self.made()?.request.clone().of_stage(self.stage))
     }
 }
@@ -282,10 +282,11 @@ impl Plan {
         json(&py.detach(|| request.predict(engine)).map_err(errors::plan)?)
     }
 
-    /// Our plan beside an engine's allocation, as JSON.
-    fn compare(&self, py: Python<'_>, engine: &str) -> PyResult<String> {
-        let (request, engine) = (self.request()?, engine_of(engine)?);
-        json(&py.detach(|| request.compare(engine)).map_err(errors::plan)?)
+    /// Our plan beside each engine's allocation, as a JSON list.
+    fn compare(&self, py: Python<'_>, engines: Vec<String>) -> PyResult<String> {
+        let request = self.request()?;
+        let engines = engines.iter().map(|engine| engine_of(engine)).collect::<PyResult<Vec<EngineSpec>>>()?;
+        json(&py.detach(|| request.compare_all(&engines)).map_err(errors::plan)?)
     }
 
     /// This plan beside what an engine is about to allocate, said in JSON: a table, what differs, and the owner of each group.

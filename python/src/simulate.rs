@@ -75,15 +75,20 @@ pub(crate) fn simulate(
         ..scenario
     };
     py.detach(|| {
-        let (title, requests) = match (workload, trace) {
-            (Some(name), None) => (name.to_owned(), built_in(name).map_err(|failed| refused("workload", failed))?),
-            (None, Some(path)) => (path.display().to_string(), read(&path).map_err(|failed| refused("trace", failed))?),
-            _ => return Err(refused("workload", "either a workload or a trace is simulated")),
-        };
+        let (title, requests) = requests(workload, trace)?;
         let reports = policies.iter().map(|&policy| Scenario { policy, ..scenario }.run(&requests));
         let reports = reports.collect::<Result<_, _>>().map_err(|failed| refused("workload", failed))?;
         Ok(Simulation { title, reports })
     })
+}
+
+/// The requests of a built-in workload or a trace, and what they are called.
+pub(crate) fn requests(workload: Option<&str>, trace: Option<PathBuf>) -> PyResult<(String, Vec<TraceRequest>)> {
+    match (workload, trace) {
+        (Some(name), None) => Ok((name.to_owned(), built_in(name).map_err(|failed| refused("workload", failed))?)),
+        (None, Some(path)) => Ok((path.display().to_string(), read(&path).map_err(|failed| refused("trace", failed))?)),
+        _ => Err(refused("workload", "either a workload or a trace is simulated")),
+    }
 }
 
 fn built_in(name: &str) -> Result<Vec<TraceRequest>, String> {

@@ -131,7 +131,10 @@ def test_a_plan_is_explained_compared_exported_and_diffed(hybrid: dict[str, obje
         plan.export("vllm", model="--trust-remote-code")
     with pytest.raises(cacheplan.EngineError):
         plan.engine("vlllm")
-    assert plan.compare("vllm")
+    row = plan.compare("vllm")
+    assert row["engine"] == "vllm" and "changes" not in row
+    beside = plan.compare("vllm", version="0.33.0", since="0.11.0")
+    assert beside["version"] == "0.33.0" and all("since vllm" in change for change in beside.get("changes", []))
     assert plan._repr_html_().startswith("<svg") and repr(plan) == plan.table()
 
 

@@ -3,6 +3,7 @@
 mod support;
 
 use cacheplan_transforms::{FrontendError, Model, PassContext, ReadOptions};
+use rstest::rstest;
 
 /// The first block of a language in the guide.
 fn block(language: &str) -> String {
@@ -48,9 +49,63 @@ fn a_wrong_description_says_what_is_wrong() {
     assert!(wrong("scan.conv ??", "scan.conv ? ?").contains("unexpected"));
     let dtype = "d_state = \"scan.state\"\n";
     assert!(wrong(dtype, &format!("dtype = \"float33\"\n{dtype}")).contains("`float33` is no dtype"));
-    assert!(wrong("[kinds]", "[kindz]").contains("unknown field `kindz`"));
+    assert!(wrong("[kinds]", "[kindz]").contains("line 9: unknown key `kindz` (near: kinds); known are"));
     assert!(wrong("\"scan.heads\"", "\"scan.hats\"").contains("none of `scan.hats` is there"));
     assert!(wrong("look = \"attention\"", "").contains("layer 2 is of unknown kind `look`"));
+}
+
+/// With its line, its key, what was found, and the nearest name there is.
+#[rstest]
+#[case::block("[\"mamba2\",", "[\"mamba22\",", "line 10, `kinds.scan`: unknown block `mamba22` (near: mamba2")]
+#[case::own_block("[\"glance\",", "[\"glanze\",", "line 11, `kinds.glance`: unknown block `glanze` (near: glance)")]
+#[case::section(
+    "[blocks.mamba2]",
+    "[blocks.mamba3]",
+    "line 13, `blocks.mamba3`: no kind of layer has a block `mamba3` (near: mamba2)"
+)]
+#[case::base(
+    "\"sliding_attention\"",
+    "\"sliding_atention\"",
+    "line 21, `blocks.glance.block`: unknown block `sliding_atention` (near: sliding_attention"
+)]
+#[case::dimension(
+    "d_state = ",
+    "d_stat = ",
+    "line 16, `blocks.mamba2.d_stat`: block `mamba2` has no dimension `d_stat` (near: d_state"
+)]
+#[case::expression(
+    "\"scan.conv ?? 4\"",
+    "\"scan.conv ??\"",
+    "line 18, `blocks.mamba2.d_conv`: a key or a number was expected at the end"
+)]
+#[case::kind("\"attention\"", "\"atention\"", "line 7, `names.look`: unknown kind `atention` (near: attention)")]
+#[case::key_of_the_config("\"scan.heads\"", "\"scan.haeds\"", "none of `scan.haeds` is there (near: scan.heads")]
+#[case::pattern("\"mixer_types\"", "\"mixer_type\"", "none of `mixer_type` is there (near: mixer_types")]
+#[case::spelling("look = ", "lok = ", "layer 2 is of unknown kind `look` (near: lok")]
+#[case::model_type("model_types = [\"heron\"]", "model_types = [\"herno\"]", "unknown model_type `heron` (near: herno")]
+fn what_is_misspelt_in_a_description_is_told_with_its_place(
+    #[case] from: &str,
+    #[case] to: &str,
+    #[case] expected: &str,
+) {
+    let text = block("toml");
+    assert!(text.contains(from), "{text}");
+    // Behind another one, which is not about this model.
+    let other = "model_types = [\"other\"]\n".to_owned();
+    let options = ReadOptions { descriptions: vec![other, text.replacen(from, to, 1)], ..ReadOptions::default() };
+    let error = Model::read_config("config.json", &block("json"), &options).unwrap_err();
+    let message = error.to_string();
+    assert!(message.contains(expected), "{message}");
+    if let FrontendError::Description { place, .. } = error {
+        assert_eq!(place.which, Some(1));
+    }
+}
+
+#[test]
+fn a_name_without_a_near_one_is_told_without_any() {
+    let text = block("json").replace("\"heron\"", "\"an_architecture_of_tomorrow\"");
+    let message = Model::read_config("config.json", &text, &ReadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("unknown model_type `an_architecture_of_tomorrow`; add"), "{message}");
 }
 
 #[test]

@@ -223,12 +223,12 @@ fn other_keys_that_no_class_has_are_listed() {
 
 /// A near type would give other caches, unless it reads all that could mean some.
 #[rstest]
-#[case("", "qwen, qwen2, qwen3")]
-#[case(r#""kv_source_layer_ids": [0, 4]"#, "none")]
-#[case(r#""interleaved_sliding_window": 64"#, "none")]
+#[case("", " (near: qwen, qwen2, qwen3)")]
+#[case(r#""kv_source_layer_ids": [0, 4]"#, "")]
+#[case(r#""interleaved_sliding_window": 64"#, "")]
 fn only_near_types_that_read_every_key_are_proposed(#[case] keys: &str, #[case] near: &str) {
     let error = read(&decoder("qwen5", keys), &[]).unwrap_err().to_string();
-    assert!(error.contains(&format!("(near: {near}")), "{error}");
+    assert!(error.contains(&format!("unknown model_type `qwen5`{near}; add")), "{error}");
 }
 
 #[test]

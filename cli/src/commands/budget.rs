@@ -27,6 +27,9 @@ const FIRST: [&str; 5] = ["max_seq_len", "max_batch_size", "dtypes.kv", "paralle
 /// The heading of the flags outside the budget's sections.
 const BUDGET: &str = "Budget (each flag stands above an environment variable, that above the file)";
 
+/// The heading of the flags behind those of the budget.
+pub(crate) const OWN: &str = "This command";
+
 impl BudgetArgs {
     /// Flags that only tell an engine something are wrong where there is none.
     pub(crate) fn refuse_engine_flags(&self, instead: &str) -> Result<(), Failure> {
@@ -76,7 +79,7 @@ impl clap::Args for BudgetArgs {
             .help_heading(BUDGET);
         let flags = BudgetKey::all().iter().map(flag);
         // The heading of a section in the help lasts until the next.
-        command.allow_negative_numbers(true).arg(file).args(flags).next_help_heading("This command")
+        command.allow_negative_numbers(true).arg(file).args(flags).next_help_heading(OWN)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -105,6 +108,21 @@ impl clap::FromArgMatches for BudgetArgs {
     }
 }
 
+/// What the flags of a section are about; a section that has no words here is called by its name.
+fn heading(section: &'static str) -> &'static str {
+    match section {
+        "memory" => "Memory of a device, [memory]",
+        "dtypes" => "Element types, [dtypes]",
+        "workload" => "Prompts, outputs and kept states, [workload]",
+        "speculation" => "Speculation, [speculation]",
+        "parallel" => "Ranks, [parallel]",
+        "host" => "Host memory that caches are offloaded to, [host]",
+        "disk" => "Files that prefixes are kept in, [disk]",
+        "engine" => "What the engine of --as, or of compare, is told, [engine]",
+        section => section,
+    }
+}
+
 /// The flag of a key, whose value is the text that the budget file would have.
 fn flag(key: &'static BudgetKey) -> Arg {
     let (value_name, parser) = match key.values {
@@ -117,7 +135,7 @@ fn flag(key: &'static BudgetKey) -> Arg {
         .value_parser(parser)
         .help(help(key))
         .hide_short_help(!FIRST.contains(&key.path))
-        .help_heading(key.section().unwrap_or(BUDGET));
+        .help_heading(key.section().map_or(BUDGET, heading));
     match key.values {
         Values::Switch => {
             arg.num_args(0..=1).require_equals(true).default_missing_value("true").hide_possible_values(true)

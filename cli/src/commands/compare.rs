@@ -30,22 +30,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let engines = if args.engines.is_empty() { &all } else { &args.engines };
     Engine::refuse_unconsumed(engines, &request.config().budget).map_err(|error| Failure::new(1, error))?;
     let mut rows = Vec::new();
-    for &engine in engines {
-        match request.compare(engine) {
-            // Others may still be known.
-            Err(PlanError::Engine(unread)) if args.engines.is_empty() => note(&unread.to_string()),
-            row => rows.push(row.map_err(refused)?),
-        }
-    }
-    match args.format {
-        Format::Table => {
-            print_table(&Comparison::table(&rows))?;
-            // Two versions of one engine differ by its rules, which are known one by one.
-            for pair in args.engines.windows(2) {
-                let changes = request.rule_changes(pair[0], pair[1]).map_err(refused)?;
-                print(&changes.iter().map(|change| format!("{change}\n")).collect::<String>())?;
+    if args.engines.is_empty() {
+        for &engine in engines {
+            match request.compare(engine) {
+                // Others may still be known.
+                Err(PlanError::Engine(unread)) => note(&unread.to_string()),
+                row => rows.push(row.map_err(refused)?),
             }
         }
+    } else {
+        rows = request.compare_all(engines).map_err(refused)?;
+    }
+    match args.format {
+        Format::Table => print_table(&Comparison::table(&rows))?,
         Format::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n"))?,
     }
     if !rows.is_empty() && rows.iter().all(|row| row.sequences == 0 && row.engine_sequences == 0) {

@@ -1,5 +1,6 @@
 //! `cacheplan plan explain`: where a number of a plan comes from.
 
+use cacheplan::planner::explain::ExplainError;
 use clap::ValueEnum;
 
 use crate::commands::load::{ModelArgs, Target, refused};
@@ -10,9 +11,13 @@ pub(crate) struct Args {
     #[command(flatten)]
     source: ModelArgs,
 
-    /// A resource, a pool, a ledger line, a layer's number, `capacity` or `host`
-    #[arg(value_name = "RESOURCE|LAYER|POOL", default_value = "capacity")]
+    /// A cache, a pool, a ledger line, a layer's number, `capacity` or `host`; --list names those of the plan
+    #[arg(value_name = "CACHE|LAYER|POOL", default_value = "capacity")]
     subject: String,
+
+    /// Print the names that can be explained instead
+    #[arg(long)]
+    list: bool,
 
     #[command(flatten)]
     target: Target,
@@ -37,7 +42,17 @@ enum Format {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let request = args.source.request(&args.target)?.of_stage(args.stage);
     let plan = request.plan().map_err(refused)?;
-    let derivation = request.explain(&plan, &args.subject).map_err(Failure::error)?;
+    if args.list {
+        let subjects = plan.subjects();
+        return match args.format {
+            Format::Outline => print(&subjects.to_string()),
+            Format::Json => print(&(serde_json::to_string_pretty(&subjects).map_err(Failure::error)? + "\n")),
+        };
+    }
+    let derivation = request.explain(&plan, &args.subject).map_err(|error| match error {
+        error @ ExplainError::Unknown { .. } => Failure::error(error).with_advice("--list names them all"),
+        error => Failure::error(error),
+    })?;
     match args.format {
         Format::Outline => print(&derivation.to_string()),
         Format::Json => print(&(serde_json::to_string_pretty(&derivation).map_err(Failure::error)? + "\n")),

@@ -6,13 +6,13 @@ use cacheplan::files::Limit;
 use cacheplan::planner::fit::Answer;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
 use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
-use cacheplan::transforms::{Assumption, ReadOptions};
+use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::ServeError;
 use cacheplan_serve::fit::Asks;
 use clap::ValueEnum;
 
 use crate::commands::hub;
-use crate::commands::load::{OnDevice, open, refused, unread};
+use crate::commands::load::{Facts, OnDevice, open, refused};
 use crate::commands::start::{self, Beside, StartArgs};
 use crate::failure::{Failure, in_file, note, print, read};
 use crate::paint::print_table;
@@ -73,9 +73,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     start: StartArgs,
 
-    /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
-    #[arg(long, value_name = "KEY=VALUE")]
-    assume: Vec<Assumption>,
+    #[command(flatten)]
+    facts: Facts,
 
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Table)]
@@ -116,16 +115,15 @@ impl Args {
 
     /// What is stated of the model, as words of `cacheplan plan`.
     fn stated(&self) -> Vec<String> {
-        let assumed = self.assume.iter().flat_map(|fact| ["--assume".to_owned(), fact.to_string()]);
         let flags = [("--kv-dtype", &self.kv_dtype), ("--ssm-dtype", &self.ssm_dtype)].into_iter();
         let dtypes =
             flags.flat_map(|(flag, dtype)| dtype.iter().flat_map(move |dtype| [flag.to_owned(), dtype.clone()]));
-        assumed.chain(dtypes).collect()
+        self.facts.words().into_iter().chain(dtypes).collect()
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let read_options = ReadOptions { assume: args.assume.clone(), descriptions: Vec::new() };
+    let read_options = args.facts.options()?;
     let mut prices = match &args.prices {
         None => Prices::default(),
         Some(path) if !path.exists() => {
@@ -182,7 +180,7 @@ fn of_model(
         return Err(Failure::new(2, needed));
     };
     let dtypes = Config::resolve(None, &[], &args.dtypes()).map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
-    let request = PlanRequest::of(open(path, read, |error| unread(path, error))?).with_config(dtypes);
+    let request = PlanRequest::of(open(path, read, |error| args.facts.unread(path, error))?).with_config(dtypes);
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     let asks = Asks::of_model(&request, question.model.as_deref());
     question.context = match context {

@@ -34,6 +34,16 @@ pub(crate) struct ModelArgs {
 /// How a model is read, and the budget for it.
 #[derive(clap::Args)]
 pub(crate) struct Reading {
+    #[command(flatten)]
+    facts: Facts,
+
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+}
+
+/// What is stated of a model beside its files.
+#[derive(clap::Args)]
+pub(crate) struct Facts {
     /// A fact the files leave out: layer.7=full_attention, model_type=llama, head_dim=128
     #[arg(long, value_name = "KEY=VALUE", hide_short_help = true)]
     assume: Vec<Assumption>,
@@ -41,9 +51,33 @@ pub(crate) struct Reading {
     /// Architecture description (TOML) that comes before the built-in ones
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     description: Vec<PathBuf>,
+}
 
-    #[command(flatten)]
-    pub(crate) budget: BudgetArgs,
+impl Facts {
+    pub(crate) fn options(&self) -> Result<ReadOptions, Failure> {
+        let descriptions =
+            self.description.iter().map(|path| read(path, Limit::TOML)).collect::<Result<Vec<String>, Failure>>()?;
+        Ok(ReadOptions { assume: self.assume.clone(), descriptions })
+    }
+
+    /// The same as words of a command, a flag and a value each.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let assumed = self.assume.iter().map(|fact| ("--assume", fact.to_string()));
+        let described = self.description.iter().map(|path| ("--description", path.display().to_string()));
+        assumed.chain(described).flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+    }
+
+    /// Why a model could not be read, with what would do.
+    pub(crate) fn unread(&self, model: &Path, error: FrontendError) -> Failure {
+        let FrontendError::Description { place, .. } = &error else { return unread(model, error) };
+        let Some(file) = place.which.and_then(|which| self.description.get(which)) else {
+            return unread(model, error);
+        };
+        // What was piped in is not there any more.
+        let text = place.span.clone().zip(read(file, Limit::TOML).ok().filter(|_| file != Path::new("-")));
+        let shown = text.map(|(span, text)| excerpt(&file.display().to_string(), &text, span));
+        in_file(file, &error).at(shown.unwrap_or_default())
+    }
 }
 
 /// What a plan is for besides its model and budget.
@@ -177,17 +211,15 @@ impl Target {
 impl Reading {
     pub(crate) fn is_stated(&self) -> bool {
         let budget = &self.budget;
-        !self.assume.is_empty()
-            || !self.description.is_empty()
+        !self.facts.assume.is_empty()
+            || !self.facts.description.is_empty()
             || budget.budget.is_some()
             || budget.finds_length()
             || !budget.overrides().is_empty()
     }
 
     pub(crate) fn options(&self) -> Result<ReadOptions, Failure> {
-        let descriptions =
-            self.description.iter().map(|path| read(path, Limit::TOML)).collect::<Result<Vec<String>, Failure>>()?;
-        Ok(ReadOptions { assume: self.assume.clone(), descriptions })
+        self.facts.options()
     }
 
     fn open(&self, model: &Path) -> Result<Model, Failure> {
@@ -195,12 +227,8 @@ impl Reading {
         open(model, &options, |error| self.unread(model, error))
     }
 
-    /// Why a model could not be read, with what would do.
     pub(crate) fn unread(&self, model: &Path, error: FrontendError) -> Failure {
-        match (error, self.description.as_slice()) {
-            (error @ FrontendError::Description { .. }, [described, ..]) => in_file(described, error),
-            (error, _) => unread(model, error),
-        }
+        self.facts.unread(model, error)
     }
 
     /// Reads everything that the plan follows from, and says what is taken for granted once nothing is wrong: before an error

@@ -299,13 +299,7 @@ pub(crate) fn fit(
 /// Sizes of the cache that one question simulates.
 const MOST_SIZES: usize = 16;
 
-pub(crate) fn simulate(request: &PlanRequest, workload: &str, checkpoints: &[usize]) -> Result<Value, Refused> {
-    let workload = match workload {
-        "chat" => Workload::Chat,
-        "agents" => Workload::Agents,
-        "rag" => Workload::Rag,
-        _ => return Err(Refused::usage("the workloads are chat, agents and rag")),
-    };
+pub(crate) fn simulate(request: &PlanRequest, workload: Workload, checkpoints: &[usize]) -> Result<Value, Refused> {
     if checkpoints.len() > MOST_SIZES {
         return Err(Refused::usage(format!("at most {MOST_SIZES} numbers of checkpoints are simulated at once")));
     }

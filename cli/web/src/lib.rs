@@ -15,6 +15,7 @@ mod question;
 #[cfg(not(target_family = "wasm"))]
 mod server;
 mod slices;
+mod tiers;
 
 pub use asset::Asset;
 pub use open_models::{DiskModel, OpenModels, Opener};

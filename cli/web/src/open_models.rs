@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::answers::{self, Refused};
 use crate::question::{File, PlanQuestion, Question};
 use crate::slices::{missing, sources};
-use crate::{budget_text, commands};
+use crate::{budget_text, commands, tiers};
 
 /// Models that are kept; the page opens one again that was dropped.
 const KEPT: usize = 8;
@@ -88,7 +88,11 @@ impl OpenModels {
             Question::Explain { of, subject } => self.about(&of, |about| answers::explain(about, &subject)),
             Question::Flags { of, model } => self.about(&of, |about| answers::flags(about, model)),
             Question::Simulate { of, workload, checkpoints } => {
-                self.about(&of, |about| answers::simulate(about, &workload, &checkpoints))
+                self.about(&of, |about| answers::simulate(about, workload, &checkpoints))
+            }
+            Question::Tiers { of, workload, trace, asked, width } => {
+                let requests = tiers::requests(workload, trace, bytes)?;
+                self.about(&of, |about| tiers::answer(about, asked, requests, width.0))
             }
             Question::Rates { of, rates, width } => self.about(&of, |about| answers::rates(about, &rates, width.0)),
             Question::File { of, format } => self.about(&of, |about| answers::file(about, format)),

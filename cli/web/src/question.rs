@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use cacheplan_files::Limit;
+use cacheplan_managers::simulate::Workload;
 use cacheplan_planner::{Prices, WeightBits};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
 
 /// The longest JSON text of a question. A budget is 128 KiB of it at most.
 const LONGEST: usize = 1 << 20;
@@ -76,11 +78,22 @@ pub(crate) enum Question {
         width: Width,
     },
     /// Hit rates over checkpoints.
-    Simulate { of: PlanQuestion, workload: String, checkpoints: Vec<usize> },
+    Simulate { of: PlanQuestion, workload: Workload, checkpoints: Vec<usize> },
     /// What was simulated, as a picture: the policies, each with its hit rates by the number of checkpoints.
     Rates {
         of: PlanQuestion,
         rates: Vec<(String, Vec<(u64, f64)>)>,
+        #[serde(default)]
+        width: Width,
+    },
+    /// How large tiers below the device must be for a built-in workload, or for the trace of such a name behind the text.
+    Tiers {
+        of: PlanQuestion,
+        #[serde(default)]
+        workload: Option<Workload>,
+        #[serde(default)]
+        trace: Option<String>,
+        asked: Map<String, Value>,
         #[serde(default)]
         width: Width,
     },

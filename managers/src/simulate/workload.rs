@@ -20,6 +20,16 @@ impl Workload {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Chat, Self::Agents, Self::Rag];
 
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Agents => "agents",
+            Self::Rag => "rag",
+        }
+    }
+
     /// Its requests in the order of arrival.
     #[must_use]
     pub fn requests(self) -> Vec<TraceRequest> {

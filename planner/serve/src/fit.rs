@@ -1,11 +1,11 @@
 //! Which devices hold a model, where each engine is asked as a command of its own asks it: with that version's defaults on the device.
 
 use cacheplan_planner::engines::Layout;
-use cacheplan_planner::fit::{Answer, Engines};
-use cacheplan_planner::{DeviceInfo, EngineSpec, FitQuestion, PlanRequest};
+use cacheplan_planner::fit::{Answer, AskedOf, Engines};
+use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest};
 
 use crate::error::ServeError;
-use crate::found::request;
+use crate::found::asked_of;
 use crate::launch::Launch;
 use crate::question::{Models, Options};
 
@@ -42,10 +42,13 @@ impl Asks {
         questions: &[(&PlanRequest, FitQuestion)],
         engines: &[EngineSpec],
     ) -> Result<Option<Answer>, ServeError> {
-        let admitted = |engine, device: &DeviceInfo, layout: &Layout| self.of_layout(engine, device, layout).ok()?;
-        let beside = Engines { asked: engines, asks: &admitted };
-        let answers: Result<Vec<Answer>, _> =
-            questions.iter().map(|(request, question)| request.fit_beside(question, beside)).collect();
+        let answered = |(request, question): &(&PlanRequest, FitQuestion)| {
+            let admitted = |engine, device: &DeviceInfo, layout: &Layout| {
+                self.of_layout(engine, device, layout, question.weights).ok()?
+            };
+            request.fit_beside(question, Engines { asked: engines, asks: &admitted })
+        };
+        let answers: Result<Vec<Answer>, _> = questions.iter().map(answered).collect();
         let Some(answer) = Answer::joined(answers?) else { return Ok(None) };
         for engine in engines {
             let name = format!("{}@{}", engine.engine.name(), engine.version_name());
@@ -55,8 +58,8 @@ impl Asks {
             for (_, question) in questions {
                 let alone = Layout::alone(question.context, question.sequences, answer.dtypes);
                 for (_, device) in &question.devices {
-                    if let Some(asked) = self.of_layout(*engine, device, &alone)? {
-                        asked.predict(*engine)?;
+                    if let Some(asked) = self.of_layout(*engine, device, &alone, question.weights)? {
+                        asked.request.predict(*engine)?;
                     }
                 }
             }
@@ -74,7 +77,9 @@ impl Asks {
         question: &FitQuestion,
         engines: &[EngineSpec],
     ) -> Result<u64, ServeError> {
-        let admitted = |engine, device: &DeviceInfo, layout: &Layout| self.of_layout(engine, device, layout).ok()?;
+        let admitted = |engine, device: &DeviceInfo, layout: &Layout| {
+            self.of_layout(engine, device, layout, question.weights).ok()?
+        };
         Ok(request.longest_that_fits(question, Engines { asked: engines, asks: &admitted })?)
     }
 
@@ -84,7 +89,8 @@ impl Asks {
         engine: EngineSpec,
         device: &DeviceInfo,
         layout: &Layout,
-    ) -> Result<Option<PlanRequest>, ServeError> {
+        weights: Option<ByteSize>,
+    ) -> Result<Option<AskedOf>, ServeError> {
         let given = self.given.as_ref().filter(|(own, _)| *own == engine);
         let (launch, version) = match given {
             Some((_, launch)) => (launch.clone(), self.options.version.clone()),
@@ -95,9 +101,12 @@ impl Asks {
             }
         };
         let Some(told) = launch.told(layout, version.as_deref())? else { return Ok(None) };
-        let options = Options { version, devices: Some(device.clone().into()), ..self.options.clone() };
+        let mut options = Options { version, devices: Some(device.clone().into()), ..self.options.clone() };
+        if let Some(size) = weights {
+            options.overrides.retain(|stated| stated.key != "memory.weights");
+            options.overrides.push(Override::by_flag("memory.weights", size.stated(), "--weights"));
+        }
         // How many devices there are is what is sought.
-        let (_, asked) = request(&Launch { gpus: None, ..told }, &self.models, &options)?;
-        Ok(Some(asked))
+        asked_of(&Launch { gpus: None, ..told }, &self.models, &options).map(Some)
     }
 }

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::fit::AskedOf;
 use cacheplan_planner::logs::{Fact, Logged};
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 
@@ -40,6 +41,14 @@ pub(crate) fn outcome(launch: &Launch, models: &Models, options: &Options) -> Re
 pub fn request(launch: &Launch, models: &Models, options: &Options) -> Result<(EngineSpec, PlanRequest), ServeError> {
     let (question, settled) = Question::of(launch, options)?.settled(models)?;
     Ok((question.engine, settled.request))
+}
+
+/// The same, with the bytes for caches of an engine that divides none.
+pub(crate) fn asked_of(launch: &Launch, models: &Models, options: &Options) -> Result<AskedOf, ServeError> {
+    let (question, settled) = Question::of(launch, options)?.settled(models)?;
+    let bytes = |placed| cells::bytes(&settled.request, question.engine, placed);
+    let cache_bytes = settled.placed.as_ref().map(bytes).transpose()?;
+    Ok(AskedOf { request: settled.request, cache_bytes })
 }
 
 /// What the engine makes of the least and of the most bytes.

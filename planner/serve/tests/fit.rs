@@ -3,10 +3,11 @@
 mod common;
 
 use cacheplan_handlers::DType;
+use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_planner::{Config, DeviceInfo, EngineSpec, Override, PlanRequest};
 use cacheplan_serve::fit::Asks;
-use cacheplan_serve::{Options, ServeError, request};
+use cacheplan_serve::{Options, ServeError, Starts, request};
 use common::{launch, models, on};
 use rstest::rstest;
 
@@ -89,12 +90,57 @@ fn a_row_is_what_its_own_command_admits(
     assert!(rows >= 10 && held >= 5, "{rows} rows, {held} that hold some");
 }
 
+/// So is one that allocates what it is told: its row is held to its pass, its context and what it leaves free, as its command is.
+#[rstest]
+fn a_row_of_cells_starts_as_its_own_command_does(
+    #[values("rtx-4090", "h100")] device: &str,
+    #[values(2_048, 32_768)] context: u64,
+) {
+    let engine: EngineSpec = "llama.cpp".parse().unwrap();
+    let (mut held, mut short) = (0, 0);
+    for name in ZOO {
+        let (model, question) = asked(name, &[device], context, 3);
+        let Ok(found) = fitted(&model, &question, engine) else { continue };
+        let options = Options { model_is_given: true, ..on(device) };
+        let starts = |row: &Fit, sequences: u64| {
+            let layout = Layout { sequences, ..found.layout_of(row, engine) };
+            let flags = engine.flags_of(&layout).unwrap().into_iter();
+            let flags: Vec<String> = flags.flat_map(|(name, value)| [Some(name.to_owned()), value]).flatten().collect();
+            let words = format!("{} org/model {}", engine.program(), flags.join(" "));
+            let said = cacheplan_serve::answer(&launch(&words), models(name), &options).unwrap();
+            (said.starts, said.reason, words)
+        };
+        for row in of_engine(&found) {
+            if row.sequences > 0 {
+                held += 1;
+                let (starts, why, words) = starts(row, row.sequences);
+                assert_eq!((starts, why.as_deref()), (Starts::Yes, None), "{name}: {words}");
+            }
+            short += 1;
+            let (starts, why, words) = starts(row, row.sequences + row.sequences / 8 + 1);
+            assert_ne!((starts, why.as_deref()), (Starts::Yes, None), "{name}: {words}");
+        }
+    }
+    assert!(held >= 2 && short >= held, "{held} rows hold some of {short}");
+}
+
+/// The command beside BEST asks the engine as its row was asked, and no other one.
+#[rstest]
+#[case("vllm", "cacheplan plan --device h200 -- vllm serve org/model --max-model-len 4096")]
+#[case("vllm@0.19.0", "cacheplan plan --device h200 --engine-version 0.19.0 -- vllm serve org/model")]
+#[case("llama.cpp", "cacheplan plan --device h200 -- llama-server -m org/model --ctx-size 32768")]
+fn the_best_row_is_asked_about_by_the_engines_own_command(#[case] engine: EngineSpec, #[case] expected: &str) {
+    let table = answer("meta-llama__Llama-2-7b-hf", &["h200"], 4_096, 8, engine).table();
+    let joined = table.replace("\\\n   ", "");
+    assert!(joined.contains(expected) && !joined.contains("--as"), "{table}");
+}
+
 /// Where engines are asked, what one of them admits is the answer, in its own words.
 #[rstest]
 #[case("vllm", "  vllm serve org/model --max-model-len 4096 --max-num-seqs ")]
 #[case("sglang", "  python -m sglang.launch_server --model-path org/model --context-length 4096")]
 #[case("tensorrt-llm", "  trtllm-serve org/model --max_seq_len 4096 --max_batch_size ")]
-#[case("llama.cpp", "  llama-server takes --ctx-size ")]
+#[case("llama.cpp", " llama-server -m org/model ")]
 fn the_engine_that_is_asked_is_told_what_it_admits(#[case] engine: EngineSpec, #[case] expected: &str) {
     let answer = answer("meta-llama__Llama-2-7b-hf", &["h200"], 4_096, 8, engine);
     let best = answer.best().unwrap();
@@ -134,6 +180,21 @@ fn keys_of_8_bits_are_offered_where_the_engine_reads_them(
     let narrow = of_engine(&answer).filter(|fit| fit.kv_dtype == Some(DType::F8E4m3)).count();
     assert_eq!(narrow > 0, offered);
     assert!(of_engine(&answer).any(|fit| fit.kv_dtype.is_none()));
+}
+
+/// What quantised weights leave is the engine's too.
+#[rstest]
+#[case("vllm")]
+#[case("llama.cpp")]
+fn weights_that_are_stated_are_the_engines_too(#[case] engine: EngineSpec) {
+    let (model, question) = asked("Qwen__Qwen3-8B", &["rtx-4090"], 32_768, 1);
+    let held = |weights: Option<&str>| {
+        let weights = weights.map(|size| size.parse().unwrap());
+        let answer = fitted(&model, &FitQuestion { weights, max_devices: 1, ..question.clone() }, engine).unwrap();
+        of_engine(&answer).find(|fit| fit.kv_dtype.is_none()).unwrap().sequences
+    };
+    // A sequence takes 4.5 GiB, and 5 GB are 10.6 GiB less than the weights in 16 bits.
+    assert!(held(Some("5GB")) >= held(None) + 2, "{} {}", held(Some("5GB")), held(None));
 }
 
 /// What it refuses whatever the layout is said in its words.

@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::DType;
 
-use super::{AtBest, Fit, FitQuestion};
+use super::{AskedOf, AtBest, Fit, FitQuestion};
 use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Dtypes, Fraction, Memory};
 use crate::device::{DeviceInfo, DeviceKind};
@@ -11,6 +11,7 @@ use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
+use crate::size::ByteSize;
 
 /// Plans all stages; `None` where the model cannot be divided so.
 pub(super) fn tried(
@@ -33,7 +34,7 @@ pub(super) fn tried(
 ///
 /// Its steps and graphs grow with the sequences that it is told, so that what it holds of few is more than what it holds of many.
 pub(super) fn as_told(
-    asks: &dyn Fn(&Layout) -> Option<PlanRequest>,
+    asks: &dyn Fn(&Layout) -> Option<AskedOf>,
     layout: Layout,
     device: &DeviceInfo,
     engine: EngineSpec,
@@ -43,7 +44,11 @@ pub(super) fn as_told(
     let parallel = layout.parallel;
     let replicas = u64::from(parallel.dp);
     let admits = |sequences: u64| {
-        let request = of_device(&asks(&Layout { sequences, ..layout })?, device, question);
+        let AskedOf { request, cache_bytes } = asks(&Layout { sequences, ..layout })?;
+        let request = match cache_bytes {
+            None => of_device(&request, device, question),
+            Some(bytes) => with_bytes(&request, device, bytes),
+        };
         planned(&request, device, parallel, Some(engine), question, work)
     };
     // It holds as many as it is told, and not twice as many.
@@ -76,6 +81,14 @@ fn of_device(request: &PlanRequest, device: &DeviceInfo, question: &FitQuestion)
             weights: question.weights.or(stated.weights),
             ..stated
         });
+    })
+}
+
+/// The same where so many bytes of the device are for caches.
+fn with_bytes(request: &PlanRequest, device: &DeviceInfo, bytes: u64) -> PlanRequest {
+    request.clone().with_devices(device.clone()).changed(|budget| {
+        budget.engine.cache_bytes = Some(ByteSize(bytes));
+        budget.memory = Some(Memory { bytes: Some(ByteSize(bytes)), ..Memory::default() });
     })
 }
 

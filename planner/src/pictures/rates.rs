@@ -10,8 +10,8 @@ use crate::size::separated;
 /// A picture and the table of its numbers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Drawn {
-    picture: Element,
-    numbers: Element,
+    pub(super) picture: Element,
+    pub(super) numbers: Element,
 }
 
 impl CachePlan {

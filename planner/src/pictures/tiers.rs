@@ -1,8 +1,9 @@
 //! Hit rates over the size of what lies below the device.
 
 use super::chart::{Chart, Line};
-use super::element::Element;
+use super::element::{Element, table};
 use super::letters::Label;
+use super::rates::Drawn;
 use crate::size::ByteSize;
 
 const WIDTH: f64 = 908.0;
@@ -25,9 +26,30 @@ pub struct TierCurve {
 }
 
 impl TierCurve {
+    /// Draws it for a page of such a width, with the table of its numbers.
+    #[must_use]
+    pub fn drawn(&self, width: f64) -> Drawn {
+        let percent = |rate: f64| format!("{:.1} %", 100.0 * rate);
+        let row = |(bytes, rate, tiers): &(u64, f64, String)| match bytes {
+            0 => vec!["the device alone".to_owned(), percent(*rate)],
+            _ => vec![tiers.clone(), percent(*rate)],
+        };
+        let ceiling = vec!["room for everything".to_owned(), percent(self.ceiling)];
+        let rows: Vec<Vec<String>> = self.points.iter().map(row).chain([ceiling]).collect();
+        let numbers = table("Hit rate by tiers of a rank", &["tiers", "hit rate"], &[1], &rows);
+        Drawn { picture: self.chart(width), numbers }
+    }
+
     /// Draws it as a file of SVG.
     #[must_use]
     pub fn svg(&self) -> String {
+        let sheet = Element::file(WIDTH, TOP + 340.0);
+        let title = Label { size: 16.0, ..Label::BOLD }.draw((MARGIN, 32.0), WIDTH - 2.0 * MARGIN, &self.title);
+        let chart = self.chart(WIDTH - 2.0 * MARGIN).at("x", MARGIN).at("y", TOP);
+        format!("{}\n", sheet.child(title).child(chart))
+    }
+
+    fn chart(&self, width: f64) -> Element {
         let below = || self.points.iter().filter(|point| point.0 > 0);
         let flat = |rate: f64| below().map(|point| (point.0 as f64, rate)).collect();
         let line = |name: &str, points, style| Line { name: name.into(), points, notes: Vec::new(), style };
@@ -47,10 +69,7 @@ impl TierCurve {
             log_y: false,
             mark: self.chosen.map(|bytes| bytes as f64),
         };
-        let sheet = Element::file(WIDTH, TOP + 340.0);
-        let title = Label { size: 16.0, ..Label::BOLD }.draw((MARGIN, 32.0), WIDTH - 2.0 * MARGIN, &self.title);
-        let chart = chart.draw(WIDTH - 2.0 * MARGIN).at("x", MARGIN).at("y", TOP);
-        format!("{}\n", sheet.child(title).child(chart))
+        chart.draw(width)
     }
 }
 

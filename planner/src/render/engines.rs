@@ -64,7 +64,8 @@ impl EnginePrediction {
 }
 
 impl Comparison {
-    /// Comparisons as a text table, at most 100 columns wide, with what costs each engine its bytes.
+    /// Comparisons as a text table, at most 100 columns wide, with what costs each engine its bytes, and which of its rules make a
+    /// version differ.
     pub fn table(comparisons: &[Self]) -> String {
         let heading = ["engine", "bytes", "ours", "engine's", "ratio", "our waste", "its waste"];
         let mut rows = vec![heading.map(String::from).to_vec()];
@@ -87,6 +88,9 @@ impl Comparison {
             for why in &row.why {
                 text.push_str(&wrap(why, 6));
             }
+        }
+        for change in comparisons.iter().flat_map(|row| &row.changes) {
+            text.push_str(&wrap(change, 0));
         }
         text
     }

@@ -86,10 +86,37 @@ impl Answer {
             let words = words.map(|word| quoted(word).into_owned()).collect();
             return text + &lines(format!("cacheplan plan --device {}", best.counted()), words);
         }
-        let named = [&self.model].into_iter().chain(&self.stated);
-        text.push_str(&command("cacheplan plan", named, &best.plan_flags(self.context)));
+        text.push_str(&self.asked(best));
         text.push_str(&self.served(best));
         text
+    }
+
+    /// The command that asks about a row alone: of an engine's row with the engine's own command, as the row was asked.
+    fn asked(&self, best: &Fit) -> String {
+        let engine = best.engine.as_deref().and_then(|engine| engine.parse::<EngineSpec>().ok());
+        let Some((engine, told)) = engine.and_then(|engine| Some((engine, self.told(best, engine)?))) else {
+            let named = [&self.model].into_iter().chain(&self.stated);
+            return command("cacheplan plan", named, &best.plan_flags(self.context));
+        };
+        let mut words = self.stated_of_files();
+        if engine.version != engine.engine.newest() {
+            words.extend(["--engine-version".to_owned(), engine.version_name()]);
+        }
+        // What is piped in has no name.
+        if self.model == "-" {
+            words.extend(["--model-config", "-"].map(str::to_owned));
+        }
+        let name = if self.model == "-" { "MODEL" } else { &self.model };
+        words.push("--".to_owned());
+        words.extend(engine.program().split_whitespace().chain([name]).map(|word| quoted(word).into_owned()));
+        words.extend(told.split_whitespace().map(str::to_owned));
+        lines(format!("cacheplan plan --device {}", best.counted()), words)
+    }
+
+    /// What is stated of the model's files; dtypes are told the engine.
+    fn stated_of_files(&self) -> Vec<String> {
+        let pairs = self.stated.chunks(2).filter(|pair| !pair[0].ends_with("-dtype"));
+        pairs.flatten().map(|word| quoted(word).into_owned()).collect()
     }
 
     /// An amount, in the currency where one is stated.
@@ -116,6 +143,10 @@ impl Answer {
         let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
         if folder.ends_with(".json") || folder == "-" || (takes_files && !is_gguf) {
+            // The command above has them.
+            if best.engine.is_some() {
+                return String::new();
+            }
             return wrap(&format!("{} takes {flags}", program.split(" -m").next().unwrap_or(program)), 2) + &asked;
         }
         command(program, [&folder.to_owned()], &flags) + &asked

@@ -110,11 +110,11 @@ fn windows_unpaged_tokens_and_readers_are_named() {
 #[rstest]
 #[case(
     "ssm_O",
-    "`ssm_O` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; did you mean `ssm_0`?"
+    "`ssm_O` is no cache, pool, ledger line or layer of this plan; did you mean `ssm_0`? there are `capacity`, `ssm.0`, `causal_conv.0`, `kv_paged.0`, `activations`, `unused`, layers 0 to 51, 52 caches such as `ssm_0`"
 )]
 #[case(
     "frobnicator",
-    "`frobnicator` is no resource, pool, ledger line or layer of this plan, nor `capacity` or `host`; there are `activations`, `ssm.0`, `causal_conv.0`, `kv_paged.0`, `unused`"
+    "`frobnicator` is no cache, pool, ledger line or layer of this plan; there are `capacity`, `ssm.0`, `causal_conv.0`, `kv_paged.0`, `activations`, `unused`, layers 0 to 51, 52 caches such as `ssm_0`"
 )]
 #[case("host", "this plan has no host tier; `host.bytes` states one")]
 #[case("52", "layer 52 does not exist; the model has layers 0 to 51")]

@@ -25,6 +25,7 @@ from cacheplan._index import Index, Reuse
 from cacheplan._native import __version__
 from cacheplan._plan import BudgetKey, Cache, Knob, Model, Plan, Ranks, budget_keys, model, plan
 from cacheplan._sweep import sweep
+from cacheplan._tiers import TierFlags, TierPoint, Tiers, TiersAnswer, tiers
 
 for _public in (CacheplanError, *CacheplanError.__subclasses__(), DoesNotFit, PlanFileError, NoRoom):
     _public.__module__ = __name__
@@ -60,6 +61,10 @@ __all__ = [
     "Sequence",
     "Simulation",
     "Step",
+    "TierFlags",
+    "TierPoint",
+    "Tiers",
+    "TiersAnswer",
     "__version__",
     "budget_keys",
     "disaggregate",
@@ -68,4 +73,5 @@ __all__ = [
     "plan",
     "simulate",
     "sweep",
+    "tiers",
 ]

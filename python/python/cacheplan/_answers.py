@@ -47,7 +47,7 @@ class _Drawn(_Answer):
     """An answer that can be drawn too."""
 
     __slots__ = ()
-    _native: _native.Fit | _native.Simulation
+    _native: _native.Fit | _native.Simulation | _native.Tiers
 
     def svg(self) -> str:
         """The answer as a picture, 1000 pixels wide."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pandas
 
     from cacheplan._answers import Fit, Simulation
+    from cacheplan._tiers import Tiers
 
 Model = _native.Model
 
@@ -391,10 +392,14 @@ class Plan:
         """What an engine would allocate: ``vllm``, ``sglang``, ``tensorrt-llm``, ``llama.cpp``."""
         return build(EnginePlan, json.loads(self._native.engine(_spec(name, version))))
 
-    def compare(self, name: str, *, version: str | None = None) -> dict[str, Any]:
-        """This plan beside an engine's allocation, as JSON objects."""
-        comparison: dict[str, Any] = json.loads(self._native.compare(_spec(name, version)))
-        return comparison
+    def compare(self, name: str, *, version: str | None = None, since: str | None = None) -> dict[str, Any]:
+        """This plan beside an engine's allocation, as JSON objects.
+
+        ``since`` is another version of the engine; ``changes`` says then which rules make the two differ.
+        """
+        before = [] if since is None else [_spec(name, since)]
+        rows: list[dict[str, Any]] = json.loads(self._native.compare([*before, _spec(name, version)]))
+        return rows[-1]
 
     def fit(self, sequences: int, *, context: int | None = None, **asked: Any) -> Fit:
         """Which devices hold so many sequences of ``context`` tokens, ``max_seq_len`` where none are stated.
@@ -411,6 +416,12 @@ class Plan:
         from cacheplan._answers import simulate
 
         return simulate(workload, plan=self, **asked)
+
+    def tiers(self, workload: str | None = None, **asked: Any) -> Tiers:
+        """How large host memory and disk below this plan must be, as :func:`cacheplan.tiers` takes it."""
+        from cacheplan._tiers import tiers
+
+        return tiers(self, workload, **asked)
 
     def table(self) -> str:
         """The plan for people, at most 100 columns wide."""

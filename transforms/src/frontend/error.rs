@@ -1,8 +1,13 @@
 //! What can be wrong with a model's description.
 
+use std::fmt;
+use std::ops::Range;
+
 use cacheplan_files::Shown;
 use cacheplan_files::SourceError;
 use thiserror::Error;
+
+use crate::near::Near;
 
 /// A model that cannot be read.
 #[derive(Debug, Error)]
@@ -13,7 +18,7 @@ pub enum FrontendError {
     Source(#[from] SourceError),
     /// A key that the architecture needs is absent.
     #[error(
-        "{file}: `{what}` of model_type `{model_type}` cannot be told: none of {keys} is there; add it, or pass --assume KEY=VALUE", file = Shown(.file), what = Shown(.what), model_type = Shown(.model_type))]
+        "{file}: `{what}` of model_type `{model_type}` cannot be told: none of {keys} is there{near}; add it, or pass --assume KEY=VALUE", file = Shown(.file), what = Shown(.what), model_type = Shown(.model_type), near = Near(.near))]
     Missing {
         /// The file.
         file: String,
@@ -22,7 +27,9 @@ pub enum FrontendError {
         /// The dimension.
         what: String,
         /// The keys that would tell it.
-        keys: String,
+        keys: Box<str>,
+        /// Keys of the file with a similar name; empty where there are none.
+        near: Box<str>,
     },
     /// A key with a value that makes no sense.
     #[error("{file}: `{key}` is {found}; {expected}", file = Shown(.file), key = Shown(.key), found = Shown(.found), expected = Shown(.expected))]
@@ -70,20 +77,20 @@ pub enum FrontendError {
     },
     /// An architecture without a description.
     #[error(
-        "{file}: unknown model_type `{found}` (near: {near}); add a description (docs/adding-a-model.md), \
-         describe it with GraphBuilder, or pass --assume model_type=NAME", file = Shown(.file), found = Shown(.found))]
+        "{file}: unknown model_type `{found}`{near}; add a description (docs/adding-a-model.md), \
+         describe it with GraphBuilder, or pass --assume model_type=NAME", file = Shown(.file), found = Shown(.found), near = Near(.near))]
     UnknownModelType {
         /// The file.
         file: String,
         /// The model_type found.
         found: String,
-        /// Known ones with a similar name.
+        /// Known ones with a similar name; empty where there are none.
         near: String,
     },
     /// A layer of a kind that the architecture does not have.
     #[error(
-        "{file}: layer {layer} is of unknown kind `{found}` (known for {model_type}: {known}); \
-         pass --assume layer.{layer}=KIND, or describe the model with GraphBuilder", file = Shown(.file), found = Shown(.found), model_type = Shown(.model_type))]
+        "{file}: layer {layer} is of unknown kind `{found}`{near} (known for {model_type}: {known}); \
+         pass --assume layer.{layer}=KIND, or describe the model with GraphBuilder", file = Shown(.file), found = Shown(.found), near = Near(.near), model_type = Shown(.model_type))]
     UnknownLayerKind {
         /// The file.
         file: String,
@@ -92,9 +99,11 @@ pub enum FrontendError {
         /// The layer.
         layer: u32,
         /// The kind found.
-        found: String,
+        found: Box<str>,
+        /// Those of them with a similar name; empty where there are none.
+        near: Box<str>,
         /// Kinds and spellings that the description knows.
-        known: String,
+        known: Box<str>,
     },
     /// A dtype that is not known.
     #[error("{file}: `{key}`: {source}; pass --assume {key}=DTYPE", file = Shown(.file), key = Shown(.key), source = Shown(.source))]
@@ -107,7 +116,7 @@ pub enum FrontendError {
         source: cacheplan_handlers::UnknownDType,
     },
     /// An op that keeps state and that no rule understands.
-    #[error("{file}: node `{node}`: unknown op `{op}` (near: {near}); describe the model with GraphBuilder instead", file = Shown(.file), node = Shown(.node), op = Shown(.op))]
+    #[error("{file}: node `{node}`: unknown op `{op}`{near}; describe the model with GraphBuilder instead", file = Shown(.file), node = Shown(.node), op = Shown(.op), near = Near(.near))]
     UnknownOp {
         /// The file.
         file: String,
@@ -115,7 +124,7 @@ pub enum FrontendError {
         node: String,
         /// Its type, with its domain.
         op: String,
-        /// Known types with a similar name.
+        /// Known types with a similar name; empty where there are none.
         near: String,
     },
     /// A file that ends inside its header.
@@ -177,10 +186,12 @@ pub enum FrontendError {
         reason: String,
     },
     /// An architecture description that is wrong itself.
-    #[error("architecture description of `{model_type}`: {reason}", model_type = Shown(.model_type), reason = Shown(.reason))]
+    #[error("architecture description of `{model_type}`{place}: {reason}", model_type = Shown(.model_type), reason = Shown(.reason))]
     Description {
         /// The model_type.
         model_type: String,
+        /// Where, as far as that is known.
+        place: Box<DescriptionPlace>,
         /// What is wrong.
         reason: String,
     },
@@ -194,7 +205,45 @@ pub enum FrontendError {
     },
 }
 
+/// A place in an architecture description.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DescriptionPlace {
+    /// Which of the caller's descriptions, from 0; none of a built-in one.
+    pub which: Option<usize>,
+    /// The key, with dots: `blocks.mamba2.d_state`.
+    pub key: String,
+    /// Its line, from 1.
+    pub line: Option<usize>,
+    /// Its bytes.
+    pub span: Option<Range<usize>>,
+}
+
+/// Shows it behind what it is a place of.
+impl fmt::Display for DescriptionPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.line.map_or(Ok(()), |line| write!(f, ", line {line}"))?;
+        if self.key.is_empty() { Ok(()) } else { write!(f, ", `{}`", Shown(&self.key)) }
+    }
+}
+
+impl DescriptionPlace {
+    /// A key by the names on the way to it, wherever it stands.
+    pub(crate) fn of(path: &[&str]) -> Self {
+        Self { key: path.join("."), ..Self::default() }
+    }
+}
+
 impl FrontendError {
+    /// A description that is wrong, nobody knows where.
+    pub(crate) fn description(model_type: &str, reason: String) -> Self {
+        Self::Description { model_type: model_type.to_owned(), place: Box::default(), reason }
+    }
+
+    /// Whether it names something that may be meant.
+    pub(crate) fn has_near(&self) -> bool {
+        matches!(self, Self::Missing { near, .. } if !near.is_empty())
+    }
+
     /// Whether the model is valid but of a kind that is not supported; the command then exits with 4, else with 1.
     pub fn is_unsupported(&self) -> bool {
         matches!(

@@ -19,7 +19,7 @@ use self::safetensors::Weights;
 use crate::model::Model;
 
 pub use config::Assumption;
-pub use error::FrontendError;
+pub use error::{DescriptionPlace, FrontendError};
 
 /// What the caller adds to a model's own description.
 #[derive(Clone, Debug, Default)]

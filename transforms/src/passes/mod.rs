@@ -17,6 +17,7 @@ use thiserror::Error;
 
 use crate::cache_dtypes::CacheDTypes;
 use crate::graph::{Graph, Name, OpId};
+use crate::near::Near;
 use crate::registry::{DescribeError, Descriptor, Registry, Stage};
 use crate::resources::{ResourceError, Resources};
 
@@ -124,7 +125,7 @@ pub enum PassError {
     /// A node that keeps state and got no cache.
     #[error(
         "{pass}: node `{node}` keeps state between steps but no descriptor knows its op `{kind}`; \
-         register one (near: {near})", node = Shown(.node), kind = Shown(.kind), near = Shown(.near))]
+         register one{near}", node = Shown(.node), kind = Shown(.kind), near = Near(.near))]
     NoDescriptor {
         /// The pass.
         pass: &'static str,
@@ -132,7 +133,7 @@ pub enum PassError {
         node: String,
         /// Its op kind.
         kind: String,
-        /// Known op kinds with a similar name.
+        /// Known op kinds with a similar name; empty where there are none.
         near: String,
     },
     /// A graph whose ops have caches already.

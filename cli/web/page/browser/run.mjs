@@ -487,7 +487,7 @@ test('what a model calls itself stays text', async ({ address }) => {
 test('every part answers: capacity, devices, prefix cache, flags, reasons', async ({ address, screenshots }) => {
   await open(address, fragment({ zoo: NANO, device: 'h100', 'fit.prices': 'h100=2.5 h200=3.5' }), async (page) => {
     await settled(page);
-    for (const [id, wanted] of [['capacity', 'svg.chart'], ['fit', '.heat .part'], ['prefix', 'svg.chart'], ['flags', '.file']]) {
+    for (const [id, wanted] of [['capacity', 'svg.chart'], ['fit', '.heat .part'], ['prefix', 'svg.chart'], ['tiers', 'svg.chart'], ['flags', '.file']]) {
       await page.$eval(`#${id}`, (section) => section.scrollIntoView());
       await page.waitForSelector(`#${id} ${wanted}`, { timeout: 60000 });
     }

@@ -11,7 +11,8 @@ import type { Model } from './model';
 import type { Planner } from './planner';
 import { CHECKPOINTS, rates, showPrefix } from './prefix';
 import type { State } from './state';
-import type { Curves, Fit, Fits, Planned, Simulated, Told } from './types';
+import { showTiers, type TierForm } from './tiers';
+import type { Curves, Fit, Fits, Planned, Simulated, Tiered, Told } from './types';
 
 /** What the parts know of what is asked by then. */
 export interface Asked {
@@ -21,7 +22,7 @@ export interface Asked {
   planned(): Planned | null;
   /** Tokens of each sequence. */
   tokens(): number;
-  ask<T>(planner: Planner, question: object): Promise<T>;
+  ask<T>(planner: Planner, question: object, bytes?: BlobPart[]): Promise<T>;
   width(): number;
   apply(fit: Fit): void;
   remember(): Promise<void>;
@@ -29,7 +30,7 @@ export interface Asked {
   guarded(run: () => Promise<void>, section: HTMLElement): Promise<boolean>;
 }
 
-export function below(asked: Asked, flags: Flags): Later {
+export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
   const { planner, state, ask, width } = asked;
   const part = (run: () => Promise<void>, always = false): Part => ({ due: false, seen: always, always, run });
   const fits = (names: string[], most: number): Promise<Fits> => {
@@ -96,6 +97,11 @@ export function below(asked: Asked, flags: Flags): Later {
         await asked.remember();
       }),
       prefix: part(prefix),
+      tiers: part(async () => {
+        const [question, bytes] = tiers.question(state().workload);
+        showTiers(await ask<Tiered>(planner, { ...question, width: width() }, bytes));
+        await asked.remember();
+      }),
       flags: part(async () => {
         const { chosen } = state();
         flags.show((await ask<{ targets: Told[] }>(planner, { ask: 'flags', model: chosen.from === 'zoo' ? chosen.name : null })).targets);

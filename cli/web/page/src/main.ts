@@ -19,6 +19,7 @@ import { Refused, planners, type Planner } from './planner';
 import { workloadForm } from './prefix';
 import { type State, fromFragment, toFragment } from './state';
 import { showLayers } from './strip';
+import { TierForm } from './tiers';
 import type { Choices, Derivation, Fit, Opened, Place, Planned } from './types';
 import { Why } from './why';
 
@@ -51,10 +52,10 @@ async function start(): Promise<void> {
   let into: string[] = [];
 
   /** Asks something of the models, the budget and the device that are there by then. */
-  const ask = <T>(planner: Planner, question: object, about: Model = model, device = state.device): Promise<T> => {
+  const ask = <T>(planner: Planner, question: object, about: Model = model, device = state.device, bytes: BlobPart[] = []): Promise<T> => {
     const { budget, stage, bits } = state;
     const of = { budget, device, stage: device === state.device ? stage : 0, bits: bits || null };
-    return about.ask<T>(planner, (model, draft) => ({ of: { model, draft, ...of }, ...question }), draft);
+    return about.ask<T>(planner, (model, draft) => ({ of: { model, draft, ...of }, ...question }), draft, bytes);
   };
   /** How wide pictures are drawn. */
   const width = () => outputs.clientWidth;
@@ -175,10 +176,15 @@ async function start(): Promise<void> {
   byId('prefix').append(
     workloadForm(state.workload, (workload) => {
       state = { ...state, workload };
-      later.due('prefix');
+      later.due('prefix', 'tiers');
     }),
     h('div', { class: 'answer' }),
   );
+  const tiers = new TierForm(state.tiers, (tiers) => {
+    state = { ...state, tiers };
+    later.due('tiers');
+  });
+  byId('tiers').append(tiers.element, h('div', { class: 'answer' }));
 
   /** How long it took from a slider to the frame with its picture, for who looks at the browser's own measurements. */
   function measure(): void {
@@ -282,7 +288,7 @@ async function start(): Promise<void> {
       model: () => model,
       planned: () => planned,
       tokens: () => sentence.tokens() ?? planned?.plan.limits.max_seq_len ?? 4096,
-      ask: (planner, question) => ask(planner, question),
+      ask: (planner, question, bytes) => ask(planner, question, model, state.device, bytes),
       width,
       apply,
       remember,
@@ -290,6 +296,7 @@ async function start(): Promise<void> {
       guarded,
     },
     flags,
+    tiers,
   );
 
   function apply(fit: Fit): void {
@@ -337,6 +344,10 @@ async function start(): Promise<void> {
   listen({
     model: (files) => config(filesOf(files)),
     config: (text) => config({ from: 'text', name: 'config.json', text }),
+    trace: (file) => {
+      tiers.take(file);
+      byId('tiers').scrollIntoView();
+    },
     commands: (files) => {
       way(true);
       void guarded(() => command.take(files));

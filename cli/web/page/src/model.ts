@@ -74,10 +74,10 @@ export class Model {
   }
 
   /** Asks about this model, and the one that drafts for it. */
-  async ask<T>(planner: Planner, question: (model: number, draft: number | null) => object, draft: Model | null = null): Promise<T> {
+  async ask<T>(planner: Planner, question: (model: number, draft: number | null) => object, draft: Model | null = null, bytes: BlobPart[] = []): Promise<T> {
     const ask = async () => {
       const [own, drafts] = await Promise.all([this.opened(planner), draft?.opened(planner)]);
-      return planner.ask<T>(question(own.model, drafts?.model ?? null));
+      return planner.ask<T>(question(own.model, drafts?.model ?? null), bytes);
     };
     try {
       return await ask();

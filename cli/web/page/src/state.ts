@@ -16,6 +16,8 @@ export interface State {
   /** What is asked beside it: another device, another model where one is named. */
   beside: { chosen: Chosen | null; device: string } | null;
   workload: string;
+  /** The most host memory and disk, and the hit rate to reach; nothing where a text is empty. */
+  tiers: { host: string; disk: string; hit: string };
   fit: { devices: string; most: number; prices: string };
 }
 
@@ -29,6 +31,7 @@ export const START: State = {
   stage: 0,
   beside: null,
   workload: 'agents',
+  tiers: { host: '1TiB', disk: '4TiB', hit: '' },
   fit: { devices: 'l40s h100 h200 b200 mi300x', most: 8, prices: '' },
 };
 
@@ -51,6 +54,7 @@ export async function toFragment(state: State): Promise<string> {
   if (state.stage > 0) fields.set('stage', String(state.stage));
   if (state.beside) fields.set('beside.device', state.beside.device);
   fields.set('workload', state.workload);
+  for (const [name, value] of Object.entries(state.tiers)) fields.set(`tiers.${name}`, value);
   for (const [name, value] of Object.entries(state.fit)) if (value !== '') fields.set(`fit.${name}`, String(value));
   return fields.toString();
 }
@@ -73,6 +77,11 @@ export async function fromFragment(fragment: string, first = START.chosen): Prom
     stage: number('stage', 0, 4096),
     beside: besides === null ? null : { chosen: await chosenOf(fields, 'beside.'), device: besides },
     workload: fields.get('workload') ?? START.workload,
+    tiers: {
+      host: fields.get('tiers.host') ?? START.tiers.host,
+      disk: fields.get('tiers.disk') ?? START.tiers.disk,
+      hit: fields.get('tiers.hit') ?? START.tiers.hit,
+    },
     fit: {
       devices: fields.get('fit.devices') ?? START.fit.devices,
       most: number('fit.most', START.fit.most, 64),

@@ -143,6 +143,43 @@ export interface Simulated {
   reuse: string;
 }
 
+/** Bytes of each kind in a tier of a rank. */
+export interface TierKinds {
+  keys: number;
+  windows: number;
+  states: number;
+}
+
+/** One replay of a trace. */
+export interface TierPoint {
+  sizes: Record<'device' | 'host' | 'disk', TierKinds>;
+  hit_rate: number;
+}
+
+/** How large tiers must be, as the command says it. */
+export interface Tiered {
+  told: {
+    trace: string;
+    answer: {
+      requests: number;
+      left_out: number;
+      replays: number;
+      ceiling: number;
+      planned: TierPoint;
+      curve: TierPoint[];
+      chosen: TierPoint | null;
+    };
+    engines: { engine: string; read_in: string; lines: string[]; notes: string[] }[];
+  };
+  table: string;
+  drawn: { picture: Drawing; numbers: Drawing };
+  svg: string;
+  /** Why nothing tried reaches the hit rate that was asked for. */
+  out_of_reach: string | null;
+  /** What is taken for granted. */
+  note: string | null;
+}
+
 export interface Told {
   target: string;
   told: {

@@ -17,6 +17,7 @@ test('a link holds a whole state', async () => {
     stage: 2,
     beside: { chosen: { from: 'zoo', name: 'a/b' }, device: '2xb200' },
     workload: 'rag',
+    tiers: { host: '', disk: '2TiB', hit: '0.6' },
     fit: { devices: 'h100', most: 3, prices: 'h100=2.5' },
   };
   expect(await fromFragment(await toFragment(state))).toEqual(state);

@@ -6,6 +6,7 @@ import { priceOf, withPrice } from '../src/fit';
 import { devices, devicesText, short, tokensOf } from '../src/format';
 import { chosenBy, inOrder, isOfModel } from '../src/model';
 import { rates } from '../src/prefix';
+import { isTrace, rateOf } from '../src/tiers';
 
 test('names on the hub are read as the command reads them', () => {
   expect(nameOf('org/name')).toEqual({ model: 'org/name', revision: 'main', file: null });
@@ -32,6 +33,15 @@ test('weights are read before what lies beside them, and what names shards befor
   expect(order(shard!, 'config.json', index!)).toEqual([index, 'config.json', shard]);
   expect(() => order('config.json', shard!)).toThrow('drop model.safetensors.index.json');
   expect(order('b-00002-of-00002.gguf', 'b-00001-of-00002.gguf')[0]).toBe('b-00001-of-00002.gguf');
+});
+
+test('a trace is told from a config, and a hit rate is read as people write it', () => {
+  expect(isTrace('{"timestamp": 1, "input_length": 512, "output_length": 8, "hash_ids": [7]}\n{}')).toBe(true);
+  expect(isTrace(' {"prompt": [{"id": 1, "len": 9}], "output": {"id": 2, "len": 1}}')).toBe(true);
+  expect(isTrace('{"model_type": "llama"}')).toBe(false);
+  expect(isTrace('{\n  "prompt": 1\n}')).toBe(false);
+  expect([rateOf('0.6'), rateOf('60 %'), rateOf('7.5%')]).toEqual([0.6, 0.6, 0.075]);
+  expect(() => rateOf('much')).toThrow('0.6 is one');
 });
 
 test('what was simulated is drawn policy by policy', () => {

@@ -1,5 +1,7 @@
 //! Why tiers cannot be sized.
 
+use cacheplan_files::Shown;
+use cacheplan_planner::PlanError;
 use thiserror::Error;
 
 use crate::prefix::PrefixError;
@@ -9,6 +11,9 @@ use crate::simulate::SimulateError;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TiersError {
+    /// A request that cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// A model without anything that a later request could go on from.
     #[error("{model} keeps nothing that a later prompt could go on from: neither keys of all tokens nor states")]
     NoReuse {
@@ -49,10 +54,34 @@ pub enum TiersError {
         /// What would do.
         expected: &'static str,
     },
+    /// A value, or a key, that is none of tiers.
+    #[error("`{key}`: {why}", key = Shown(.key), why = Shown(.why))]
+    Stated {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What is wrong.
+        why: String,
+    },
     /// A trace that cannot be replayed.
     #[error(transparent)]
     Simulate(#[from] SimulateError),
     /// Pools that cannot share an index.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
+}
+
+impl TiersError {
+    /// The exit code of a command that ends with it.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Plan(error) => error.exit_code(),
+            Self::Value { .. } | Self::Stated { .. } => 2,
+            Self::TooSmall { .. } => 3,
+            Self::NoReuse { .. } => 4,
+            _ => 1,
+        }
+    }
 }

@@ -5,6 +5,7 @@
 //! than computing does at best.
 
 mod answer;
+mod asked;
 mod error;
 mod question;
 mod replay;
@@ -12,10 +13,12 @@ mod search;
 #[cfg(test)]
 mod sglang;
 mod sizes;
+mod table;
 #[cfg(test)]
 mod tests;
 
 pub use answer::{Gain, TierPoint, TiersAnswer};
+pub use asked::{TierSources, TiersAsked, TiersTold};
 pub use error::TiersError;
 pub use question::TiersQuestion;
 pub use sizes::{Kinds, Sizes, Split};

@@ -57,8 +57,10 @@ impl TiersQuestion<'_> {
         if self.plan.stored_state_bytes(self.stored).is_none() {
             return refuse("stored-states", self.stored.to_string(), "what is smaller than the plan's own states");
         }
-        if self.running == Some(0) || self.chunk == 0 {
-            return refuse("running and chunk", "0".into(), "at least 1");
+        for (what, count) in [("running", self.running), ("chunk", Some(self.chunk))] {
+            if let Some(count) = count.filter(|count| !(1..=1 << 20).contains(count)) {
+                return refuse(what, count.to_string(), "1 to 1048576");
+            }
         }
         Ok(())
     }

@@ -56,6 +56,12 @@ pub(super) fn ends(
     Ok(short(placed, limits.max_seq_len, stated, lacks, least.is_some()))
 }
 
+/// The bytes that it has for caches on its devices at least.
+pub(super) fn bytes(request: &PlanRequest, engine: EngineSpec, placed: &Placed) -> Result<u64, PlanError> {
+    let context = context(request, engine)?;
+    Ok(placed.for_caches(&request.predict(engine)?, context.as_ref()))
+}
+
 /// Where the devices do not hold it, or only may.
 fn short(placed: &Placed, max_seq_len: u64, predicted: EnginePrediction, lacks: String, surely: bool) -> [End; 2] {
     let fails = placed.short.fails();

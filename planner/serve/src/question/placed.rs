@@ -237,6 +237,17 @@ impl Placed {
         }
     }
 
+    /// What is left for caches beside weights and steps; all there is where they lie elsewhere, or no device is named.
+    pub(crate) fn for_caches(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> u64 {
+        let (Some(_), Some(room)) = (self.held(predicted).filter(|bytes| *bytes > 0), self.room) else {
+            return u64::MAX;
+        };
+        // As much as it may be, so that what it is told lies on the devices surely.
+        let [_, _, beside] = self.beside(predicted, context);
+        let taken = [self.weights.unwrap_or(0), self.others, beside].into_iter().fold(0, u64::saturating_add);
+        room.saturating_sub(taken)
+    }
+
     /// Why the devices do not hold that, where their memory is known: with what it may need at least, and at most.
     pub(crate) fn lacks(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> [Option<String>; 2] {
         let (Some(caches), Some(room)) = (self.held(predicted), self.room) else { return [None, None] };

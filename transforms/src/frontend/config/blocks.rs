@@ -9,10 +9,11 @@ use super::expr::Expr;
 use super::layers::check_lists;
 use super::values::{Number, Values};
 use crate::builder::{Entries, GraphBuilder};
-use crate::frontend::FrontendError;
+use crate::frontend::{DescriptionPlace, FrontendError};
 use crate::graph::Op;
 use crate::layers::{Attention, CompressedAttention, FeedForward, LinearAttention, Mamba1, Mamba2, Mla};
 use crate::model::Fact;
+use crate::near::{Near, near};
 
 /// The most runs of layers in one step that are read, over all layers.
 const MAX_RUNS: u64 = 4_096;
@@ -468,12 +469,10 @@ impl Block {
     ///
     /// Errors are reasons for a wrong description.
     pub(super) fn new(name: &str, overrides: Option<&BTreeMap<String, String>>) -> Result<Self, String> {
-        let base = overrides.and_then(|table| table.get("block")).map_or(name, String::as_str);
-        let schema = SCHEMAS.iter().find(|schema| schema.name == base);
-        let schema = schema.ok_or_else(|| format!("unknown block `{base}`; known are {}", known()))?;
-        if let Some(key) = overrides.into_iter().flat_map(BTreeMap::keys).find(|key| !schema.has(key)) {
-            return Err(format!("block `{name}` has no dimension `{key}`"));
+        if let Some((_, why)) = fault(name, overrides) {
+            return Err(why);
         }
+        let schema = schema(base(name, overrides))?;
         let mut dims = Vec::with_capacity(schema.dims.len());
         for &(dim, usual) in schema.dims {
             let text = overrides.and_then(|table| table.get(dim)).map_or(usual, String::as_str);
@@ -581,15 +580,52 @@ impl Block {
     }
 }
 
+/// What every block can say beside its dimensions.
+const SAID: [&str; 10] = ["block", "more", "bias", "divided", "weights", "sets", "when", "times", "after", "dtype"];
+
 impl Schema {
+    fn keys(&self) -> impl Iterator<Item = &'static str> {
+        self.dims.iter().map(|(dim, _)| *dim).chain(SAID)
+    }
+
     fn has(&self, key: &str) -> bool {
-        matches!(key, "block" | "more" | "bias" | "divided" | "weights" | "sets" | "when" | "times" | "after" | "dtype")
-            || self.dims.iter().any(|(dim, _)| *dim == key)
+        self.keys().any(|known| known == key)
+    }
+
+    fn lacks(&self, block: &str, key: &str) -> String {
+        let (near, dims) = (near(key, self.keys()), self.dims.iter().map(|(dim, _)| *dim).collect::<Vec<_>>());
+        format!("block `{block}` has no dimension `{key}`{}; it has {}", Near(&near), dims.join(", "))
     }
 }
 
-fn known() -> String {
-    SCHEMAS.iter().map(|schema| schema.name).collect::<Vec<_>>().join(", ")
+fn schema(name: &str) -> Result<&'static Schema, String> {
+    let known = || SCHEMAS.iter().map(|schema| schema.name);
+    SCHEMAS.iter().find(|schema| schema.name == name).ok_or_else(|| {
+        let (near, known) = (near(name, known()), known().collect::<Vec<_>>().join(", "));
+        format!("unknown block `{name}`{}; known are {known}", Near(&near))
+    })
+}
+
+/// The kind of block that it is.
+fn base<'a>(name: &'a str, overrides: Option<&'a BTreeMap<String, String>>) -> &'a str {
+    overrides.and_then(|table| table.get("block")).map_or(name, String::as_str)
+}
+
+/// The key of a block that is wrong, and why; no key where its name is.
+pub(super) fn fault<'a>(
+    name: &str,
+    overrides: Option<&'a BTreeMap<String, String>>,
+) -> Option<(Option<&'a str>, String)> {
+    let stated = || overrides.into_iter().flatten().map(|(key, text)| (key.as_str(), text));
+    let schema = match schema(base(name, overrides)) {
+        Ok(schema) => schema,
+        Err(why) => return Some((stated().map(|(key, _)| key).find(|key| *key == "block"), why)),
+    };
+    if let Some((key, _)) = stated().find(|(key, _)| !schema.has(key)) {
+        return Some((Some(key), schema.lacks(name, key)));
+    }
+    let mut expressions = stated().filter(|(key, _)| !matches!(*key, "block" | "dtype"));
+    expressions.find_map(|(key, text)| Some((Some(key), Expr::parse(text).err().filter(|_| !text.is_empty())?)))
 }
 
 impl Dims<'_> {
@@ -668,6 +704,7 @@ impl Dims<'_> {
             None => Ok(None),
             Some(word) => Err(FrontendError::Description {
                 model_type: self.values.model_type.clone(),
+                place: Box::new(DescriptionPlace::of(&["blocks", &self.block.name, "dtype"])),
                 reason: format!(
                     "block `{}`: `{word}` is no dtype, and no key of the config; end with one such as `?? f32`",
                     self.block.name

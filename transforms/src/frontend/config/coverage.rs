@@ -64,7 +64,7 @@ const CHANGE_CACHES: &[&str] = &[
 ];
 
 pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
-    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+    let invalid = |reason: String| FrontendError::description(&values.model_type, reason);
     for requirement in &description.requires {
         let that = Expr::parse(&requirement.that).map_err(invalid)?;
         check_lists(&that, values, layers)?;

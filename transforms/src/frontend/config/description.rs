@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use cacheplan_files::{Source, TomlError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::architectures::BUILT_IN;
-use crate::frontend::FrontendError;
+use super::check;
+use crate::frontend::{DescriptionPlace, FrontendError};
+use crate::near::{Near, near};
 
 /// One architecture, as its TOML file says. `docs/adding-a-model.md` explains the format.
 #[derive(Clone, Debug, Deserialize)]
@@ -170,10 +173,13 @@ pub(super) struct Pattern {
 
 /// The description of `model_type`; the caller's come first.
 pub(super) fn find(file: &str, model_type: &str, custom: &[String]) -> Result<Description, FrontendError> {
-    for text in custom {
-        let description = parse(text, model_type)?;
+    for (which, text) in custom.iter().enumerate() {
+        let custom = Custom { text, which };
+        let description = parse(text, model_type).map_err(|error| custom.located(error))?;
         if description.model_types.iter().any(|known| known == model_type) {
-            return Ok(description.of_type(model_type));
+            let description = description.of_type(model_type);
+            check::check(&description, model_type).map_err(|error| custom.located(error))?;
+            return Ok(description);
         }
     }
     let quoted = format!("\"{model_type}\"");
@@ -182,7 +188,7 @@ pub(super) fn find(file: &str, model_type: &str, custom: &[String]) -> Result<De
         None => Err(FrontendError::UnknownModelType {
             file: file.to_owned(),
             found: model_type.to_owned(),
-            near: "none".to_owned(),
+            near: String::new(),
         }),
     }
 }
@@ -205,10 +211,55 @@ fn first_line(text: &str) -> &str {
 }
 
 fn parse(text: &str, model_type: &str) -> Result<Description, FrontendError> {
-    cacheplan_files::Source::parse_toml(text).map_err(|error| FrontendError::Description {
+    Source::parse_toml(text).map_err(|TomlError { message, span, line }| FrontendError::Description {
         model_type: if model_type.is_empty() { first_line(text) } else { model_type }.to_owned(),
-        reason: error.to_string(),
+        place: Box::new(DescriptionPlace { span, line, ..DescriptionPlace::default() }),
+        reason: with_near(message),
     })
+}
+
+/// What serde says of a key that there is none of, with the nearest of those that it lists.
+fn with_near(message: String) -> String {
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let Some(found) = quoted.next().filter(|_| message.starts_with("unknown field")) else { return message };
+    let (near, known) = (near(found, quoted.clone()), quoted.collect::<Vec<_>>().join(", "));
+    format!("unknown key `{found}`{}; known are {known}", Near(&near))
+}
+
+/// All model types that the caller describes.
+pub(super) fn custom_model_types(custom: &[String]) -> Vec<String> {
+    custom.iter().filter_map(|text| parse(text, "").ok()).flat_map(|description| description.model_types).collect()
+}
+
+/// A description of the caller's.
+struct Custom<'a> {
+    text: &'a str,
+    which: usize,
+}
+
+impl Custom<'_> {
+    /// The error, with where its key stands.
+    fn located(&self, mut error: FrontendError) -> FrontendError {
+        let FrontendError::Description { place, .. } = &mut error else { return error };
+        place.which = Some(self.which);
+        if place.span.is_none() && !place.key.is_empty() {
+            let found = Source::find_toml(self.text, &place.key);
+            (place.span, place.line) = found.map_or((None, None), |(span, line)| (Some(span), Some(line)));
+        }
+        error
+    }
+}
+
+/// What an error of a description that [`find`] found says of where it lies, if it is the caller's.
+pub(super) fn located(error: FrontendError, custom: &[String]) -> FrontendError {
+    let FrontendError::Description { model_type, .. } = &error else { return error };
+    let is_its = |text: &&String| {
+        parse(text, model_type).is_ok_and(|description| description.model_types.iter().any(|known| known == model_type))
+    };
+    match custom.iter().enumerate().find(|(_, text)| is_its(text)) {
+        Some((which, text)) => Custom { text, which }.located(error),
+        None => error,
+    }
 }
 
 #[cfg(test)]
@@ -226,6 +277,8 @@ mod tests {
             for model_type in description.model_types {
                 assert!(find("", &model_type, &[]).is_ok(), "{model_type} is not on the first line");
                 assert!(seen.insert(model_type.clone()), "{model_type} is described twice");
+                let own = find("", &model_type, &[]).unwrap();
+                assert_eq!(check::check(&own, &model_type).map_err(|error| error.to_string()), Ok(()));
             }
         }
     }

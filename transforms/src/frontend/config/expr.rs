@@ -175,7 +175,8 @@ impl Parser<'_> {
         let (word, rest) = self.rest.split_at(end);
         self.rest = rest.trim_start();
         if word.is_empty() {
-            return Err(format!("a key or a number was expected before `{}`", self.rest));
+            let place = if self.rest.is_empty() { "at the end".to_owned() } else { format!("before `{}`", self.rest) };
+            return Err(format!("a key or a number was expected {place}"));
         }
         if word.starts_with(|c: char| c.is_ascii_digit()) {
             return word.parse().map(Expr::Number).map_err(|_| format!("`{word}` is not a whole number"));

@@ -8,6 +8,7 @@ use super::description::{Description, Pattern};
 use super::expr::Expr;
 use super::values::Values;
 use crate::frontend::FrontendError;
+use crate::near::near;
 
 /// The kind of every layer.
 pub(super) struct LayerKinds {
@@ -27,6 +28,11 @@ pub(super) fn usual_blocks(kind: &str) -> Option<&'static [&'static str]> {
     USUAL.iter().find(|(name, _)| *name == kind).map(|&(_, blocks)| blocks)
 }
 
+/// The kinds that descriptions need not spell out.
+pub(super) fn usual_kinds() -> impl Iterator<Item = &'static str> {
+    USUAL.iter().map(|(kind, _)| *kind)
+}
+
 /// The blocks that layers of a model can have: all of its kinds and, as far as it can spell them, the usual ones.
 pub(super) fn possible_blocks(description: &Description) -> impl Iterator<Item = &str> {
     let patterns = description.pattern.as_slice();
@@ -42,7 +48,7 @@ pub(super) fn possible_blocks(description: &Description) -> impl Iterator<Item =
 }
 
 /// The kind that a spelling of a model's file stands for.
-fn kind_of<'a>(spelling: &'a str, description: &'a Description) -> Option<&'a str> {
+pub(super) fn kind_of<'a>(spelling: &'a str, description: &'a Description) -> Option<&'a str> {
     if let Some(kind) = description.names.get(spelling) {
         return Some(kind);
     }
@@ -95,12 +101,14 @@ impl LayerKinds {
                 None => {
                     let found = spellings.distinct[spelling].as_str();
                     let Some(kind) = kind_of(found, description) else {
+                        let known = known(description);
                         return Err(FrontendError::UnknownLayerKind {
                             file: values.file.to_owned(),
                             model_type: values.model_type.clone(),
                             layer,
-                            found: found.to_owned(),
-                            known: known(description),
+                            found: found.into(),
+                            near: near(found, known.iter().copied()).into(),
+                            known: known.join(", ").into(),
                         });
                     };
                     let index = names.iter().position(|name| name == kind).unwrap_or_else(|| {
@@ -159,7 +167,7 @@ impl Spellings {
 impl Pattern {
     /// What each layer is called according to this source; `None` if its keys are not there.
     fn spellings(&self, values: &Values<'_>, layers: u32) -> Result<Option<Spellings>, FrontendError> {
-        let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+        let invalid = |reason: String| FrontendError::description(&values.model_type, reason);
         if let Some(when) = &self.when {
             let condition = Expr::parse(when).map_err(invalid)?;
             if values.eval(&condition, 0)?.is_none_or(|number| number.value == 0) {
@@ -217,7 +225,7 @@ impl Pattern {
 
 /// How many draft layers a list of layers may go on with.
 fn draft_layers(values: &Values<'_>) -> Result<usize, FrontendError> {
-    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+    let invalid = |reason: String| FrontendError::description(&values.model_type, reason);
     let expr = Expr::parse(DRAFT_LAYERS).map_err(invalid)?;
     let number = values.eval(&expr, 0)?;
     Ok(number.map_or(0, |number| usize::try_from(number.value).unwrap_or(usize::MAX)))
@@ -321,21 +329,27 @@ pub(super) fn check_lists(expr: &Expr, values: &Values<'_>, layers: u32) -> Resu
     Ok(())
 }
 
+/// Refuses a description none of whose sources is there while a key of nearly that name is: whatever else that key means, nobody
+/// reads it.
+pub(super) fn refuse_misspelt(description: &Description, values: &Values<'_>) -> Result<(), FrontendError> {
+    let listed = |pattern: &Pattern| pattern.key.clone().or(pattern.counts.clone());
+    let keys: Option<Vec<String>> = description.pattern.iter().map(listed).collect();
+    let is_absent = keys.is_some_and(|keys| !keys.is_empty() && keys.iter().all(|key| values.get(key).is_none()));
+    let missing = missing_pattern(description, values);
+    if is_absent && missing.has_near() { Err(missing) } else { Ok(()) }
+}
+
 fn missing_pattern(description: &Description, values: &Values<'_>) -> FrontendError {
     let sources = description.pattern.iter();
     let keys = sources.filter_map(|p| p.key.as_deref().or(p.counts.as_deref()).or(p.choose.as_deref()));
-    FrontendError::Missing {
-        file: values.file.to_owned(),
-        model_type: values.model_type.clone(),
-        what: "the kinds of the layers".to_owned(),
-        keys: keys.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", "),
-    }
+    values.none_of("the kinds of the layers", &keys.collect::<Vec<_>>())
 }
 
-fn known(description: &Description) -> String {
+/// Kinds, and the spellings of them.
+pub(super) fn known(description: &Description) -> Vec<&str> {
     let mut known: Vec<&str> = description.names.keys().chain(description.kinds.keys()).map(String::as_str).collect();
     known.extend(USUAL.iter().map(|(name, _)| *name));
     known.sort_unstable();
     known.dedup();
-    known.join(", ")
+    known
 }

@@ -3,6 +3,7 @@
 mod architectures;
 mod assume;
 mod blocks;
+mod check;
 mod classes;
 mod coverage;
 mod description;
@@ -80,7 +81,11 @@ pub(super) fn read_table(
     describe(values, &description, options)
 }
 
-fn describe(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
+fn describe(values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
+    described(values, description, options).map_err(|error| description::located(error, &options.descriptions))
+}
+
+fn described(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
     let model_type = values.model_type.clone();
     // What an absent flag stands for its class says, and how long a sequence may be; sizes are taken of decoders in
     // wrappers alone, for elsewhere a size is rarely left out by intent.
@@ -90,11 +95,12 @@ fn describe(mut values: Values<'_>, description: &Description, options: &ReadOpt
         values.defaults.extend(sizes.iter().map(|&(key, of)| (key.to_owned(), of)));
     }
     values.defaults.extend(description.defaults.clone());
-    let invalid = |reason: String| FrontendError::Description { model_type: model_type.clone(), reason };
+    let invalid = |reason: String| FrontendError::description(&model_type, reason);
     let hidden_size = Expr::parse(&description.hidden_size).map_err(invalid)?;
     let hidden_size = number(&values, "hidden_size", &hidden_size)?.value;
     let layers = layer_count(&values, description, invalid)?;
     values.find_overrides(layers)?;
+    self::layers::refuse_misspelt(description, &values)?;
     coverage::check(description, &values, layers)?;
     unread::check(description, &values, layers)?;
     let dtype = activation_dtype(&values)?;
@@ -186,7 +192,7 @@ fn add_layers(
             builder.explain(name, known);
             continue;
         }
-        let invalid = |reason| FrontendError::Description { model_type: values.model_type.clone(), reason };
+        let invalid = |reason| FrontendError::description(&values.model_type, reason);
         let blocks = blocks_of(name, description).map_err(invalid)?;
         blocks.iter().try_for_each(|block| block.check_lists(values, layers))?;
         let notes = RefCell::default();
@@ -312,15 +318,15 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
     values.model_type = model_type;
     let found = description::find(values.file, &values.model_type, &options.descriptions);
     let (Err(FrontendError::UnknownModelType { .. }), Some(decoder)) = (&found, &values.decoder_type) else {
-        return found.map_err(|error| propose(error, values));
+        return found.map_err(|error| propose(error, values, options));
     };
     // It drafts with the caches of another model, whose decoder it wraps.
     if values.model_type.ends_with("_assistant") {
-        return found.map_err(|error| propose(error, values));
+        return found.map_err(|error| propose(error, values, options));
     }
     // A wrapper that nobody knows around a decoder that is known.
     let Ok(description) = description::find(values.file, decoder, &options.descriptions) else {
-        return found.map_err(|error| propose(error, values));
+        return found.map_err(|error| propose(error, values, options));
     };
     values.note("decoder", decoder, "the nested model_type", false);
     values.wrapper = Some(std::mem::replace(&mut values.model_type, decoder.clone()));
@@ -328,12 +334,16 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
 }
 
 /// Names only near types that read every key of the config that could mean caches.
-fn propose(error: FrontendError, values: &Values<'_>) -> FrontendError {
+fn propose(error: FrontendError, values: &Values<'_>, options: &ReadOptions) -> FrontendError {
     let FrontendError::UnknownModelType { file, found, .. } = error else { return error };
     let reads_all = |model_type: &str| {
         description::find("", model_type, &[]).is_ok_and(|near| unread::reads_all(&near, model_type, values))
     };
-    let near = near_of(&found, description::known_model_types(), reads_all);
+    let custom = description::custom_model_types(&options.descriptions);
+    let mut known: Vec<&str> = description::known_model_types().collect();
+    known.extend(custom.iter().map(String::as_str));
+    let may_be = |model_type: &str| custom.iter().any(|own| own == model_type) || reads_all(model_type);
+    let near = near_of(&found, known, may_be);
     FrontendError::UnknownModelType { file, found, near }
 }
 

@@ -231,7 +231,7 @@ pub(super) fn reads_all(description: &Description, model_type: &str, values: &Va
 
 /// Refuses a config of whose keys one could mean caches that nobody described.
 pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32) -> Result<(), FrontendError> {
-    let invalid = |reason: String| FrontendError::Description { model_type: values.model_type.clone(), reason };
+    let invalid = |reason: String| FrontendError::description(&values.model_type, reason);
     // The keys of a GGUF file are a table of its own spelling, of which no class says what there is.
     if values.model_type.starts_with("gguf:") {
         return Ok(());

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::expr::Expr;
 use crate::frontend::FrontendError;
 use crate::model::Fact;
+use crate::near::near;
 
 /// The largest number accepted for any dimension or count.
 const MAX_NUMBER: u64 = 1 << 40;
@@ -320,10 +321,10 @@ impl<'a> Values<'a> {
         };
         match result.filter(|&value| value <= MAX_NUMBER) {
             Some(value) => Ok(Number { value, keys, flag }),
-            None if keys.is_empty() => Err(FrontendError::Description {
-                model_type: self.model_type.clone(),
-                reason: format!("`{a} {operator} {b}` is not a whole number in range"),
-            }),
+            None if keys.is_empty() => {
+                let reason = format!("`{a} {operator} {b}` is not a whole number in range");
+                Err(FrontendError::description(&self.model_type, reason))
+            }
             None => Err(FrontendError::BadValue {
                 file: self.file.to_owned(),
                 key: keys.join(", "),
@@ -470,12 +471,29 @@ impl<'a> Values<'a> {
     }
 
     pub(super) fn missing(&self, what: &str, expr: Option<&Expr>) -> FrontendError {
-        let keys: Vec<String> = expr.iter().flat_map(|expr| expr.keys()).map(|key| format!("`{key}`")).collect();
+        self.none_of(what, &expr.iter().flat_map(|expr| expr.keys()).collect::<Vec<_>>())
+    }
+
+    /// Says that none of the keys is there that would tell what is sought.
+    pub(super) fn none_of(&self, what: &str, keys: &[&str]) -> FrontendError {
+        let quoted: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+        let there: Vec<String> = self.paths().collect();
+        let near = keys.iter().map(|key| near(key, there.iter().map(String::as_str)));
+        let near: Vec<String> = near.filter(|near| !near.is_empty()).collect();
         FrontendError::Missing {
             file: self.file.to_owned(),
             model_type: self.model_type.clone(),
             what: what.to_owned(),
-            keys: keys.join(", "),
+            keys: quoted.join(", ").into(),
+            near: near.join(", ").into(),
         }
+    }
+
+    /// The keys that there are, those inside of objects with a dot.
+    fn paths(&self) -> impl Iterator<Item = String> {
+        self.map.iter().flat_map(|(key, value)| {
+            let inner = value.as_object().into_iter().flat_map(Map::keys).map(move |inner| format!("{key}.{inner}"));
+            std::iter::once(key.clone()).chain(inner)
+        })
     }
 }

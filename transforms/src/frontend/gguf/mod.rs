@@ -31,7 +31,8 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
         file: name.clone(),
         model_type: "gguf".to_owned(),
         what: "the architecture".to_owned(),
-        keys: "`general.architecture`".to_owned(),
+        keys: "`general.architecture`".into(),
+        near: Box::default(),
     })?;
     let mut table = nested(&header, architecture);
     // llama.cpp computes in the dtype of the embeddings where they are not quantised, and in half precision otherwise.
