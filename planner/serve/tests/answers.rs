@@ -358,7 +358,7 @@ fn llama_cpp_pads_what_a_slot_holds(#[case] flags: &str, #[case] all: u64, #[cas
 
 /// `--fit` shrinks a context to 4,096 cells, and never makes one longer.
 #[rstest]
-fn llama_cpp_leaves_a_short_context_as_it_is(#[values(256, 2048, 4096, 8192)] trained: u64) {
+fn llama_cpp_leaves_a_short_context_as_it_is(#[values(512, 2048, 4096, 8192)] trained: u64) {
     let models = changed("Qwen__Qwen3-32B", |config| config["max_position_embeddings"] = trained.into());
     let found = answer(&launch("llama-server -m m -np 2"), models, &on("rtx-4090")).unwrap();
     assert_eq!((found.starts, found.facts[&Fact::Tokens]), (Starts::Maybe, Logged::exact(trained.min(4096))));
