@@ -51,8 +51,8 @@ pub struct TreeConfig {
     pub checkpoints: CheckpointFormat,
     /// Host memory to move to what the device has no room for.
     pub host: Option<HostTier>,
-    /// Whether blocks that come again for a span take the place of those that the tree has. So a page that ends within a
-    /// block is held in the block of who went on from there.
+    /// Whether blocks that come again for a span take the place of those that the tree has and nobody holds. So a page that
+    /// ends within a block is held in the block of who went on from there.
     pub renews: bool,
     /// What a state is worth when one has to go.
     pub eviction: Eviction,

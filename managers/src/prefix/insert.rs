@@ -135,7 +135,8 @@ impl Tree {
             return self.gain_kv(node, insert.blocks[start..end].into());
         }
         let from = start.max(insert.owned.div_ceil(page));
-        if self.config.renews {
+        // Who holds a node has its blocks; others in their place would lie beside those for as long.
+        if self.config.renews && !self.nodes[node].locked() {
             let resident = self.nodes[node].kv.iter_mut().skip(from - start);
             let renewed = resident.zip(&insert.blocks[from.min(end)..end]).filter(|(old, new)| old != new);
             out.blocks.extend(renewed.map(|(old, new)| std::mem::replace(old, *new)));

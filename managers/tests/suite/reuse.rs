@@ -317,8 +317,12 @@ const STRATEGIES: [Strategy; 3] = [
 #[case("states")]
 #[case("a hybrid")]
 #[case("a hybrid with windows")]
-fn a_sequence_reads_its_own_past_only(#[case] plan: &str) {
-    let setup = plans(plan);
+fn a_sequence_reads_its_own_past_only(
+    #[case] plan: &str,
+    // Sixteen hold the longest sequence and no block more.
+    #[values(40, 16)] blocks: u64,
+) {
+    let setup = Setup { blocks, ..plans(plan) };
     const CASES: u32 = 150;
     let mut runner =
         proptest::test_runner::TestRunner::new(ProptestConfig { cases: CASES, ..ProptestConfig::default() });

@@ -94,7 +94,10 @@ impl Found {
         };
         let end = |bytes: u64, outside: Option<u64>| {
             Ok::<End, ServeError>(match at(request, settled, engine, bytes)? {
-                Ok(at) => End { lacks: at.lacks(settled, engine).or_else(|| too_full(settled, outside)), at: Some(at) },
+                Ok(at) => {
+                    let full = || too_full(settled, outside, at.unused(bytes));
+                    End { lacks: at.lacks(settled, engine).or_else(full), at: Some(at) }
+                }
                 Err(needed) => End { at: None, lacks: Some(refusal(request, settled, engine, bytes, needed)) },
             })
         };
@@ -268,6 +271,14 @@ impl At {
         })
     }
 
+    /// Bytes for caches that none of its pools takes; none where it does not say what they take.
+    fn unused(&self, bytes: u64) -> u64 {
+        let EnginePrediction { kv_bytes, state_bytes, speculation_bytes, speculation_conv_bytes, .. } = self.predicted;
+        let pools = [kv_bytes, state_bytes, speculation_bytes, speculation_conv_bytes];
+        let taken = pools.into_iter().flatten().reduce(u64::saturating_add);
+        taken.map_or(0, |taken| bytes.saturating_sub(taken))
+    }
+
     /// The blocks, where they are too few for the states of all sequences.
     fn few_blocks(&self, settled: &Settled) -> Option<u64> {
         let blocks = self.predicted.num_blocks.filter(|_| self.predicted.state_page_bytes.is_some());
@@ -275,9 +286,9 @@ impl At {
     }
 }
 
-/// SGLang captures graphs outside its share.
-fn too_full(settled: &Settled, needed: Option<u64>) -> Option<String> {
-    let (needed, room) = (needed?, settled.outside?.room);
+/// SGLang captures graphs in what is free then: outside its share, and what stated counts leave of that.
+fn too_full(settled: &Settled, needed: Option<u64>, unused: u64) -> Option<String> {
+    let (needed, room) = (needed?, settled.outside?.room.saturating_add(unused));
     (needed > room).then(|| {
         let [needed, room] = [needed, room].map(ByteSize);
         format!("Capture cuda graph failed: steps and graphs take {needed}, and --mem-fraction-static leaves {room}; set it to a smaller value")

@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use cacheplan_planner::logs::{EngineLog, Fact, Logged};
+use cacheplan_planner::{Budget, PlanRequest};
 use cacheplan_serve::{Answer, CommandCheck, Launch, Options, Starts, answer, manifest};
 use rstest::rstest;
 
@@ -353,6 +354,42 @@ fn llama_cpp_pads_what_a_slot_holds(#[case] flags: &str, #[case] all: u64, #[cas
     let found = told(&format!("llama-server -m m {flags}"), "Qwen__Qwen3-8B", &on("h100"));
     assert_eq!(found.facts[&Fact::Tokens], Logged::exact(all));
     assert_eq!(found.facts[&Fact::MaxSeqLen], Logged::exact(each));
+}
+
+/// `--fit` shrinks a context to 4,096 cells, and never makes one longer.
+#[rstest]
+fn llama_cpp_leaves_a_short_context_as_it_is(#[values(512, 2048, 4096, 8192)] trained: u64) {
+    let models = changed("Qwen__Qwen3-32B", |config| config["max_position_embeddings"] = trained.into());
+    let found = answer(&launch("llama-server -m m -np 2"), models, &on("rtx-4090")).unwrap();
+    assert_eq!((found.starts, found.facts[&Fact::Tokens]), (Starts::Maybe, Logged::exact(trained.min(4096))));
+}
+
+#[test]
+fn llama_cpp_has_no_more_sequences_than_a_context_takes() {
+    assert_eq!(
+        told("llama-server -m m -np 256 -c 65536", "Qwen__Qwen3-8B", &on("h100")).sequences,
+        Some(Logged::exact(256))
+    );
+    let refused = answer(&launch("llama-server -m m -np 257 -c 65792"), models("Qwen__Qwen3-8B"), &on("h100"));
+    assert!(refused.unwrap_err().to_string().ends_with("n_seq_max must be <= 256"));
+    let budget = Budget::from_toml("max_seq_len = 256\n[memory]\nbytes = '60GiB'", "budget.toml").unwrap();
+    let request = PlanRequest::of(models("Qwen__Qwen3-8B").model).with_budget(budget);
+    assert!(request.plan().unwrap().capacity.sequences > 1000);
+    assert_eq!(request.predict("llama.cpp".parse().unwrap()).unwrap().sequences, 256);
+}
+
+/// Graphs are captured in what is free, which stated tokens leave more of than the share does.
+#[rstest]
+#[case("--max-total-tokens 4096", Starts::Yes)]
+#[case("--max-total-tokens 200000", Starts::Yes)]
+#[case("--max-total-tokens 9000000", Starts::Maybe)]
+#[case("", Starts::Maybe)]
+fn sglang_captures_graphs_in_what_its_pools_leave(#[case] tokens: &str, #[case] starts: Starts) {
+    let command = format!(
+        "python -m sglang.launch_server --model-path m --context-length 4096 --mem-fraction-static 0.95 {tokens}"
+    );
+    let found = told(command.trim_end(), "Qwen__Qwen3-8B", &on("h100"));
+    assert_eq!(found.starts, starts, "{:?}", found.reason);
 }
 
 /// A layer's cells lie where the layer does: the last are offloaded, and the output before them.

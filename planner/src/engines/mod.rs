@@ -21,6 +21,7 @@ mod transfer_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
+pub use known::llama_cpp::MOST_SEQUENCES as LLAMA_CPP_SEQUENCES;
 pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};

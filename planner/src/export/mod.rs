@@ -95,6 +95,10 @@ impl CachePlan {
         let mut settings = dialect.settings(&input);
         dialect.told_latents(&settings).map_or(Ok(None), |word| stores(Some(word))).map_err(ExportError::Refused)?;
         let mut not_expressed = dialect.not_expressed(&input, &settings);
+        let (limit, made_for) = (self.limits.max_seq_len, self.model.max_position_embeddings);
+        not_expressed.extend(made_for.filter(|longest| limit > *longest).map(|longest| {
+            format!("max_seq_len {limit} is longer than the {longest} tokens that the model was made for: engines refuse that unless they are told to allow it")
+        }));
         let admits = match input.predicted(dialect.told(&settings)) {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));

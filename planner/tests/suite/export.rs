@@ -356,6 +356,21 @@ fn what_engines_cannot_be_told_is_said() {
     }
 }
 
+/// Engines refuse a length that is longer than the config's unless a variable of theirs allows it.
+#[rstest]
+fn a_length_that_the_model_was_not_made_for_is_said(#[values("vllm", "sglang", "tensorrt-llm", "ray")] name: &str) {
+    for (longest, expected) in [(None, false), (Some(16_384), false), (Some(16_383), true), (Some(4096), true)] {
+        let mut plan = windowed();
+        plan.model.max_position_embeddings = longest;
+        let said = newest(&plan, target(name)).not_expressed;
+        assert_eq!(
+            said.iter().any(|gap| gap.starts_with("max_seq_len 16384 is longer")),
+            expected,
+            "{longest:?} {said:?}"
+        );
+    }
+}
+
 #[test]
 fn a_damaged_plan_is_refused() {
     let damage: [fn(&mut CachePlan); 4] = [

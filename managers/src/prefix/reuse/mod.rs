@@ -473,6 +473,13 @@ impl PrefixReuse {
         }
         // The sequence has references of its own; a hold would keep the window's blocks when it has passed them.
         self.cache.release_window(&mut lease.lease)?;
+        // What the tree has from another sequence takes room beside this one's, so that only what is one is held.
+        let mut stored = Vec::new();
+        self.cache.held_blocks(&lease.lease, &mut stored);
+        let shared = self.full.shared(book, sequence, held.min(pages), &stored)?;
+        if shared < pages {
+            self.cache.hold_front(&mut lease.lease, shared * page)?;
+        }
         self.give_back(book, out)
     }
 

@@ -102,6 +102,26 @@ impl Pages {
         Ok(held)
     }
 
+    /// Pages at the front of `units` that are a sequence's own blocks in every pool; the first `known` of them are.
+    pub(super) fn shared(
+        &self,
+        book: &CacheBook,
+        sequence: SequenceId,
+        known: usize,
+        units: &[BlockId],
+    ) -> Result<usize, BookError> {
+        let mut shared = units.len();
+        for (at, &paged) in self.pools.iter().enumerate() {
+            let table = book.block_table(sequence, paged)?;
+            let other = (known..shared).find(|&page| {
+                let own = table.get(page / self.per_block).and_then(|&block| u32::try_from(block).ok());
+                own != Some(self.blocks[self.place(units[page])][at].0)
+            });
+            shared = other.unwrap_or(shared);
+        }
+        Ok(shared)
+    }
+
     /// Units that no page holds yet.
     fn units(&mut self, tables: &[Vec<BlockId>], count: usize) -> Vec<BlockId> {
         let units = (0..count).map(|page| {

@@ -25,7 +25,9 @@ pub(super) fn ends(
     let [least, most] = placed.lacks(&stated, context.as_ref());
     let Some(lacks) = most else { return Ok([(); 2].map(|()| end(limits.max_seq_len, &stated, None))) };
     // `--fit` shrinks the context for what it finds, which is known between two.
-    if let Short::Cells { least: fewest, .. } = placed.short {
+    if let Short::Cells { least, .. } = placed.short {
+        // A context that is no longer than that is left as it is.
+        let fewest = stated.tokens.map_or(least, |all| least.min(all));
         let of = |cells: u64| with_cells(request, cells).predict(engine);
         let most_cells = |at: usize| {
             let lacks = |predicted: &EnginePrediction| placed.lacks(predicted, context.as_ref())[at].is_some();

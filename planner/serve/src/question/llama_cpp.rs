@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::DType;
 use cacheplan_planner::ModelCaches;
-use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::{LLAMA_CPP_SEQUENCES, Version};
 
 use super::{Limits, Question};
 use crate::error::ServeError;
@@ -79,6 +79,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.flag("--parallel").and_then(|setting| setting.value().parse::<i64>().ok()).filter(|slots| *slots >= 0);
     if slots == Some(0) {
         return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
+    }
+    if slots.is_some_and(|slots| slots.unsigned_abs() > LLAMA_CPP_SEQUENCES) {
+        let said = format!(
+            "llama_init_from_model: failed to initialize the context: n_seq_max must be <= {LLAMA_CPP_SEQUENCES}"
+        );
+        return Err(question.refused(said, [Remedy::Set("--parallel", LLAMA_CPP_SEQUENCES.to_string())]));
     }
     let (sequences, chosen) = match slots {
         Some(1) if (SHARES..COUNTS_ONE).contains(&version) => (SLOTS, true),

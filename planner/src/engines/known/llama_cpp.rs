@@ -93,6 +93,9 @@ pub(crate) static RULES: EngineRules = EngineRules {
     arguments: Some(arguments::of),
 };
 
+/// llama.cpp refuses a context of more sequences (`LLAMA_MAX_SEQ`; 64 before ggml-org/llama.cpp#15916).
+pub const MOST_SEQUENCES: u64 = 256;
+
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     refuse_two_dtypes(situation)?;
     let load = &situation.load;
@@ -136,7 +139,9 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
 
     let stated = situation.options.state_slots.or(situation.budget.max_batch_size);
     let sequences = match (situation.bytes, stated) {
-        (Some(bytes), cap) => last(cap.unwrap_or(1 << 20), |sequences| total(sequences) <= bytes.into()),
+        (Some(bytes), cap) => last(cap.map_or(MOST_SEQUENCES, |cap| cap.min(MOST_SEQUENCES)), |sequences| {
+            total(sequences) <= bytes.into()
+        }),
         (None, Some(sequences)) => sequences,
         (None, None) => situation.bytes()?,
     };
@@ -175,6 +180,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
             } else {
                 format!("all sequences share the cells, as with automatic slots or before b{}", OWN_CELLS.0)
             }),
+            (sequences >= MOST_SEQUENCES).then(|| format!("a context has at most {MOST_SEQUENCES} sequences")),
             compressed.then(|| format!("cells of compressed entries come in steps of {ALIGNMENT} of each sequence")),
             states.then(|| "states are float32 whatever the model states".into()),
             (states && situation.draft_tokens > 0).then(|| {
