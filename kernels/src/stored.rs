@@ -105,8 +105,8 @@ pub enum Products {
     /// In f32, with the numbers that the blocks stand for.
     #[default]
     Exact,
-    /// As whole numbers, where the CPU has AVX2 and no AVX-512, with which exact products are faster: up to 256 rows are rounded
-    /// to eight bits in groups of 32, with a factor each.
+    /// As whole numbers, where the CPU has VNNI, or AVX2 and no AVX-512: up to 256 rows are rounded to eight bits in groups of 32,
+    /// with a factor each. One or two rows take less time then; with AVX-512 more rows take more.
     Fast,
 }
 
