@@ -109,8 +109,8 @@ fn report(rows: &[Row]) -> Result<String, std::fmt::Error> {
          the model of each engine at its newest modelled version and with its defaults.\nBoth get the same bytes (half \
          of a device of 24, 80 or 141 GB), the dtypes that the engine would choose, and the same features: no prefix \
          caching, no speculation, one rank.\nOur blocks are as small as the engine's, at most 16 tokens; all other \
-         settings are the same in every row.\nOf DeepSeek-V4's compressed attention llama.cpp's model alone knows \
-         the rules.\nThe engines are models; nothing here ran on them.\n"
+         settings are the same in every row.\nTensorRT-LLM's model lacks the rules of compressed attention.\n\
+         The engines are models; nothing here ran on them.\n"
     )?;
     writeln!(text, "Workloads:\n")?;
     for (name, what, _) in WORKLOADS {
@@ -186,5 +186,5 @@ TensorRT-LLM allocates states for its largest batch, which is set here to the mo
 states are then sized as ours, and only windows differ, whose pools get equal shares.
 
 llama.cpp gives every sequence all of `max_seq_len` from the start, so that the ratio grows with the distance between the \
-workload's lengths and the limit.
+workload's lengths and the limit, and runs at most 256.
 ";

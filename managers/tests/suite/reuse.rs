@@ -619,6 +619,33 @@ fn running_requests_find_a_state_where_they_turn_off(#[case] told: bool, #[case]
     world.end();
 }
 
+/// Both compute the same prompt at once, so that each has blocks of its own for it, and the tree those of one.
+#[rstest]
+fn the_last_sequence_has_room_beside_what_another_leaves_of_its_prompt(
+    #[values("keys", "two pools of keys", "windows", "a hybrid", "a hybrid with windows")] plan: &str,
+    #[values(20, 28)] prompt: u32,
+) {
+    let setup = Setup { blocks: 16, ..plans(plan) };
+    let mut world = World::new(&setup, Strategy::complete(None));
+    let prompt = tokens(prompt);
+    for _ in 0..2 {
+        let key = Key { namespace: &world.namespace, tokens: &prompt };
+        let lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+        world.execute();
+        world.running.push(Running { lease, tokens: prompt.clone(), computed: 0 });
+    }
+    while world.running.iter().any(|running| running.computed < prompt.len()) {
+        let left = |running: &Running| prompt.len() - running.computed;
+        let chunks = world.running.iter().map(|running| world.reuse.next_tokens(&running.lease, left(running)));
+        let chunks: Vec<usize> = chunks.collect();
+        world.step(&chunks);
+    }
+    world.apply(Op::Finish(0));
+    (0..60 - prompt.len() as u32).for_each(|token| world.grow(token));
+    assert_eq!(world.running[0].computed, 60);
+    world.end();
+}
+
 /// The hit holds four pages, two of which the window has passed; the longest first step needs all that is left and more.
 #[test]
 fn the_last_sequence_goes_on_without_its_prefix_where_there_is_no_room_for_both() {
