@@ -107,8 +107,10 @@ fn a_row_of_cells_starts_as_its_own_command_does(
             let flags = engine.flags_of(&layout).unwrap().into_iter();
             let flags: Vec<String> = flags.flat_map(|(name, value)| [Some(name.to_owned()), value]).flatten().collect();
             let words = format!("{} org/model {}", engine.program(), flags.join(" "));
-            let said = cacheplan_serve::answer(&launch(&words), models(name), &options).unwrap();
-            (said.starts, said.reason, words)
+            match cacheplan_serve::answer(&launch(&words), models(name), &options) {
+                Ok(said) => (said.starts, said.reason, words),
+                Err(refused) => (Starts::No, Some(refused.to_string()), words),
+            }
         };
         for row in of_engine(&found) {
             if row.sequences > 0 {

@@ -12,6 +12,7 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
+use crate::solver::solve::last;
 
 /// Plans all stages; `None` where the model cannot be divided so.
 pub(super) fn tried(
@@ -57,7 +58,14 @@ pub(super) fn as_told(
     while found.sequences >= told && told < MOST_SEQUENCES {
         match admits(told * 2) {
             Some(more) if more.sequences > told => (told, found) = (told * 2, more),
-            _ => return Some(found),
+            Some(_) => return Some(found),
+            // Fewer than twice as many may be the most that it is told.
+            None => {
+                let more = last(told / replicas, |more| more == 0 || admits(told + more * replicas).is_some());
+                told += more * replicas;
+                found = admits(told)?;
+                break;
+            }
         }
     }
     while found.sequences < told && found.sequences > 0 {

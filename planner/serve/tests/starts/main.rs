@@ -293,6 +293,7 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("b3-minimax-m27-awq-2spark-085", "the bytes are another card's than the poorest: its tokens take 0.9 % less"),
     ("b4-vllm-qwen3-235b-fp8-8xl40s", "the bytes are another card's than the poorest: 7.27 times and not 7.25"),
     ("b4-sgl-mimo-v2-flash-tp4", "the quote ends behind the pool of windows"),
+    ("sgl-nemotron3-omni-tp4", "an image for DGX Spark with a flag that the release's parser takes for two others"),
     ("b6-trt-nemotron3-nano-fp8-autodeploy-spark", "the backend `_autodeploy` was not read"),
     ("b6-trt-qwen25-1.5b-triton-l4", "`tritonserver` is not read"),
     ("b6-trt-qwen25-0.5b-triton-l4", "`tritonserver` is not read"),

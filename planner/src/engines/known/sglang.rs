@@ -82,9 +82,9 @@ pub(crate) static RULES: EngineRules = EngineRules {
     arguments: None,
 };
 
-/// Model types with latents of sparse attention: `is_deepseek_dsa`.
-const SPARSE_LATENTS: [&str; 6] =
-    ["deepseek_v32", "dots3_note", "dots3_note_text", "glm5_next", "glm5_next_text", "glm_moe_dsa"];
+/// Model types with latents of sparse attention: `is_deepseek_dsa`, which looks for `index_topk` beside the class and so misses
+/// GLM-5.3-Flash's.
+const SPARSE_LATENTS: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
 /// Compute capability, times ten.
 const BLACKWELL: u32 = 100;
 const CONSUMER_BLACKWELL: u32 = 120;
