@@ -87,6 +87,7 @@ fn describe(values: Values<'_>, description: &Description, options: &ReadOptions
 
 fn described(mut values: Values<'_>, description: &Description, options: &ReadOptions) -> Result<Model, FrontendError> {
     let model_type = values.model_type.clone();
+    check::check(description, &model_type)?;
     // What an absent flag stands for its class says, and how long a sequence may be; sizes are taken of decoders in
     // wrappers alone, for elsewhere a size is rarely left out by intent.
     let class = Class::of(values.wrapper.as_ref().unwrap_or(&model_type));
