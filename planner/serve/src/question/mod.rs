@@ -205,7 +205,7 @@ impl Question {
             let flag = setting.flag;
             let value = secret::hidden_value(flag.name, &setting.values.join(" ")).to_owned();
             let says = match meaning(self.engine.engine, flag) {
-                _ if states_default(&setting) => "its default".to_owned(),
+                _ if self.states_default(&setting) => "its default".to_owned(),
                 Meaning::None => "no cache depends on it".to_owned(),
                 Meaning::Profiled => {
                     profiled.push(flag.name);
@@ -231,10 +231,12 @@ impl Question {
                         None => return Err(unread_value(flag, word, own)),
                     }
                 }
+                Meaning::Unread(_) if !setting.on => "left off".to_owned(),
                 Meaning::Unread(why) => return Err(unread(flag, why)),
                 Meaning::Planner(_) => return Err(unread(flag, "nobody read what it does to caches")),
             };
-            self.read.push(ReadFlag { flag: flag.name.into(), value, says });
+            let shown = if setting.on { flag.name } else { flag.negated.first().copied().unwrap_or(flag.name) };
+            self.read.push(ReadFlag { flag: shown.into(), value, says });
         }
         if !profiled.is_empty() {
             self.notes.push(format!(
@@ -243,6 +245,17 @@ impl Question {
             ));
         }
         Ok(())
+    }
+
+    /// Whether a flag says what holds without it; what llama.cpp's parser takes without them is in no table.
+    fn states_default(&self, setting: &Setting) -> bool {
+        let flag = setting.flag;
+        let unsaid = self.engine.engine.name() != "llama.cpp";
+        let is_off = flag.values == Arity::Exactly(0)
+            && !setting.on
+            && flag.default.map_or(unsaid, |default| default == "false");
+        let is_default = !setting.values.is_empty() && flag.default == Some(setting.value());
+        (is_off && flag.name != "--enable-prefix-caching" && flag.name != "--async-scheduling") || is_default
     }
 
     /// What changes weights is answered only beside bytes that are stated.
@@ -452,15 +465,6 @@ fn visible(env: &BTreeMap<String, String>) -> Option<u32> {
     let listed = env.get("CUDA_VISIBLE_DEVICES").map(|value| value.trim()).filter(|value| !value.is_empty())?;
     let is_one = |name: &str| !name.trim().is_empty() && !name.trim().starts_with('-');
     u32::try_from(listed.split(',').take_while(|name| is_one(name)).count()).ok().filter(|count| *count > 0)
-}
-
-/// Whether a flag says what holds without it.
-fn states_default(setting: &Setting) -> bool {
-    let flag = setting.flag;
-    let is_off =
-        flag.values == Arity::Exactly(0) && !setting.on && flag.default.is_none_or(|default| default == "false");
-    let is_default = !setting.values.is_empty() && flag.default == Some(setting.value());
-    (is_off && flag.name != "--enable-prefix-caching" && flag.name != "--async-scheduling") || is_default
 }
 
 /// A value as the budget writes it.
