@@ -67,11 +67,13 @@ const refusal = async (page) => {
   return page.$eval('#error pre', (pre) => pre.textContent);
 };
 
-/** The plan that the page shows, as the command would print it. */
-async function shownPlan(page) {
+/** The plan that the page shows, as the command would print it; of a type that was just chosen once it is there. */
+async function shownPlan(page, type) {
   await settled(page);
   await page.$eval('#flags', (section) => section.scrollIntoView());
   await page.select('#target', 'plan.json');
+  const isOfType = (type) => JSON.parse(document.querySelector('#flags .file').textContent).model.type === type;
+  if (type) await page.waitForFunction(isOfType, { timeout: 30000 }, type);
   return JSON.parse(await page.$eval('#flags .file', (pre) => pre.textContent));
 }
 
@@ -333,7 +335,7 @@ test('weights in several files are read with their index', async ({ address }) =
     await settled(page);
     await (await page.$('#files')).uploadFile(...paths);
     await page.waitForFunction(() => document.querySelector('.chosen')?.textContent === 'llama');
-    const shown = await shownPlan(page);
+    const shown = await shownPlan(page, 'llama');
     assert.deepEqual([shown.pools, shown.ledger], [expected.pools, expected.ledger]);
     assert.equal(shown.ledger.find(({ name }) => name === 'weights').source, 'exact');
     // Without the index nobody knows what belongs together.
@@ -423,7 +425,7 @@ test('a GGUF file is read in the page', async ({ address }) => {
     await settled(page);
     await (await page.$('#files')).uploadFile(file);
     await page.waitForFunction((type) => document.querySelector('.chosen')?.textContent === type, {}, expected.model.type);
-    const shown = await shownPlan(page);
+    const shown = await shownPlan(page, expected.model.type);
     assert.deepEqual(shown.pools, expected.pools);
   });
 });
