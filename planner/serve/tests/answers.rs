@@ -151,6 +151,82 @@ fn variables_of_llama_cpp_are_flags() {
     assert_eq!((found.limits.max_seq_len, found.limits.max_batch_size), (4096, Some(2)));
 }
 
+/// Older builds have a variable of `--no-kv-offload`, newer ones one of `--kv-offload`.
+#[rstest]
+#[case("b7000", "LLAMA_ARG_NO_KV_OFFLOAD", "1", "--no-kv-offload")]
+#[case("b9000", "LLAMA_ARG_KV_OFFLOAD", "0", "-nkvo")]
+#[case("b9000", "LLAMA_ARG_KV_OFFLOAD", "1", "--kv-offload")]
+fn a_variable_turns_off_what_its_name_says(
+    #[case] version: &str,
+    #[case] name: &str,
+    #[case] value: &str,
+    #[case] shown: &str,
+) {
+    let env = BTreeMap::from([(name.to_owned(), value.to_owned())]);
+    let words = ["llama-server", "-m", "m"].map(str::to_owned).to_vec();
+    let options = Options { version: Some(version.into()), ..on("h100") };
+    let found = answer(&Launch::from_words(words, &env).unwrap()[0], models("Qwen__Qwen3-8B"), &options).unwrap();
+    let read: Vec<&str> = found.read.iter().map(|read| &*read.flag).collect();
+    assert!(read.contains(&shown), "{read:?}");
+}
+
+/// DeepSeek-V3.2 on SGLang: `calculate_mla_kv_cache_dim` over 61 layers, with an index of 132 bytes beside each latent.
+#[rstest]
+#[case::hopper("8xh100", "0.5.23", "--kv-cache-dtype auto", 1152)]
+#[case::hopper_narrow("8xh100", "0.5.23", "--kv-cache-dtype fp8_e4m3", 656)]
+#[case::blackwell("8xb200", "0.5.23", "--kv-cache-dtype auto", 576)]
+#[case::blackwell_with_scales("8xb200", "0.5.9", "--kv-cache-dtype auto", 656)]
+#[case::blackwell_wide("8xb200", "0.5.23", "--kv-cache-dtype bfloat16", 1152)]
+fn sparse_latents_of_sglang_have_the_bytes_of_their_kernels(
+    #[case] device: &str,
+    #[case] version: &str,
+    #[case] flags: &str,
+    #[case] bytes: u64,
+) {
+    let command = format!("python -m sglang.launch_server --model-path m --tp-size 8 {flags}");
+    let options = Options {
+        version: Some(version.into()),
+        cache_bytes: Some(Logged::exact(40 << 30)),
+        devices: Some(device.parse().unwrap()),
+        ..Options::default()
+    };
+    let found = told(&command, "deepseek-ai__DeepSeek-V3.2", &options);
+    let tokens = (40u64 << 30) / (61 * (bytes + 132));
+    assert_eq!(found.facts[&Fact::Tokens].low, tokens / 64 * 64);
+}
+
+#[rstest]
+#[case::as_chosen("8xb200", "deepseek-ai__DeepSeek-V3.2", "--dsa-decode-backend trtllm", true)]
+#[case::with_scales("8xb200", "deepseek-ai__DeepSeek-V3.2", "--dsa-decode-backend flashmla_kv", false)]
+#[case::wide(
+    "8xb200",
+    "deepseek-ai__DeepSeek-V3.2",
+    "--kv-cache-dtype bfloat16 --dsa-decode-backend flashmla_kv",
+    true
+)]
+#[case::hopper(
+    "8xh100",
+    "deepseek-ai__DeepSeek-V3.2",
+    "--kv-cache-dtype fp8_e4m3 --dsa-prefill-backend flashmla_auto",
+    true
+)]
+#[case::no_sparse_latents("h100", "Qwen__Qwen3-8B", "--kv-cache-dtype fp8_e4m3 --dsa-decode-backend fa3", true)]
+fn sparse_kernels_of_sglang_are_planned_as_far_as_they_lay_out_alike(
+    #[case] device: &str,
+    #[case] model: &str,
+    #[case] flags: &str,
+    #[case] is_planned: bool,
+) {
+    let command = format!("python -m sglang.launch_server --model-path m {flags}");
+    let options = Options {
+        cache_bytes: Some(Logged::exact(40 << 30)),
+        devices: Some(device.parse().unwrap()),
+        ..Options::default()
+    };
+    let found = answer(&launch(&command), models(model), &options);
+    assert_eq!(found.is_ok(), is_planned, "{:?}", found.err().map(|error| error.to_string()));
+}
+
 #[test]
 fn a_launch_that_has_fewer_gpus_than_ranks_is_refused() {
     let one = Launch { gpus: Some(1), device: Some("h100".into()), ..launch("vllm serve m -tp 2") };

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_planner::engines::Version;
 use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
@@ -46,9 +45,6 @@ impl Setting {
         }
     }
 }
-
-/// From this build on llama.cpp's `-fa` has a value, and is `auto` where nobody says; before it was a switch, and off.
-pub(crate) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 
 /// How an engine's parser reads words.
 struct Grammar {
@@ -288,11 +284,13 @@ impl Grammar {
             let Some(value) = flag.env.and_then(|name| env.get(name)) else { continue };
             let truthy = ["1", "on", "true", "enabled"].contains(&value.as_str());
             let is_switch = flag.values == Arity::Exactly(0);
-            if is_switch && !truthy && flag.negated.is_empty() {
+            // Older builds of llama.cpp have variables of `--no-x` alone, whose flag is `--x` here.
+            let negates = !flag.name.starts_with("--no-") && flag.env.is_some_and(|name| name.contains("_NO_"));
+            if is_switch && !truthy && (negates || flag.negated.is_empty()) {
                 continue;
             }
             let values = if is_switch { Vec::new() } else { vec![value.clone()] };
-            self.put(parsed, Setting { flag, on: truthy || !is_switch, values })?;
+            self.put(parsed, Setting { flag, on: !is_switch || truthy && !negates, values })?;
         }
         Ok(())
     }

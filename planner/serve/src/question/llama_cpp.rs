@@ -6,7 +6,6 @@ use cacheplan_planner::engines::{LLAMA_CPP_SEQUENCES, Version};
 
 use super::{Limits, Question};
 use crate::error::ServeError;
-use crate::flags::parse::FLASH_ATTENTION_HAS_VALUES;
 use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
@@ -16,6 +15,8 @@ const BATCH: u64 = 2048;
 const SHARES: Version = Version(6924, 0, 0);
 /// From this build on one slot is one where it is asked for; from [`SHARES`] to here it was taken for the default.
 const COUNTS_ONE: Version = Version(7418, 0, 0);
+/// From this build on `-fa` has a value, and is `auto` where nobody says; before it was a switch, and off.
+pub(super) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;

@@ -11,9 +11,8 @@ use cacheplan_transforms::{Resource, Resources};
 use serde_json::Value;
 
 use super::Question;
-use super::llama_cpp::{self, FITS};
+use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES};
 use crate::error::ServeError;
-use crate::flags::parse::FLASH_ATTENTION_HAS_VALUES;
 use crate::remedy::Remedy;
 
 /// From this build on all layers are on the devices where nobody says; before none was. The same build as that of `-fa auto`.

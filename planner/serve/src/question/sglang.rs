@@ -113,24 +113,20 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
     Ok(())
 }
 
-/// With 8 bits the kernels of sparse attention decide whether latents stand beside scales (`calculate_mla_kv_cache_dim`): planned are
-/// those that the engine chooses.
+/// Kernels of sparse attention that are told may lay latents out otherwise than those that the engine chooses, which are planned.
 fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
-    let is_narrow = match question.flag("--kv-cache-dtype").map(Setting::value) {
-        None | Some("auto") => capability(question, model).is_some_and(|found| found >= 100),
-        Some(word) => word.starts_with("fp8"),
-    };
-    for name in ["--dsa-prefill-backend", "--dsa-decode-backend"] {
-        let Some(setting) = question.flag(name).filter(|_| is_narrow && model.info().model_type != "deepseek_v4")
-        else {
-            continue;
-        };
-        let chosen =
-            if capability(question, model).is_some_and(|found| found >= 100) { "trtllm" } else { "flashmla_kv" };
-        if setting.value() != chosen {
-            let why = format!("how the latents of 8 bits of kernels other than `{chosen}` are laid out was not read");
-            let remedies = vec![Remedy::Remove(name), Remedy::Set("--kv-cache-dtype", "bfloat16".into())];
-            return Err(ServeError::NotHandled { flag: name.into(), why, remedies });
+    let told = ["--dsa-prefill-backend", "--dsa-decode-backend"].map(|name| question.flag(name));
+    let Some(request) = request(question, model).filter(|_| told.iter().any(Option::is_some)) else { return Ok(()) };
+    let word = question.flag("--kv-cache-dtype").map(Setting::value);
+    let (info, caches, budget) = (model.info(), request.caches()?, request.budget()?);
+    let of = |backend| question.engine.stored(info, &caches, &budget, word, backend).map_err(PlanError::from);
+    let chosen = of(None)?;
+    for setting in told.into_iter().flatten() {
+        if of(Some(setting.value()))? != chosen {
+            let flag = setting.flag.name;
+            let why = format!("how the kernels of `{}` lay out latents of 8 bits is not planned", setting.value());
+            let remedies = vec![Remedy::Remove(flag), Remedy::Set("--kv-cache-dtype", "bfloat16".into())];
+            return Err(ServeError::NotHandled { flag: flag.into(), why, remedies });
         }
     }
     Ok(())
@@ -152,8 +148,12 @@ fn windows(question: &mut Question, model: &ModelCaches) {
 }
 
 fn capability(question: &Question, model: &ModelCaches) -> Option<u32> {
-    let request = PlanRequest::of(model.clone()).for_engine(question.engine).with_devices(question.device()?.clone());
-    request.budget().ok()?.engine.compute_capability
+    request(question, model)?.budget().ok()?.engine.compute_capability
+}
+
+/// The model on the command's devices, before anything else is stated.
+fn request(question: &Question, model: &ModelCaches) -> Option<PlanRequest> {
+    Some(PlanRequest::of(model.clone()).for_engine(question.engine).with_devices(question.device()?.clone()))
 }
 
 /// Replicas of the attention among the ranks (`handle_data_parallelism`): each serves sequences of its own, and experts are divided over

@@ -14,6 +14,7 @@ use crate::engines::caches::{Attention, Caches, Packing, State, Storage, index_b
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
+use crate::engines::stored::{Stored, Telling};
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;
@@ -76,7 +77,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         keeps_long_windows: true,
         packed: packed_latent,
     },
-    stored: |_| Ok(None),
+    stored,
     refuses,
     predict,
     arguments: None,
@@ -93,11 +94,33 @@ const WITHOUT_SCALES: Version = Version(0, 5, 10);
 /// Read in 0.5.17, and not in 0.5.16: GLM has kernels of its own on consumer Blackwell, which take scales.
 const GLM_ON_SM120: Version = Version(0, 5, 17);
 
-/// Bytes of a latent of 8 bits beside its scales, where the kernels want them (`calculate_mla_kv_cache_dim`).
+/// Bytes of a latent of 8 bits beside its scales, where the kernels want them.
 fn packed_latent(latent: &Packing<'_>) -> Option<u64> {
-    let own = latent.model == "glm_moe_dsa" && latent.capability >= CONSUMER_BLACKWELL;
-    let without = latent.version >= WITHOUT_SCALES && latent.capability >= BLACKWELL;
-    (!without || own && latent.version >= GLM_ON_SM120).then_some(packed_bytes(latent.width))
+    wants_scales(latent.model, latent.version, latent.capability, None).then_some(packed_bytes(latent.width))
+}
+
+/// How latents of sparse attention are stored; all others as their dtype says.
+fn stored(telling: &Telling<'_>) -> Result<Option<Stored>, EngineRefusal> {
+    let Telling { model, version, capability, word, stated, backend, .. } = *telling;
+    let model = model.model_type.as_str();
+    if !SPARSE_LATENTS.contains(&model) {
+        return Ok(None);
+    }
+    let is_narrow = match word.filter(|word| *word != "auto") {
+        Some(word) => word.starts_with("fp8"),
+        None => stated.map_or(capability >= BLACKWELL, |stated| stated == DType::F8E4m3),
+    };
+    Ok(Some(match is_narrow {
+        false => Stored::Own,
+        true if wants_scales(model, version, capability, backend) => Stored::Packed,
+        true => Stored::Narrow,
+    }))
+}
+
+/// Whether the kernels take 8 bits beside scales (`calculate_mla_kv_cache_dim`): those that the engine chooses, or that it is told.
+fn wants_scales(model: &str, version: Version, capability: u32, told: Option<&str>) -> bool {
+    let own = model == "glm_moe_dsa" && version >= GLM_ON_SM120 && capability >= CONSUMER_BLACKWELL;
+    told.map_or(version < WITHOUT_SCALES || capability < BLACKWELL || own, |told| told != "trtllm")
 }
 
 /// Model types whose windows have a pool of their own; of all others every token is kept.

@@ -68,16 +68,16 @@ impl<'a> Cursor<'a> {
         self.count()?;
         while let Some(character) = self.peek() {
             match character {
-                '<' if self.placeholder().is_some() => {
-                    let placeholder = self.placeholder().unwrap_or_default();
-                    self.skip(placeholder.len()).chars().for_each(|character| word.push(character));
-                }
+                '<' => match self.placeholder() {
+                    Some(text) => self.skip(text.len()).chars().for_each(|character| word.push(character)),
+                    None => break,
+                },
                 '(' if word.bare().is_some_and(is_assignment) => {
                     self.bump();
                     word.array = Some(self.array()?);
                     break;
                 }
-                ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | '<' | '>' | '(' | ')' => break,
+                ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | '>' | '(' | ')' => break,
                 '\\' => {
                     self.bump();
                     // A line goes on behind it, with either way to end one.
