@@ -109,7 +109,8 @@ fn a_row_of_cells_starts_as_its_own_command_does(
             let words = format!("{} org/model {}", engine.program(), flags.join(" "));
             match cacheplan_serve::answer(&launch(&words), models(name), &options) {
                 Ok(said) => (said.starts, said.reason, words),
-                Err(refused) => (Starts::No, Some(refused.to_string()), words),
+                Err(refused @ ServeError::Engine { .. }) => (Starts::No, Some(refused.to_string()), words),
+                Err(other) => panic!("{words}: {other}"),
             }
         };
         for row in of_engine(&found) {

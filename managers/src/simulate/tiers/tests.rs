@@ -227,7 +227,7 @@ fn the_smallest_tiers_that_reach_the_target_reach_it() {
 #[case(|question: &mut TiersQuestion<'_>| question.host = u64::MAX, "at most 1 PiB was expected")]
 #[case(|question: &mut TiersQuestion<'_>| question.links.disk = 0.0, "`disk-rate` is 0")]
 #[case(|question: &mut TiersQuestion<'_>| question.prices = Some([-1.0, 0.0]), "`prices` is -1")]
-#[case(|question: &mut TiersQuestion<'_>| question.running = Some(0), "`running` is 0")]
+#[case(|question: &mut TiersQuestion<'_>| question.running = Some(0), "`running` is 0; 1 to 1048576 was expected")]
 #[case(|question: &mut TiersQuestion<'_>| question.stored = StoredStates::Bf16, "`stored-states` is bf16")]
 fn what_is_no_question_is_refused(#[case] change: fn(&mut TiersQuestion<'_>), #[case] said: &str) {
     let plan = plan(BUDGET);
