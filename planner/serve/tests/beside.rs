@@ -101,6 +101,7 @@ fn measured_lines_stand_for_what_is_assumed() {
 #[case("-c 65536 -np 1", &[], Starts::Maybe)]
 #[case("-c 65536 -np 1 -ngl 99", &[], Starts::No)]
 #[case("-c 65536 -np 1 -fit off", &[], Starts::No)]
+#[case("-c 65536 -np 1 -fit 0", &[], Starts::No)]
 #[case("-c 65536 -np 1 -ngl 99", &[("memory.weights", "'5GiB'")], Starts::Yes)]
 #[case("-c 65536 -np 1", &[("memory.weights", "'5GiB'"), ("memory.reserve", "'11GiB'")], Starts::Maybe)]
 fn llama_server_is_held_to_stated_weights(#[case] flags: &str, #[case] keys: &[(&str, &str)], #[case] starts: Starts) {

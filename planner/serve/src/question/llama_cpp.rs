@@ -165,8 +165,8 @@ pub(super) fn is_without_flash_attention(question: &Question) -> bool {
     }
 }
 
-/// What `--flash-attn` takes for no.
-const OFF: &[&str] = &["off", "disabled", "false", "0"];
+/// What it takes for no.
+pub(super) const OFF: &[&str] = &["off", "disabled", "false", "0"];
 
 /// `--spec-draft-n-max` where nobody says, by the help of builds of 2026.
 const DRAFTED: u64 = 3;

@@ -11,7 +11,7 @@ use cacheplan_transforms::{Resource, Resources};
 use serde_json::Value;
 
 use super::Question;
-use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES};
+use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -149,7 +149,7 @@ fn scores(question: &Question, model: &ModelCaches) -> u64 {
 
 /// Whether it fits itself to the devices.
 fn fits(question: &Question) -> bool {
-    question.engine.version >= FITS && question.flag("--fit").is_none_or(|setting| setting.value() != "off")
+    question.engine.version >= FITS && question.flag("--fit").is_none_or(|setting| !OFF.contains(&setting.value()))
 }
 
 /// One more than the last layer with caches.
