@@ -106,7 +106,7 @@ pub enum Products {
     #[default]
     Exact,
     /// As whole numbers, where the CPU has VNNI, or AVX2 and no AVX-512: up to 256 rows are rounded to eight bits in groups of 32,
-    /// with a factor each. One or two rows take less time then; with AVX-512 more rows take more.
+    /// with a factor each. One row of most formats takes less time then; with AVX-512 four and more take more.
     Fast,
 }
 

@@ -46,12 +46,12 @@ thread_local! {
 impl Rounded {
     /// `None` where nothing multiplies them, or exact products are faster: with AVX-512 that lacks VNNI.
     pub(in crate::cpu) fn new(x: &Rows<'_>) -> Option<Self> {
-        let vnni = has_vnni();
-        if vnni || V4::try_new().is_none() { Self::by(vnni, x) } else { None }
+        if has_vnni() || V4::try_new().is_none() { Self::by(true, x) } else { None }
     }
 
-    /// By AVX2, or by VNNI, which must be there.
+    /// By AVX2, or by VNNI where that is wanted and there.
     fn by(vnni: bool, x: &Rows<'_>) -> Option<Self> {
+        let vnni = vnni && has_vnni();
         let simd = V3::try_new().filter(|_| is_x86_feature_detected!("f16c"))?;
         let width = x.width();
         if !width.is_multiple_of(GROUP) {
@@ -93,7 +93,7 @@ impl Rounded {
         products: &mut [f32],
     ) {
         if self.vnni {
-            // SAFETY: this processor has all that it asks for, as `new` has seen.
+            // SAFETY: this processor has all that it asks for, as `by` has seen.
             return unsafe { self.multiply_by_vnni(weight, rows, outputs, products) };
         }
         // By the trait's way, which inlines what it is given.
