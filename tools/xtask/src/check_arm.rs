@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{at, target};
 use crate::{rust_src, sh, stub};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -21,7 +21,7 @@ done
 pub(crate) fn run() -> Result<(), String> {
     let home = target("arm")?;
     let cc = home.join("bin/cc");
-    stub::install(&cc, STUB_CC).map_err(|error| format!("{}: {error}", cc.display()))?;
+    stub::install(&cc, STUB_CC).map_err(at(&cc))?;
     let library = rust_src::library()?;
     sh(rust_src::std_from(&library, Command::new("cargo").args(["check", "--workspace", "--locked"]))
         .args(["--target", TARGET, "-Zbuild-std", "--target-dir"])

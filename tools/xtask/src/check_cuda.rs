@@ -3,6 +3,7 @@
 //! The build scripts of candle's kernels and of cudarc only ask `nvcc` for its version and for files; a stub that
 //! answers both is enough for `cargo clippy`. Nothing that is built this way can be linked or run.
 
+use crate::files::{at, target};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -38,25 +39,17 @@ esac
 exit 0
 "#;
 
+/// The crates with a CUDA path.
+const CRATES: [&str; 5] =
+    ["cacheplan-kernels", "cacheplan-managers", "cacheplan-runtime", "cacheplan", "cacheplan-cli"];
+
 pub(crate) fn run() -> Result<(), String> {
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".into());
-    let home = std::path::absolute(Path::new(&target).join("stub-cuda")).map_err(|error| error.to_string())?;
-    let nvcc = install_stub(&home).map_err(|error| format!("{}: {error}", home.display()))?;
+    let home = target("stub-cuda")?;
+    let nvcc = install_stub(&home).map_err(at(&home))?;
     let path = std::env::var("PATH").unwrap_or_default();
     sh(Command::new("cargo")
         .arg("clippy")
-        .args([
-            "-p",
-            "cacheplan-kernels",
-            "-p",
-            "cacheplan-managers",
-            "-p",
-            "cacheplan-runtime",
-            "-p",
-            "cacheplan",
-            "-p",
-            "cacheplan-cli",
-        ])
+        .args(CRATES.iter().flat_map(|name| ["-p", name]))
         .args(["--all-targets", "--features", "cuda", "--", "-D", "warnings"])
         .env("PATH", format!("{}:{path}", home.join("bin").display()))
         .env("NVCC", nvcc)

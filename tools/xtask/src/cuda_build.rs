@@ -1,6 +1,7 @@
 //! CUDA sources to PTX and to machine code.
 
 use crate::cuda_toolkit::Toolkit;
+use crate::files::{at, with_ending};
 use crate::said;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,28 +31,19 @@ pub(crate) const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
 /// The sources of all kernels: those of ops, and those that the runner measures a device with.
 pub(crate) fn kernels() -> Result<Vec<PathBuf>, String> {
-    Ok([files("kernels/cuda", "cu")?, files("kernels/gpu/cuda", "cu")?].concat())
+    Ok([with_ending("kernels/cuda", "cu")?, with_ending("kernels/gpu/cuda", "cu")?].concat())
 }
 
 /// What they include.
 pub(crate) fn headers() -> Result<Vec<PathBuf>, String> {
-    files("kernels/cuda", "cuh")
-}
-
-/// The files of a folder whose names end so, in order.
-fn files(folder: &str, end: &str) -> Result<Vec<PathBuf>, String> {
-    let entries = fs::read_dir(folder).map_err(|error| format!("{folder}: {error}"))?;
-    let mut sources: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
-    sources.retain(|path| path.extension().is_some_and(|extension| extension == end));
-    sources.sort();
-    Ok(sources)
+    with_ending("kernels/cuda", "cuh")
 }
 
 /// Writes the PTX that the emulator's own tests run, with the hash of its source on top.
 pub(crate) fn write_test_ptx() -> Result<(), String> {
     let toolkit = Toolkit::installed()?;
-    for source in files("kernels/emulator/tests/ptx", "cu")? {
-        let on_disk = |error: std::io::Error| format!("{}: {error}", source.display());
+    for source in with_ending("kernels/emulator/tests/ptx", "cu")? {
+        let on_disk = at(&source);
         let hash = blake3::hash(&fs::read(&source).map_err(on_disk)?);
         // Behind the code stand the mangled names of inlined functions, which only the assembler reads.
         let text = ptx(&toolkit, &source)?;

@@ -2,7 +2,8 @@
 //! emulator.
 
 use crate::cuda_build::{ARCHITECTURES, kernels as sources, ptx};
-use crate::cuda_toolkit::{Toolkit, target};
+use crate::cuda_toolkit::Toolkit;
+use crate::files::{at, target, text};
 use crate::{output, said, sh};
 use std::collections::HashMap;
 use std::fs;
@@ -13,7 +14,7 @@ use std::process::Command;
 pub(crate) fn run(all: bool) -> Result<(), String> {
     let toolkit = Toolkit::installed()?;
     let folder = target("cuda")?;
-    let on_disk = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let on_disk = at(&folder);
     if folder.exists() {
         fs::remove_dir_all(&folder).map_err(on_disk)?;
     }
@@ -63,7 +64,7 @@ struct Limits {
 }
 
 fn limits(source: &Path) -> Result<Vec<Limits>, String> {
-    let text = fs::read_to_string(source).map_err(|error| format!("{}: {error}", source.display()))?;
+    let text = text(source)?;
     let lines = text.lines().filter_map(|line| line.strip_prefix("// prove "));
     lines
         .map(|line| {

@@ -2,13 +2,16 @@
 //!
 //! It needs Python with pip and a C++ compiler, and neither a GPU nor a driver. Once installed it needs no network.
 
-use crate::sh;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
+
+use crate::files::{install, is_installed, target, text};
+use crate::sh;
 
 /// The packages and their hashes, as pip reads them.
 const PACKAGES: &str = "tools/xtask/cuda-toolkit.txt";
+
+const HOME: &str = "cuda-toolkit";
 
 /// An installed toolkit.
 pub(crate) struct Toolkit {
@@ -18,12 +21,11 @@ pub(crate) struct Toolkit {
 impl Toolkit {
     /// The installed toolkit, or what to do where there is none.
     pub(crate) fn installed() -> Result<Self, String> {
-        let home = home()?;
-        let (found, wanted) = (fs::read_to_string(home.join("installed.txt")), packages()?);
-        match found {
-            Ok(found) if found == wanted => Ok(Self { bin: home.join("nvidia/cu13/bin") }),
-            _ => Err(format!("no CUDA toolkit of {PACKAGES} in {}: run `cargo xtask cuda-toolkit`", home.display())),
+        let home = target(HOME)?;
+        if is_installed(&home, &text(PACKAGES)?) {
+            return Ok(Self { bin: home.join("nvidia/cu13/bin") });
         }
+        Err(format!("no CUDA toolkit of {PACKAGES} in {}: run `cargo xtask cuda-toolkit`", home.display()))
     }
 
     /// A program of the toolkit.
@@ -37,32 +39,10 @@ impl Toolkit {
 
 /// Installs the toolkit, unless it is there already.
 pub(crate) fn run() -> Result<(), String> {
-    if Toolkit::installed().is_ok() {
-        return Ok(());
-    }
-    let home = home()?;
-    let on_disk = |error: std::io::Error| format!("{}: {error}", home.display());
-    if home.exists() {
-        fs::remove_dir_all(&home).map_err(on_disk)?;
-    }
-    sh(Command::new("python3")
-        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"])
-        .args(["--require-hashes", "--requirement", PACKAGES, "--target"])
-        .arg(&home))?;
-    // Written last: without it, an installation that was broken off is none.
-    fs::write(home.join("installed.txt"), packages()?).map_err(on_disk)
-}
-
-fn packages() -> Result<String, String> {
-    fs::read_to_string(PACKAGES).map_err(|error| format!("{PACKAGES}: {error}"))
-}
-
-fn home() -> Result<PathBuf, String> {
-    target("cuda-toolkit")
-}
-
-/// A folder below cargo's target folder.
-pub(crate) fn target(folder: &str) -> Result<PathBuf, String> {
-    let target = std::env::var("CARGO_TARGET_DIR").unwrap_or_else(|_| "target".into());
-    std::path::absolute(Path::new(&target).join(folder)).map_err(|error| error.to_string())
+    let home = target(HOME)?;
+    install(&home, &text(PACKAGES)?, || {
+        let quietly = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"];
+        let pinned = ["--only-binary", ":all:", "--require-hashes", "--requirement", PACKAGES, "--target"];
+        sh(Command::new("python3").args(quietly).args(pinned).arg(&home))
+    })
 }

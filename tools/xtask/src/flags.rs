@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{at, target};
 use crate::sh;
 
 /// The versions that are read of wheels: a release of each series.
@@ -47,7 +47,7 @@ const SOURCES: [(&str, u32); 16] = [
 /// Fetches the parsers' modules, and writes the tables of their flags. TensorRT-LLM's stays as it was read.
 pub(crate) fn run() -> Result<(), String> {
     let folder = target("flags/modules")?;
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
     let wheels = WHEELS.iter().flat_map(|(name, versions)| versions.split(' ').map(move |of| format!("{name}=={of}")));
     sh(Command::new("python3").arg("tools/xtask/serve/wheels.py").arg(&folder).args(wheels))?;
     for (version, build) in SOURCES {
@@ -63,10 +63,10 @@ pub(crate) fn run() -> Result<(), String> {
         fs::create_dir_all(&sources)
             .and_then(|()| fs::write(sources.join("Cargo.toml"), manifest))
             .and_then(|()| fs::write(sources.join("lib.rs"), ""))
-            .map_err(|error| format!("{}: {error}", sources.display()))?;
+            .map_err(at(&sources))?;
         sh(Command::new("cargo").args(["vendor", "--quiet", "vendored"]).current_dir(&sources))?;
         let source = sources.join("vendored/llama-cpp-sys-2/llama.cpp/common/arg.cpp");
-        fs::copy(&source, &kept).map_err(|error| format!("{}: {error}", source.display()))?;
+        fs::copy(&source, &kept).map_err(at(&source))?;
     }
     sh(Command::new("python3").arg("tools/xtask/serve/flags.py").arg(&folder).arg("planner/serve/src/flags"))
 }

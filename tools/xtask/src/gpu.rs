@@ -1,7 +1,8 @@
 //! The runner `cacheplan-gpu`: its kernels, its build, and what is asked of it.
 
 use crate::cuda_build::{self, ARCHITECTURES, ptx};
-use crate::cuda_toolkit::{Toolkit, target};
+use crate::cuda_toolkit::Toolkit;
+use crate::files::{at, target};
 use crate::said;
 use crate::sh;
 use std::fs;
@@ -14,14 +15,14 @@ use std::time::SystemTime;
 pub(crate) fn kernels() -> Result<(), String> {
     let toolkit = Toolkit::installed()?;
     let folder = target("cuda")?;
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
     let headers = newest(cuda_build::headers()?)?;
     for source in cuda_build::kernels()? {
         let age = headers.max(newest([&source])?);
         let made = |path: &Path| fs::metadata(path).and_then(|file| file.modified()).is_ok_and(|time| time > age);
         let text = folder.join(source.file_stem().unwrap_or_default()).with_extension("ptx");
         if !made(&text) {
-            fs::write(&text, ptx(&toolkit, &source)?).map_err(|error| format!("{}: {error}", text.display()))?;
+            fs::write(&text, ptx(&toolkit, &source)?).map_err(at(&text))?;
         }
         let mut cubins = Vec::new();
         for architecture in ARCHITECTURES {
@@ -54,7 +55,7 @@ fn newest(files: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<SystemTim
     for file in files {
         let file = file.as_ref();
         let written = fs::metadata(file).and_then(|file| file.modified());
-        newest = newest.max(written.map_err(|error| format!("{}: {error}", file.display()))?);
+        newest = newest.max(written.map_err(at(&file))?);
     }
     Ok(newest)
 }

@@ -2,6 +2,7 @@
 //!
 //! What cannot be done on a machine is said, and the rest goes on.
 
+use crate::files::{absolute, at};
 use crate::gpu::{PEERS, build};
 use crate::said;
 use crate::sh;
@@ -19,8 +20,8 @@ struct Step {
 }
 
 pub(crate) fn run(folder: &str) -> Result<(), String> {
-    let folder = std::path::absolute(folder).map_err(|error| format!("{folder}: {error}"))?;
-    let on_disk = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let folder = absolute(folder)?;
+    let on_disk = at(&folder);
     fs::create_dir_all(&folder).map_err(on_disk)?;
     let binary = build()?;
     let runner = || Command::new(&binary);
@@ -113,7 +114,7 @@ fn tell(text: &str) {
 /// large as was planned.
 pub(crate) fn models() -> Result<(), String> {
     sh(Command::new("cargo").args(["build", "--release", "--features", "cuda", "--locked"]))?;
-    let command = crate::cuda_toolkit::target("release/cacheplan")?;
+    let command = crate::files::target("release/cacheplan")?;
     let models = fs::read_dir("tests/fixtures/models").map_err(|error| error.to_string())?;
     let mut models: Vec<_> = models.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect();
     models.sort();

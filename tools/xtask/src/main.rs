@@ -11,6 +11,7 @@ mod cuda_toolkit;
 mod dependencies;
 mod dist;
 mod engines;
+mod files;
 mod flags;
 mod fuzz;
 mod gpu;

@@ -1,10 +1,9 @@
 //! What `export-graph` writes, held to the tools of others: `onnx.checker` and ONNX Runtime.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{entries, target};
 use crate::sh;
 use crate::venv::environment;
 
@@ -29,25 +28,20 @@ pub(crate) fn run() -> Result<(), String> {
 fn models() -> Result<Vec<PathBuf>, String> {
     let mut found = Vec::new();
     for folder in ["models", "static_cache", "variants"] {
-        let folder = Path::new(FIXTURES).join(folder);
-        let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let models = entries.flatten().map(|entry| entry.path());
+        let models = entries(Path::new(FIXTURES).join(folder))?.into_iter();
         found.extend(models.filter(|model| model.join("model.safetensors").exists()));
     }
-    found.sort();
     Ok(found)
 }
 
 /// The library inside the Python package.
 fn library(home: &Path) -> Result<PathBuf, String> {
-    let on_disk = |error: std::io::Error| format!("{}: {error}", home.display());
-    let entries = |folder: PathBuf| Ok::<_, String>(fs::read_dir(folder).map_err(on_disk)?.flatten());
+    let mut files = Vec::new();
     for python in entries(home.join("lib"))? {
-        for file in entries(python.path().join("site-packages/onnxruntime/capi"))? {
-            if file.file_name().to_string_lossy().starts_with("libonnxruntime.so") {
-                return Ok(file.path());
-            }
-        }
+        files.extend(entries(python.join("site-packages/onnxruntime/capi"))?);
     }
-    Err(format!("{}: its package onnxruntime has no libonnxruntime.so", home.display()))
+    let is_library =
+        |file: &PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libonnxruntime.so"));
+    let lacks = || format!("{}: its package onnxruntime has no libonnxruntime.so", home.display());
+    files.into_iter().find(is_library).ok_or_else(lacks)
 }

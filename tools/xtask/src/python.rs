@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{absolute, at, only, remove, target};
 use crate::sh;
-use crate::venv::environment;
+use crate::venv::{environment, put_wheel};
 
 /// The tools and their versions, as pip reads them.
 pub(crate) const TOOLS: &str = "tools/xtask/python.txt";
@@ -21,8 +21,7 @@ pub(crate) fn run() -> Result<(), String> {
     let lints = ["clippy", "--locked", "--release", "--manifest-path", MANIFEST, "--", "-D", "warnings"];
     sh(Command::new("cargo").args(lints))?;
     let wheel = wheel_of_source(&home)?;
-    let install = ["install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index", "--force-reinstall"];
-    sh(tool("pip").args(install).arg(wheel))?;
+    put_wheel(&home, &wheel)?;
     sh(tool("ruff").args(["check", "python"]))?;
     sh(tool("ruff").args(["format", "--check", "python"]))?;
     let config = ["--config-file", "python/pyproject.toml"];
@@ -45,12 +44,10 @@ pub(crate) fn run() -> Result<(), String> {
 pub(crate) fn wheel_of_source(home: &Path) -> Result<PathBuf, String> {
     let tool = |name: &str| Command::new(home.join("bin").join(name));
     let build = home.join("build");
-    if build.exists() {
-        fs::remove_dir_all(&build).map_err(|error| format!("{}: {error}", build.display()))?;
-    }
+    remove(&build)?;
     let [packed, unpacked, wheels] = ["packed", "unpacked", "wheels"].map(|folder| build.join(folder));
     sh(tool("maturin").args(["sdist", "--manifest-path", MANIFEST, "--out"]).arg(&packed))?;
-    fs::create_dir_all(&unpacked).map_err(|error| format!("{}: {error}", unpacked.display()))?;
+    fs::create_dir_all(&unpacked).map_err(at(&unpacked))?;
     // With times of now (`-m`): all that the archive has are alike, by which cargo would take an older build for fresh.
     sh(Command::new("tar").arg("-xmf").arg(only(&packed)?).arg("-C").arg(&unpacked))?;
     let manifest = only(&unpacked)?.join(MANIFEST);
@@ -58,15 +55,4 @@ pub(crate) fn wheel_of_source(home: &Path) -> Result<PathBuf, String> {
     maturin.args(["build", "--release", "--locked", "--target-dir"]).arg(absolute("python/target")?);
     sh(maturin.arg("--manifest-path").arg(manifest).arg("--out").arg(&wheels))?;
     only(&wheels)
-}
-
-/// The one thing in a folder.
-fn only(folder: &Path) -> Result<PathBuf, String> {
-    let mut entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let first = entries.next().ok_or_else(|| format!("{}: holds nothing", folder.display()))?;
-    first.map(|entry| entry.path()).map_err(|error| format!("{}: {error}", folder.display()))
-}
-
-fn absolute(path: &str) -> Result<PathBuf, String> {
-    std::path::absolute(Path::new(path)).map_err(|error| error.to_string())
 }

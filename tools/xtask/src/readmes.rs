@@ -2,6 +2,7 @@
 //!
 //! `cacheplan` and its command have the README of the repository.
 
+use crate::files::{at, text};
 use std::fs;
 use std::path::Path;
 
@@ -26,15 +27,12 @@ const CRATES: [&str; 13] = [
 pub(crate) fn run() -> Result<(), String> {
     CRATES.iter().try_for_each(|folder| {
         let file = Path::new(folder).join("README.md");
-        fs::write(&file, readme(Path::new(folder))?).map_err(|error| format!("{}: {error}", file.display()))
+        fs::write(&file, readme(Path::new(folder))?).map_err(at(&file))
     })
 }
 
 fn readme(folder: &Path) -> Result<String, String> {
-    let read = |file: &str| {
-        let file = folder.join(file);
-        fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))
-    };
+    let read = |file: &str| text(folder.join(file));
     let (manifest, library) = (read("Cargo.toml")?, read("src/lib.rs")?);
     let name = manifest.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
     let name = name.ok_or_else(|| format!("{}: no name", folder.display()))?;

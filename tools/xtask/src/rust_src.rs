@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{at, install, target, text, with_ending};
 use crate::{said, sh};
 
 /// Which sources.
@@ -27,7 +27,7 @@ struct Pinned<'a> {
 
 /// The folder `library`, fetched where it is not there yet.
 pub(crate) fn library() -> Result<PathBuf, String> {
-    let text = fs::read_to_string(PINNED).map_err(|error| format!("{PINNED}: {error}"))?;
+    let text = text(PINNED)?;
     let pinned =
         Pinned::read(&text).ok_or_else(|| format!("{PINNED}: rustc, package, suite and hash were expected"))?;
     let found = said(Command::new("rustc").arg("--version"))?;
@@ -37,21 +37,11 @@ pub(crate) fn library() -> Result<PathBuf, String> {
     }
     let home = target("web/rust-src")?;
     let library = home.join(format!("usr/src/rustc-{}/library", pinned.rustc));
-    let installed = home.join("installed.txt");
-    if fs::read_to_string(&installed).is_ok_and(|found| found == text) {
-        return Ok(library);
-    }
-    let on_disk = |error: std::io::Error| format!("{}: {error}", home.display());
-    if home.exists() {
-        fs::remove_dir_all(&home).map_err(on_disk)?;
-    }
-    fs::create_dir_all(home.join("lists/partial")).map_err(on_disk)?;
-    fetch(&home, &pinned)?;
-    if !library.is_dir() {
-        return Err(format!("the package has no {}", library.display()));
-    }
-    // Written last: without it, an installation that was broken off is none.
-    fs::write(installed, &text).map_err(on_disk)?;
+    install(&home, &text, || {
+        fs::create_dir_all(home.join("lists/partial")).map_err(at(&home))?;
+        fetch(&home, &pinned)?;
+        if library.is_dir() { Ok(()) } else { Err(format!("the package has no {}", library.display())) }
+    })?;
     Ok(library)
 }
 
@@ -77,7 +67,7 @@ fn fetch(home: &Path, pinned: &Pinned<'_>) -> Result<(), String> {
     let site = sites.lines().find(|site| !site.contains("security")).unwrap_or(DEBIAN);
     let list = home.join("sources.list");
     let line = format!("deb [signed-by={KEYRING}] {site} {} main\n", pinned.suite);
-    fs::write(&list, line).map_err(|error| format!("{}: {error}", list.display()))?;
+    fs::write(&list, line).map_err(at(&list))?;
     let folder = home.display();
     let options = [
         format!("Dir::Etc::sourcelist={}", list.display()),
@@ -93,16 +83,13 @@ fn fetch(home: &Path, pinned: &Pinned<'_>) -> Result<(), String> {
     };
     sh(apt().arg("update"))?;
     sh(apt().args(["download", pinned.package]))?;
-    let packages = fs::read_dir(home).map_err(|error| format!("{folder}: {error}"))?;
-    let package =
-        packages.flatten().map(|entry| entry.path()).find(|path| path.extension().is_some_and(|end| end == "deb"));
-    let package = package.ok_or_else(|| format!("apt put no package into {folder}"))?;
+    let package = with_ending(home, "deb")?.pop().ok_or_else(|| format!("apt put no package into {folder}"))?;
     let sum = said(Command::new("sha256sum").arg(&package))?;
     if sum.split(' ').next() != Some(pinned.hash) {
         return Err(format!("{} is not the package that {PINNED} names: {sum}", package.display()));
     }
     sh(Command::new("dpkg-deb").arg("-x").arg(&package).arg(home))?;
-    fs::remove_file(&package).map_err(|error| format!("{}: {error}", package.display()))
+    fs::remove_file(&package).map_err(at(&package))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::target;
 use crate::sh;
 
 /// The tool's version; each reads the rustdoc of certain compilers.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{absolute, at, entries, target, text};
 use crate::rust_src;
 use crate::sh;
 
@@ -22,7 +22,7 @@ pub(crate) fn build() -> Result<(), String> {
     let fresh = target("web/dist")?;
     build_into(&fresh)?;
     // Only what is whole takes the place of the other.
-    let on_disk = |error: std::io::Error| format!("{DIST}: {error}");
+    let on_disk = at(&DIST);
     fs::remove_dir_all(DIST).and_then(|()| fs::create_dir(DIST)).map_err(on_disk)?;
     for name in names(&fresh)? {
         fs::copy(fresh.join(&name), Path::new(DIST).join(&name)).map_err(on_disk)?;
@@ -39,7 +39,7 @@ pub(crate) fn check() -> Result<(), String> {
     }
     compare(Path::new(DIST), &fresh)?;
     // The bytes of the planner hang on where the sources of the standard library lie.
-    let planner = |folder: &Path| std::path::absolute(folder.join(WASM)).map_err(|error| error.to_string());
+    let planner = |folder: &Path| absolute(folder.join(WASM));
     sh(npm().args(["run", "--silent", "same", "--"]).arg(planner(Path::new(DIST))?).arg(planner(&fresh)?))?;
     // Plans of the page are compared with those of the command.
     let command = target("debug/cacheplan")?;
@@ -50,7 +50,7 @@ pub(crate) fn check() -> Result<(), String> {
 }
 
 fn build_into(folder: &Path) -> Result<(), String> {
-    let on_disk = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let on_disk = at(&folder);
     if folder.exists() {
         fs::remove_dir_all(folder).map_err(on_disk)?;
     }
@@ -58,7 +58,7 @@ fn build_into(folder: &Path) -> Result<(), String> {
     let out = std::path::absolute(folder).map_err(on_disk)?;
     sh(npm().args(["run", "--silent", "build", "--", "--logLevel", "warn", "--outDir"]).arg(&out))?;
     let wasm = wasm()?;
-    fs::copy(&wasm, out.join(WASM)).map_err(|error| format!("{}: {error}", wasm.display()))?;
+    fs::copy(&wasm, out.join(WASM)).map_err(at(&wasm))?;
     Ok(())
 }
 
@@ -83,13 +83,13 @@ fn wasm() -> Result<PathBuf, String> {
 /// The tools of the page, as its lock file has them.
 fn install() -> Result<(), String> {
     let (lock, installed) = (format!("{PAGE}/package-lock.json"), format!("{PAGE}/node_modules/installed.json"));
-    let wanted = fs::read_to_string(&lock).map_err(|error| format!("{lock}: {error}"))?;
+    let wanted = text(lock)?;
     if fs::read_to_string(&installed).is_ok_and(|found| found == wanted) {
         return Ok(());
     }
     sh(npm().args(["ci", "--silent"]))?;
     // Written last: without it, an installation that was broken off is none.
-    fs::write(&installed, wanted).map_err(|error| format!("{installed}: {error}"))
+    fs::write(&installed, wanted).map_err(at(&installed))
 }
 
 fn npm() -> Command {
@@ -113,10 +113,8 @@ fn compare(committed: &Path, fresh: &Path) -> Result<(), String> {
 }
 
 fn names(folder: &Path) -> Result<Vec<String>, String> {
-    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    Ok(names)
+    let name = |path: PathBuf| Some(path.file_name()?.to_str()?.to_owned());
+    Ok(entries(folder)?.into_iter().filter_map(name).collect())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cuda_toolkit::target;
+use crate::files::{absolute, at, entries, only, remove, target};
 use crate::sh;
 
 /// Builds the wheel of a release for `triple`, whose archive is built; `tags` is what it shall run on, such as
@@ -46,7 +46,7 @@ fn maturin(flags: &[&str]) -> Command {
 /// Builds a wheel, and packs it anew with the command where installers look for programs.
 fn with_command(command: &Path, build: &mut Command, wheels: &Path) -> Result<PathBuf, String> {
     let scratch = target("dist/wheel")?;
-    fresh(&scratch)?;
+    remove(&scratch)?;
     let (library, unpacked) = (scratch.join("library"), scratch.join("unpacked"));
     sh(build.arg("--out").arg(&library))?;
     let wheel = only(&library)?;
@@ -56,8 +56,8 @@ fn with_command(command: &Path, build: &mut Command, wheels: &Path) -> Result<Pa
     let scripts = root.join(format!("{name}.data/scripts"));
     let place = scripts.join(command.file_name().unwrap_or_default());
     let copied = fs::create_dir_all(&scripts).and_then(|()| fs::copy(command, &place));
-    copied.map_err(|error| format!("{}: {error}", place.display()))?;
-    fs::create_dir_all(wheels).map_err(|error| format!("{}: {error}", wheels.display()))?;
+    copied.map_err(at(&place))?;
+    fs::create_dir_all(wheels).map_err(at(&wheels))?;
     sh(Command::new("wheel").arg("pack").arg(&root).arg("--dest-dir").arg(wheels))?;
     Ok(wheels.join(wheel.file_name().unwrap_or_default()))
 }
@@ -65,32 +65,14 @@ fn with_command(command: &Path, build: &mut Command, wheels: &Path) -> Result<Pa
 /// Installs it into an environment of its own, and asks library and command the same.
 fn installed(wheel: &Path) -> Result<(), String> {
     let home = target("dist/wheel-environment")?;
-    fresh(&home)?;
+    remove(&home)?;
     sh(Command::new("python3").args(["-m", "venv"]).arg(&home))?;
     let tool = |name: &str| Command::new(home.join("bin").join(name));
     sh(tool("pip").args(["install", "--quiet", "--disable-pip-version-check", "--no-index"]).arg(wheel))?;
     let asked = "import cacheplan, subprocess, sys\n\
                  told = subprocess.run([sys.argv[2], 'plan', sys.argv[1], '--format', 'json'], capture_output=True, check=True)\n\
                  assert cacheplan.plan(sys.argv[1]).to_json() + chr(10) == told.stdout.decode(), 'command and library differ'\n";
-    let config =
-        std::path::absolute("tests/fixtures/configs/Qwen__Qwen3-0.6B.json").map_err(|error| error.to_string())?;
+    let config = absolute("tests/fixtures/configs/Qwen__Qwen3-0.6B.json")?;
     // Elsewhere than beside the sources of the package.
     sh(tool("python").args(["-c", asked]).arg(config).arg(home.join("bin/cacheplan")).current_dir(&home))
-}
-
-fn fresh(folder: &Path) -> Result<(), String> {
-    if folder.exists() {
-        fs::remove_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))
-    } else {
-        Ok(())
-    }
-}
-
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    Ok(entries.flatten().map(|entry| entry.path()).collect())
-}
-
-fn only(folder: &Path) -> Result<PathBuf, String> {
-    entries(folder)?.pop().ok_or_else(|| format!("{}: holds nothing", folder.display()))
 }

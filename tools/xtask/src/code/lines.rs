@@ -11,6 +11,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use super::product::product;
 use super::sources::Sources;
 use super::tree::Tree;
+use crate::files::at;
 
 /// Folders of what is no product: tests, what is fed to them, what is built.
 const APART: [&str; 7] = ["tests", "benches", "examples", "fixtures", "fuzz", "browser", "dist"];
@@ -61,7 +62,7 @@ fn count(commit: Option<&str>) -> Result<BTreeMap<String, usize>, String> {
     let mut counts = BTreeMap::new();
     for file in product_files(&sources)? {
         let Some(text) = sources.text(&file) else { continue };
-        let lines = lines(&file, &text).map_err(|error| format!("{}: {error}", file.display()))?;
+        let lines = lines(&file, &text).map_err(at(&file))?;
         let part = file.iter().next().map(|part| part.to_string_lossy().into_owned()).unwrap_or_default();
         *counts.entry(part).or_insert(0) += lines;
     }

@@ -1,5 +1,6 @@
 //! The files of this repository, as they lie here or as they were committed.
 
+use crate::files::at;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -46,7 +47,7 @@ impl<'a> Sources<'a> {
         let mut roots = BTreeSet::new();
         for manifest in self.files.iter().filter(|file| file.ends_with("Cargo.toml")) {
             let Some(text) = self.text(manifest) else { continue };
-            let stated: Manifest = toml::from_str(&text).map_err(|error| format!("{}: {error}", manifest.display()))?;
+            let stated: Manifest = toml::from_str(&text).map_err(at(&manifest))?;
             if stated.package.is_none() {
                 continue;
             }

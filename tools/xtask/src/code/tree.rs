@@ -5,6 +5,7 @@ use std::path::{Component, Path, PathBuf};
 
 use super::modules::Written;
 use super::product::product;
+use crate::files::at;
 
 /// Gives the text of a file, if it is there.
 pub(super) type Read<'a> = dyn Fn(&Path) -> Option<String> + 'a;
@@ -39,7 +40,7 @@ impl Tree {
     /// Reads a module's file; `folder` is where those of its children lie.
     fn file(&mut self, file: &Path, folder: &Path, parent: Option<usize>, read: &Read<'_>) -> Result<usize, String> {
         let text = read(file).ok_or_else(|| format!("{}: is declared and not there", file.display()))?;
-        let tokens = product(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        let tokens = product(&text).map_err(at(&file))?;
         self.module(file, folder, parent, Written::read(tokens), read)
     }
 

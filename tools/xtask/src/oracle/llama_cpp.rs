@@ -4,14 +4,13 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::path::Path;
 use std::process::Command;
 
 use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::BlockSpec;
 
-use super::{CONFIGS, answers, at, script, write};
-use crate::cuda_toolkit::target;
+use super::{CONFIGS, answers, script, write};
+use crate::files::{at, target, with_ending};
 use crate::venv;
 
 const VERSION: &str = "b11549";
@@ -37,24 +36,18 @@ pub(super) fn run() -> Result<(), String> {
     let python = venv::environment("oracles/llama.cpp", "tools/xtask/oracle/llama_cpp.txt")?.join("bin/python");
     let file = target("oracles")?.join("skeleton.gguf");
     let (mut questions, mut said) = (String::new(), String::new());
-    let mut configs: Vec<_> = fs::read_dir(CONFIGS)
-        .and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect::<Result<_, _>>())
-        .map_err(|error| at(Path::new(CONFIGS), &error))?;
-    configs.sort();
-    for config in configs.iter().filter(|path| path.extension().is_some_and(|extension| extension == "json")) {
-        let model = Model::read(config, &Default::default()).map_err(|error| error.to_string())?;
+    for config in with_ending(CONFIGS, "json")? {
+        let model = Model::read(&config, &Default::default()).map_err(|error| error.to_string())?;
         // What cannot be written is not an architecture of llama.cpp, or not one that is known.
         let Ok(skeleton) = model.gguf_skeleton() else { continue };
-        let mut out = File::create(&file).map_err(|error| at(&file, &error))?;
-        out.write_all(&skeleton.header)
-            .and_then(|()| out.set_len(skeleton.length))
-            .map_err(|error| at(&file, &error))?;
+        let mut out = File::create(&file).map_err(at(&file))?;
+        out.write_all(&skeleton.header).and_then(|()| out.set_len(skeleton.length)).map_err(at(&file))?;
         let name = config.file_stem().unwrap_or_default().to_string_lossy();
         let of_model: String = asked(&model).map(|question| format!("{{\"model\":\"{name}\",{question}}}\n")).collect();
         said += &answers(Command::new(&python).arg(script("llama_cpp.py")).arg(&file), &of_model)?;
         questions += &of_model;
     }
-    fs::remove_file(&file).map_err(|error| at(&file, &error))?;
+    fs::remove_file(&file).map_err(at(&file))?;
     write("llama.cpp.jsonl", &questions)?;
     write(&format!("llama.cpp-{VERSION}.txt"), &said)
 }

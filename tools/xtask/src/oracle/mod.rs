@@ -11,6 +11,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::files::at;
+
 const SCRIPTS: &str = "tools/xtask/oracle";
 const CONFIGS: &str = "tests/fixtures/configs";
 const ROWS: &str = "tests/fixtures/oracles";
@@ -33,7 +35,7 @@ pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
 
 fn write(name: &str, text: &str) -> Result<(), String> {
     let path = Path::new(ROWS).join(name);
-    fs::create_dir_all(ROWS).and_then(|()| fs::write(&path, text)).map_err(|error| at(&path, &error))
+    fs::create_dir_all(ROWS).and_then(|()| fs::write(&path, text)).map_err(at(&path))
 }
 
 fn script(name: &str) -> PathBuf {
@@ -56,8 +58,4 @@ fn answers(command: &mut Command, questions: &str) -> Result<String, String> {
     }
     written.map_err(|error| error.to_string())?;
     String::from_utf8(output.stdout).map_err(|error| error.to_string())
-}
-
-fn at(path: &Path, error: &std::io::Error) -> String {
-    format!("{}: {error}", path.display())
 }

@@ -5,6 +5,7 @@
 use std::process::Command;
 
 use super::{CONFIGS, ROWS, answers, script, write};
+use crate::files::text;
 use crate::{sh, venv};
 
 const VERSION: &str = "0.5.23";
@@ -14,7 +15,7 @@ pub(super) fn run() -> Result<(), String> {
     let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
     for what in ["exports", "compressed"] {
         let path = format!("{ROWS}/{what}.sglang.jsonl");
-        let questions = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+        let questions = text(path)?;
         let said = answers(Command::new(&python).arg(script("sglang_pools.py")).arg(CONFIGS), &questions)?;
         write(&format!("sglang-{VERSION}.{what}.txt"), &said)?;
     }

@@ -6,8 +6,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::{CONFIGS, ROWS, answers, at, script, write};
-use crate::cuda_toolkit::target;
+use super::{CONFIGS, ROWS, answers, script, write};
+use crate::files::{at, target, text};
 use crate::sh;
 
 /// The versions whose planners are asked; their functions move between versions, and the script follows them.
@@ -64,10 +64,7 @@ fn exports(version: &str, home: &Path, python: &Path) -> Result<(), String> {
     if version != EXPORTED {
         return Ok(());
     }
-    let asked = |path: &str| {
-        let path = Path::new(ROWS).join(path);
-        fs::read_to_string(&path).map_err(|error| at(&path, &error))
-    };
+    let asked = |path: &str| text(Path::new(ROWS).join(path));
     let mut planner = Command::new(python);
     planner.arg(script("vllm_planner.py")).arg(CONFIGS).env("LD_LIBRARY_PATH", home);
     write(&format!("vllm-{version}.exports.txt"), &answers(&mut planner, &asked("exports.vllm.jsonl")?)?)?;
@@ -83,7 +80,7 @@ fn install(version: &str, home: &Path, python: &Path) -> Result<(), String> {
     pip(&["pip", "install", "--quiet", "uv"])?;
     // Two of its packages pin certifi apart, and two bring the same files.
     let overrides = home.join("overrides.txt");
-    fs::write(&overrides, "certifi\n").map_err(|error| at(&overrides, &error))?;
+    fs::write(&overrides, "certifi\n").map_err(at(&overrides))?;
     let uv = |arguments: &[&str]| {
         sh(Command::new(python).args(["-m", "uv", "pip"]).args(arguments).env("VIRTUAL_ENV", home))
     };
@@ -101,5 +98,5 @@ fn install(version: &str, home: &Path, python: &Path) -> Result<(), String> {
     let driver = home.join("libcuda.so.1");
     sh(Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&driver).arg(script("absent_libcuda.c")))?;
     let done = home.join("installed");
-    fs::write(&done, version).map_err(|error| at(&done, &error))
+    fs::write(&done, version).map_err(at(&done))
 }

@@ -1,11 +1,12 @@
 //! vLLM's own groups of caches beside those that our plugin gives it, in vLLM's planner and block pool.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 
-use super::{CONFIGS, answers, at, script, vllm};
-use crate::{python, sh, venv::environment};
+use super::{CONFIGS, answers, script, vllm};
+use crate::files::{at, text};
+use crate::python;
+use crate::venv::{environment, put_wheel};
 
 const DOCS: &str = "docs/engines.md";
 const BEGIN: &str = "<!-- measured by `cargo xtask oracle vllm-groups` -->\n";
@@ -17,8 +18,7 @@ pub(super) fn run(random: u64) -> Result<(), String> {
     let home = vllm::newest()?;
     let python = home.join("bin/python");
     let wheel = python::wheel_of_source(&environment("python", python::TOOLS)?)?;
-    let quietly = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"];
-    sh(Command::new(&python).args(quietly).arg("--force-reinstall").arg(wheel))?;
+    put_wheel(&home, &wheel)?;
     let random = random.to_string();
     let asked = |set: &str, arguments: &[&str]| {
         let questions = answers(Command::new(&python).arg(script("questions.py")).arg(set).args(arguments), "")?;
@@ -28,9 +28,7 @@ pub(super) fn run(random: u64) -> Result<(), String> {
     };
     let table = asked("zoo", &[CONFIGS])?;
     let line = asked("random", &[CONFIGS, &random])?;
-    let docs = Path::new(DOCS);
-    let text = fs::read_to_string(docs).map_err(|error| at(docs, &error))?;
-    fs::write(docs, written(&text, &format!("{table}{line}"))?).map_err(|error| at(docs, &error))
+    fs::write(DOCS, written(&text(DOCS)?, &format!("{table}{line}"))?).map_err(at(&DOCS))
 }
 
 /// The docs with `measured` in the part that is ours.
@@ -54,7 +52,7 @@ mod tests {
 
     #[test]
     fn the_docs_have_our_part() {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(DOCS);
+        let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(DOCS);
         let text = fs::read_to_string(docs).expect("the docs are there");
         assert!(written(&text, "").is_ok());
     }
