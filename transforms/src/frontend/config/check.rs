@@ -1,6 +1,6 @@
 //! What is wrong with a description by itself, whatever config is read with it.
 
-use super::blocks;
+use super::described_block;
 use super::description::Description;
 use super::expr::Expr;
 use super::layers::{kind_of, known, possible_blocks, usual_blocks, usual_kinds};
@@ -23,7 +23,7 @@ pub(super) fn check(description: &Description, model_type: &str) -> Result<(), F
 fn blocks(description: &Description) -> Option<Fault<'_>> {
     for (kind, name) in description.kinds.iter().flat_map(|(kind, names)| names.iter().map(move |name| (kind, name))) {
         let overrides = description.blocks.get(name);
-        if let Some((key, why)) = blocks::fault(name, overrides) {
+        if let Some((key, why)) = described_block::fault(name, overrides) {
             // A block of the description's own that no kind has by this name may be the one that is meant.
             let own = near(name, description.blocks.keys().map(String::as_str));
             let why = if own.is_empty() || overrides.is_some() {
@@ -36,7 +36,7 @@ fn blocks(description: &Description) -> Option<Fault<'_>> {
     }
     let used: Vec<&str> = possible_blocks(description).collect();
     for (name, overrides) in &description.blocks {
-        if let Some((Some(key), why)) = blocks::fault(name, Some(overrides)) {
+        if let Some((Some(key), why)) = described_block::fault(name, Some(overrides)) {
             return Some((vec!["blocks", name, key], why));
         }
         if !used.contains(&name.as_str()) {

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::blocks::Block;
+use super::described_block::Block;
 use super::description::Description;
 use super::expr::Expr;
 use super::layers::{self, check_lists};

@@ -6,7 +6,9 @@ mod blocks;
 mod check;
 mod classes;
 mod coverage;
+mod described_block;
 mod description;
+mod dims;
 mod expr;
 mod json;
 mod layers;
@@ -24,9 +26,10 @@ use std::sync::Arc;
 use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
-use self::blocks::{Block, LayerContext};
 use self::classes::Class;
+use self::described_block::Block;
 use self::description::Description;
+use self::dims::LayerContext;
 use self::expr::Expr;
 use self::layers::LayerKinds;
 use self::values::{Number, Values};
@@ -282,25 +285,26 @@ const DRAFT_LAYERS: &str = "num_nextn_predict_layers ?? mtp_num_hidden_layers ??
 /// How many layers at the end read the keys and values of earlier ones.
 const SHARED_LAYERS: &str = "num_kv_shared_layers";
 
+/// The dtype of recurrent states, the first that a config has.
+const STATE_DTYPES: [&str; 3] = ["mamba_ssm_cache_dtype", "mamba_ssm_dtype", "recurrent_state_dtype"];
+
 /// Whether a key is read whatever the architecture.
 fn reads(key: &str) -> bool {
-    const KEYS: [&str; 13] = [
+    const KEYS: [&str; 10] = [
         "cache_implementation",
         "compression_config",
         "conv_state_dtype",
         "expert_dtype",
         "kv_cache_dtype",
-        "mamba_ssm_cache_dtype",
-        "mamba_ssm_dtype",
         "mlp_layer_types",
         "per_layer_config",
-        "recurrent_state_dtype",
         "tie_embedding",
         "tie_embeddings",
         "tie_word_embeddings",
     ];
     let in_expr = |expr: &&str| expr.split(' ').any(|word| word == key);
     KEYS.contains(&key)
+        || STATE_DTYPES.contains(&key)
         || LENGTHS.contains(&key)
         || key == LENGTH_ABOVE_ALL
         || [DRAFT_LAYERS, SHARED_LAYERS].iter().any(in_expr)
@@ -380,7 +384,7 @@ fn activation_dtype(values: &Values<'_>) -> Result<DType, FrontendError> {
 }
 
 fn state_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendError> {
-    let found = values.dtype(&["mamba_ssm_cache_dtype", "mamba_ssm_dtype", "recurrent_state_dtype"])?;
+    let found = values.dtype(&STATE_DTYPES)?;
     if let Some((dtype, key)) = &found {
         values.note("state dtype", &dtype, key.as_str(), false);
     }
