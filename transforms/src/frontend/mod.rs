@@ -88,6 +88,9 @@ impl Model {
     }
 }
 
+/// What names of files that describe a model end in.
+const ENDINGS: [&str; 5] = ["json", "gguf", "onnx", "pt2", "safetensors"];
+
 /// What a model is called by where it lies: its folder, or its file where that says more than `config.json` does.
 fn name(path: &Path, is_folder: bool) -> Option<String> {
     let said = |name: &OsStr| name.to_str().map(|name| Shown(name).to_string());
@@ -95,7 +98,7 @@ fn name(path: &Path, is_folder: bool) -> Option<String> {
         return said(path.file_name()?);
     }
     // What is no file's name says nothing by its end: `Qwen2.5-7B`.
-    path.extension().filter(|end| ["json", "gguf", "onnx", "pt2", "safetensors"].iter().any(|known| end == known))?;
+    path.extension().filter(|end| ENDINGS.iter().any(|known| end == known))?;
     match path.file_stem()?.to_str()? {
         // Such as `model.safetensors.index.json` and `model-00001-of-00002.safetensors`.
         "config" | "model" => said(path.parent()?.file_name()?),
@@ -154,8 +157,8 @@ fn read_beside_config(weights: &Weights, beside: &Files<'_>, options: &ReadOptio
 /// A folder that may hold models of other formats, one of which must then be named.
 fn no_model(folder: &Files<'_>) -> FrontendError {
     let known = |name: &String| {
-        let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
-        matches!(extension, Some("gguf" | "onnx" | "pt2" | "safetensors" | "json"))
+        let end = Path::new(name).extension();
+        end.is_some_and(|end| ENDINGS.iter().any(|known| end == *known))
     };
     let mut names: Vec<String> = folder.names().into_iter().filter(known).collect();
     names.sort();

@@ -73,6 +73,8 @@ pub(super) fn read(values: &Values<'_>) -> Result<Scheme, String> {
     let listed: Vec<&str> = LEFT_OUT.iter().flat_map(|key| words(section.get(key))).collect();
     let unknown = |what: &str| format!("`{name}` has {what}, of which only the tensors' headers tell the weights");
     let all = |stored: Stored| Ok(vec![(Targets::All, stored)]);
+    // What calibrates a model to lists of its own leaves the head alone unless it says so; the others always do.
+    let lists_head = matches!(method, "compressed-tensors" | "modelopt" | "modelopt_fp4" | "modelopt_mixed");
     let known = match method {
         "fp8" | "fbgemm_fp8" => {
             let experts = (word_of(values, "expert_dtype") == Some("fp4")).then_some((Targets::Experts, MXFP4));
@@ -97,12 +99,10 @@ pub(super) fn read(values: &Values<'_>) -> Result<Scheme, String> {
             (Some(true), _) => all(Stored::Packed { bits: 4, group: Some(64), of_group: 32 }),
             _ => all(Stored::As(DType::Int8)),
         },
-        "compressed-tensors" | "modelopt" | "modelopt_fp4" | "modelopt_mixed" => groups(section),
+        _ if lists_head => groups(section),
         method => Err(format!("quant_method {method}")),
     };
     let formats = known.map_err(|what| unknown(&what))?;
-    // What calibrates a model to lists of its own leaves the head alone unless it says so; the others always do.
-    let lists_head = matches!(method, "compressed-tensors" | "modelopt" | "modelopt_fp4" | "modelopt_mixed");
     let head = (!lists_head && flag("lm_head") != Some(true)).then_some("lm_head");
     let takes_towers =
         (lists_head || method == "bitsandbytes") && formats.iter().any(|(of, _)| matches!(of, Targets::All));
