@@ -157,14 +157,8 @@ impl GraphBuilder {
         if let Some(mask) = self.mask {
             op = op.input("mask", mask);
         }
-        if let Some(window) = dims.window {
-            op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
-        }
-        if let Some(layer) = dims.shares_layer {
-            op = op.attribute(Attribute::SHARES_LAYER, Attribute::Number(u64::from(layer)));
-        }
-        op = with_dtype(op, Attribute::CACHE_DTYPE, dims.cache_dtype);
-        let id = self.graph.add_op(op);
+        let op = op.maybe(Attribute::WINDOW, dims.window.map(Attribute::Number)).shared_with(dims.shares_layer);
+        let id = self.graph.add_op(op.maybe(Attribute::CACHE_DTYPE, dims.cache_dtype.map(Attribute::DType)));
         let context_channels = num_heads.saturating_mul(value_dim);
         let output = self.channels(id, "attention.context", context_channels);
         self.project("attention.out", "attention.out.weight", output, context_channels)
@@ -196,14 +190,10 @@ impl GraphBuilder {
         let value_channels = dims.num_heads.saturating_mul(dims.v_head_dim);
         let nope_and_value = dims.num_heads.saturating_mul(dims.qk_nope_head_dim.saturating_add(dims.v_head_dim));
         let up = self.parameter("mla.kv_up.weight", &[dims.kv_lora_rank, nope_and_value]);
-        let mut op = self.op("mla", Op::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
-        if let Some(window) = dims.window {
-            op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
-        }
-        if let Some(layer) = dims.shares_layer {
-            op = op.attribute(Attribute::SHARES_LAYER, Attribute::Number(u64::from(layer)));
-        }
-        let id = self.graph.add_op(with_dtype(op.input("up", up), Attribute::CACHE_DTYPE, dims.cache_dtype));
+        let op = self.op("mla", Op::MLA).input("query", query).input("latent", latent).input("rope_key", rope_key);
+        let op = op.maybe(Attribute::WINDOW, dims.window.map(Attribute::Number)).shared_with(dims.shares_layer);
+        let cache_dtype = dims.cache_dtype.map(Attribute::DType);
+        let id = self.graph.add_op(op.input("up", up).maybe(Attribute::CACHE_DTYPE, cache_dtype));
         let output = self.channels(id, "mla.context", value_channels);
         self.project("mla.out", "mla.out.weight", output, value_channels)
     }
@@ -232,7 +222,7 @@ impl GraphBuilder {
             let index = self.linear("attention.index_proj", weight, self.residual, from, index_head_dim);
             op = op.input("index_key", self.channels(index, "attention.index_key", index_head_dim));
         }
-        let id = self.graph.add_op(with_dtype(op, Attribute::CACHE_DTYPE, dims.cache_dtype));
+        let id = self.graph.add_op(op.maybe(Attribute::CACHE_DTYPE, dims.cache_dtype.map(Attribute::DType)));
         let output = self.channels(id, "attention.context", channels);
         self.project("attention.out", "attention.out.weight", output, channels)
     }
@@ -263,7 +253,7 @@ impl GraphBuilder {
         let a = self.parameter("mamba.a_log", &[d_inner, d_state]);
         let op = self.op("mamba", Op::SELECTIVE_SCAN).input("x", convolved).input("b", b).input("c", c);
         let op = op.input("dt", dt).input("a", a);
-        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
+        let id = self.graph.add_op(op.maybe(Attribute::STATE_DTYPE, state_dtype.map(Attribute::DType)));
         let output = self.channels(id, "mamba.y", d_inner);
         self.project("mamba.out_proj", "mamba.out_proj.weight", output, d_inner)
     }
@@ -285,7 +275,7 @@ impl GraphBuilder {
         let b = self.heads(split, "mamba.b", n_groups.max(1), d_state);
         let c = self.heads(split, "mamba.c", n_groups.max(1), d_state);
         let op = self.op("mamba", Op::SSD).input("x", x).input("b", b).input("c", c);
-        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
+        let id = self.graph.add_op(op.maybe(Attribute::STATE_DTYPE, state_dtype.map(Attribute::DType)));
         let output = self.channels(id, "mamba.y", d_inner);
         self.project("mamba.out_proj", "mamba.out_proj.weight", output, d_inner)
     }
@@ -318,7 +308,7 @@ impl GraphBuilder {
             DecayKind::PerHead => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads])),
             DecayKind::PerChannel => op = op.input("decay", self.gate("linear_attn.decay", &[num_v_heads, head_k_dim])),
         }
-        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
+        let id = self.graph.add_op(op.maybe(Attribute::STATE_DTYPE, state_dtype.map(Attribute::DType)));
         let output = self.channels(id, "linear_attn.context", value_channels);
         self.project("linear_attn.out", "linear_attn.out.weight", output, value_channels)
     }
@@ -341,7 +331,7 @@ impl GraphBuilder {
         let x = self.channels(projection, "recurrent.x", width);
         let convolved = self.causal_conv("recurrent.conv1d", "recurrent.conv1d.weight", x, vec![width], d_conv);
         let op = self.op("recurrent", Op::RG_LRU).input("x", convolved);
-        let id = self.graph.add_op(with_dtype(op, Attribute::STATE_DTYPE, state_dtype));
+        let id = self.graph.add_op(op.maybe(Attribute::STATE_DTYPE, state_dtype.map(Attribute::DType)));
         let output = self.channels(id, "recurrent.y", width);
         self.project("recurrent.out", "recurrent.out.weight", output, width)
     }
@@ -532,12 +522,5 @@ impl GraphBuilder {
         let leading = [Extent::BATCH, Extent::SEQUENCE].into_iter();
         let shape = leading.chain(rest.iter().map(|&size| Extent::Known(size))).collect();
         self.graph.add_output(op, self.name(part), shape, dtype)
-    }
-}
-
-fn with_dtype(op: Op, key: &'static str, dtype: Option<DType>) -> Op {
-    match dtype {
-        Some(dtype) => op.attribute(key, Attribute::DType(dtype)),
-        None => op,
     }
 }

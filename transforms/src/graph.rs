@@ -154,6 +154,21 @@ impl Op {
         self
     }
 
+    /// The same op with one more attribute, where there is a value for it.
+    #[must_use]
+    pub(crate) fn maybe(self, key: &'static str, value: Option<Attribute>) -> Self {
+        match value {
+            Some(value) => self.attribute(key, value),
+            None => self,
+        }
+    }
+
+    /// The same op with the layer whose caches it means to read, where it has none of its own.
+    #[must_use]
+    pub(crate) fn shared_with(self, layer: Option<u32>) -> Self {
+        self.maybe(Attribute::SHARES_LAYER, layer.map(|layer| Attribute::Number(layer.into())))
+    }
+
     /// The tensor read at `port`.
     pub fn port(&self, port: &str) -> Option<TensorId> {
         self.inputs.iter().find(|(name, _)| name == port).map(|&(_, tensor)| tensor)

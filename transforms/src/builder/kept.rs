@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::{DType, Ring};
 
-use super::{GraphBuilder, with_dtype};
+use super::GraphBuilder;
 use crate::graph::{Attribute, Op, OpId, TensorId};
 use crate::layers::BlockSpec;
 
@@ -75,7 +75,7 @@ impl GraphBuilder {
         };
         self.keep(Op::INDEXER, "", [key, key], dims.stride);
         let op = self.op("indexer", Op::INDEXER).input("x", self.residual).input("index_key", key);
-        let op = with_dtype(op, Attribute::STORED_DTYPE, dims.dtype);
+        let op = op.maybe(Attribute::STORED_DTYPE, dims.dtype.map(Attribute::DType));
         self.graph.add_op(of_entries(op, dims));
         self
     }
@@ -94,7 +94,7 @@ impl GraphBuilder {
         };
         self.keep(Op::ENTRIES, &part, [entry, entry], dims.stride);
         let op = self.op(part, Op::ENTRIES).input("entry", entry);
-        let op = with_dtype(op, Attribute::CACHE_DTYPE, dims.dtype);
+        let op = op.maybe(Attribute::CACHE_DTYPE, dims.dtype.map(Attribute::DType));
         self.graph.add_op(of_entries(op, dims));
         self
     }
@@ -120,8 +120,7 @@ impl GraphBuilder {
         self.keep(Op::RING, &part, [row, row], 1);
         let of_ring = vec![ring.behind, ring.unit, u64::from(ring.doubles)];
         let op = self.op(part, Op::RING).input("row", row);
-        let op = shared_with(op.attribute(Attribute::RING, Attribute::Numbers(of_ring)), shares_layer);
-        self.graph.add_op(op);
+        self.graph.add_op(op.attribute(Attribute::RING, Attribute::Numbers(of_ring)).shared_with(shares_layer));
         self
     }
 
@@ -146,8 +145,8 @@ impl GraphBuilder {
             }
         };
         self.keep(Op::STATE, &part, [state, state], 1);
-        let op = shared_with(self.op(part, Op::STATE).input("state", state), shares_layer);
-        self.graph.add_op(op);
+        let op = self.op(part, Op::STATE).input("state", state);
+        self.graph.add_op(op.shared_with(shares_layer));
         self
     }
 
@@ -169,7 +168,7 @@ impl GraphBuilder {
         let mut op = self.op(part, Op::CAUSAL_CONV).input("x", x).input("weight", weight);
         op = op.attribute(Attribute::KEY_HEADS, Attribute::Number(heads));
         op = op.attribute(Attribute::DILATION, Attribute::Number(dilation));
-        self.graph.add_op(with_dtype(op, Attribute::STORED_DTYPE, dtype));
+        self.graph.add_op(op.maybe(Attribute::STORED_DTYPE, dtype.map(Attribute::DType)));
         self
     }
 
@@ -188,20 +187,8 @@ impl GraphBuilder {
 }
 
 /// The op with what no shape tells of entries.
-fn of_entries(mut op: Op, dims: &Entries) -> Op {
-    if dims.stride != 1 {
-        op = op.attribute(Attribute::RATIO, Attribute::Number(dims.stride));
-    }
-    if let Some(window) = dims.window {
-        op = op.attribute(Attribute::WINDOW, Attribute::Number(window));
-    }
-    shared_with(op, dims.shares_layer)
-}
-
-/// The op with the layer whose caches it means to read.
-fn shared_with(op: Op, layer: Option<u32>) -> Op {
-    match layer {
-        Some(layer) => op.attribute(Attribute::SHARES_LAYER, Attribute::Number(u64::from(layer))),
-        None => op,
-    }
+fn of_entries(op: Op, dims: &Entries) -> Op {
+    let ratio = Some(dims.stride).filter(|stride| *stride != 1);
+    let op = op.maybe(Attribute::RATIO, ratio.map(Attribute::Number));
+    op.maybe(Attribute::WINDOW, dims.window.map(Attribute::Number)).shared_with(dims.shares_layer)
 }
