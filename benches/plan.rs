@@ -4,10 +4,8 @@
 
 use cacheplan::handlers::DType;
 use cacheplan::planner::{Budget, CachePlan, PlanRequest};
-use cacheplan::transforms::{
-    GraphBuilder, Model, ReadOptions, Resources,
-    layers::{Attention, Mamba2},
-};
+use cacheplan::transforms::layers::{Attention, Mamba2};
+use cacheplan::transforms::{GraphBuilder, Model, ReadOptions, Resources};
 use divan::Bencher;
 
 const MODELS: [&str; 5] = [

@@ -13,11 +13,9 @@ use cacheplan::managers::book::{StepMetadata, Work};
 use cacheplan::managers::device::CacheSet;
 use cacheplan::managers::prefix::{Key, Namespace, Strategy, TenantId, Token};
 use cacheplan::planner::{Budget, ModelCaches, PlanRequest};
-use cacheplan::transforms::{
-    GraphBuilder, Model, ReadOptions,
-    layers::Attention,
-    registry::{Cache, Descriptor},
-};
+use cacheplan::transforms::layers::Attention;
+use cacheplan::transforms::registry::{Cache, Descriptor};
+use cacheplan::transforms::{GraphBuilder, Model, ReadOptions};
 
 const LAST: &str = "acme.last_embeddings";
 

@@ -4,10 +4,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use cacheplan_handlers::DType;
-use cacheplan_transforms::{
-    GraphBuilder, Model, PassContext, ReadOptions,
-    layers::{Attention, Mamba2},
-};
+use cacheplan_transforms::layers::{Attention, Mamba2};
+use cacheplan_transforms::{GraphBuilder, Model, PassContext, ReadOptions};
 use divan::Bencher;
 
 /// Every real config but the one that is refused.
