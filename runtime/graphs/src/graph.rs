@@ -15,7 +15,8 @@ use crate::builder::Builder;
 use crate::error::GraphError;
 use crate::layout::{MAX_RANK, count};
 use crate::node::{Node, sizes, value_of};
-use crate::nodes::{is_known, lower, state_of};
+use crate::nodes::{is_known, lower};
+use crate::stateful::state_of;
 use crate::tensor::{Element, Value};
 
 /// Numbers that are computed when a graph is loaded, besides as many as its weights have.

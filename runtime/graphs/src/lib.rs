@@ -24,6 +24,7 @@
 
 mod builder;
 mod cached_attention;
+mod call;
 mod custom;
 mod error;
 mod fuse;
@@ -40,6 +41,7 @@ mod onnx_runtime;
 mod products;
 mod program;
 mod runner;
+mod stateful;
 mod tensor;
 
 pub use error::GraphError;
