@@ -140,13 +140,13 @@ impl<'a> PagedBatch<'a> {
         for (at, &kv_len) in self.kv_lens.iter().enumerate() {
             let queries = self.rows(at).len();
             if kv_len != 0 && (kv_len as usize) < queries {
-                return Err(KernelError::Index {
+                return Err(KernelError::index(
                     op,
-                    operand: "kv_lens",
+                    "kv_lens",
                     at,
-                    found: i64::from(kv_len),
-                    expected: format!("expected 0 or at least the {queries} tokens of this step"),
-                });
+                    kv_len,
+                    format!("expected 0 or at least the {queries} tokens of this step"),
+                ));
             }
         }
         self.chosen.map_or(Ok(()), |chosen| chosen.check(op, self, total_tokens))
@@ -310,7 +310,7 @@ impl<'a> StateBatch<'a> {
         match self.active().flat_map(|(rows, _)| rows).find(unkept) {
             Some(at) => {
                 let (found, expected) = (i64::from(parents[at]), "whose token has no snapshot slot".to_owned());
-                Err(KernelError::Index { op, operand: "parents", at, found, expected })
+                Err(KernelError::index(op, "parents", at, found, expected))
             }
             None => Ok(()),
         }
@@ -337,7 +337,7 @@ fn check_parents(
         match (first..rows.end).find(|row| !earlier(*row)) {
             Some(at) => {
                 let expected = format!("expected -1 or an earlier row of the sequence, {first}..{at}");
-                Err(KernelError::Index { op, operand: "parents", at, found: i64::from(parents[at]), expected })
+                Err(KernelError::index(op, "parents", at, parents[at], expected))
             }
             None => Ok(()),
         }
@@ -396,7 +396,7 @@ fn check_distinct(
                 }
                 _ => format!("expected -1 or less than {count}"),
             };
-            return Err(KernelError::Index { op, operand, at, found: i64::from(found), expected });
+            return Err(KernelError::index(op, operand, at, found, expected));
         }
         Ok(())
     })

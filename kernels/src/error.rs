@@ -65,6 +65,29 @@ pub enum KernelError {
     Candle(#[from] candle_core::Error),
 }
 
+impl KernelError {
+    /// A tensor of another shape than was expected.
+    pub(crate) fn shape(
+        op: &'static str,
+        operand: &'static str,
+        tensor: &candle_core::Tensor,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Shape { op, operand, found: tensor.dims().to_vec(), expected: expected.into() }
+    }
+
+    /// A number of a list that leads nowhere.
+    pub(crate) fn index(
+        op: &'static str,
+        operand: &'static str,
+        at: usize,
+        found: impl Into<i64>,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Index { op, operand, at, found: found.into(), expected: expected.into() }
+    }
+}
+
 impl From<KernelError> for candle_core::Error {
     fn from(error: KernelError) -> Self {
         match error {

@@ -47,6 +47,7 @@ mod portable;
 #[cfg(test)]
 mod reference;
 pub mod roofline;
+mod states;
 pub mod stored;
 #[cfg(test)]
 mod tests;

@@ -197,7 +197,7 @@ impl StoredMatrix {
             let start = row.saturating_mul(self.row_bytes());
             let Some(row) = self.as_bytes().get(start..start.saturating_add(self.row_bytes())) else {
                 let (found, expected) = (row as i64, format!("below {} was expected", self.rows));
-                return Err(KernelError::Index { op: OP, operand: "rows", at, found, expected });
+                return Err(KernelError::index(OP, "rows", at, found, expected));
             };
             bytes.extend_from_slice(row);
         }

@@ -3,7 +3,9 @@
 mod tile;
 
 use super::codec::RowCodec;
-use super::storage::{DisjointMut, Element, Input, Output, Rows, with_kv_pool, with_pool};
+use super::element::Element;
+use super::output::{DisjointMut, Output};
+use super::storage::{Input, Rows, with_kv_pool, with_pool};
 use super::tasks::for_each;
 use crate::batch::{Chosen, PagedBatch};
 use crate::error::Result;

@@ -16,7 +16,7 @@ pub(super) trait Groups: Block {
 #[cfg(not(target_arch = "x86_64"))]
 impl<B: Block> Groups for B {}
 
-use super::storage::Element;
+use super::element::Element;
 use half::{bf16, f16};
 use pulp::Simd;
 use pulp::bytemuck::{Pod, Zeroable};

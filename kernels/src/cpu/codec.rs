@@ -1,7 +1,8 @@
 //! Rows of KV pools to f32 and back.
 
+use super::element::Element;
 use super::simd::vectorized;
-use super::storage::{Element, with_pool};
+use super::storage::with_pool;
 use crate::error::Result;
 use crate::ops::groups::GroupFormat;
 use crate::ops::quant::KvQuant;

@@ -1,11 +1,14 @@
 //! Causal depthwise convolution on the CPU.
 
+use super::element::Element;
+use super::output::{DisjointMut, Output};
 use super::simd::{silu, vectorized, weigh_taps};
-use super::storage::{DisjointMut, Element, Input, Output, Rows, with_float_pool, with_pool_mut};
+use super::storage::{Input, Rows, with_float_pool, with_pool_mut};
 use super::tasks::for_each;
 use crate::batch::StateBatch;
 use crate::error::Result;
 use crate::ops::conv1d::CausalConv1d;
+use crate::states::States;
 use crate::view::StateLayerView;
 use candle_core::Tensor;
 use rayon::prelude::*;
@@ -14,13 +17,8 @@ use std::ops::Range;
 
 const OP: &str = "causal_conv1d";
 
-pub(crate) fn causal_conv1d(
-    conv: &CausalConv1d<'_>,
-    x: &Tensor,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
+pub(crate) fn causal_conv1d(conv: &CausalConv1d<'_>, x: &Tensor, states: &States<'_>) -> Result<Tensor> {
+    let States { pool, view, batch } = *states;
     let (total_tokens, conv_dim) = x.dims2()?;
     let (input, weight) = (Input::new(x)?, Input::new(conv.weight)?);
     let bias = Input::optional_flat(conv.bias)?;

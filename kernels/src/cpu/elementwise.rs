@@ -1,7 +1,8 @@
 //! Sums and gates on the CPU, each in one pass.
 
+use super::output::Output;
 use super::simd::{silu, vectorized};
-use super::storage::{Input, Output};
+use super::storage::Input;
 use super::tasks::for_each;
 use crate::error::Result;
 use candle_core::{Shape, Tensor};

@@ -1,8 +1,10 @@
 //! Writes of keys and values on the CPU.
 
 use super::codec::narrow_row;
+use super::element::Element;
+use super::output::DisjointMut;
 use super::rope::rotate;
-use super::storage::{DisjointMut, Element, Input, Rows, with_kv_pool, with_pool_mut};
+use super::storage::{Input, Rows, with_kv_pool, with_pool_mut};
 use super::tasks::for_each;
 use crate::error::Result;
 use crate::ops::kv_cache::KvWrite;

@@ -7,8 +7,10 @@ mod weight;
 
 #[cfg(target_arch = "x86_64")]
 use super::blocks::Groups;
+use super::element::Element;
 use super::matmul::{Matrix, multiply};
-use super::storage::{Element, Input, Output, Rows, with_pool};
+use super::output::Output;
+use super::storage::{Input, Rows, with_pool};
 use super::tasks::for_each;
 use crate::error::{KernelError, Result};
 use crate::ops::linear::shape;

@@ -2,24 +2,20 @@
 
 mod chunked;
 
+use super::output::Output;
 use super::simd::{axpy, exp, sum_of_squares};
 use super::state::{Unit, for_each_unit};
-use super::storage::{Input, Output, Rows};
-use crate::batch::StateBatch;
+use super::storage::{Input, Rows};
 use crate::error::Result;
 use crate::ops::linear_attention::{LinearAttentionScan, StateDecay};
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 use std::cell::RefCell;
 
 const OP: &str = "linear_attention";
 
-pub(crate) fn linear_attention(
-    input: &LinearAttentionScan<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
+pub(crate) fn linear_attention(input: &LinearAttentionScan<'_>, states: &States<'_>) -> Result<Tensor> {
+    let States { view, batch, .. } = *states;
     let [heads, key_dim, value_dim] = view.shape;
     let LinearAttentionScan { q, k, v, .. } = *input;
     let total_tokens = v.dim(0)?;
@@ -52,9 +48,7 @@ pub(crate) fn linear_attention(
     };
     for_each_unit(
         OP,
-        pool,
-        view,
-        batch,
+        states,
         heads,
         #[inline(always)]
         |unit| step.run(unit),

@@ -1,24 +1,19 @@
 //! The Mamba-1 selective scan on the CPU.
 
+use super::output::Output;
 use super::simd::{exp, silu};
 use super::state::{Unit, for_each_unit, time_step};
-use super::storage::{Input, Output};
-use crate::batch::StateBatch;
+use super::storage::Input;
 use crate::error::Result;
 use crate::ops::mamba1::Mamba1Scan;
 use crate::ops::mamba2::ScanInput;
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 
 const OP: &str = "mamba1_scan";
 
-pub(crate) fn mamba1_scan(
-    input: &ScanInput<'_>,
-    layer: &Mamba1Scan<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
+pub(crate) fn mamba1_scan(input: &ScanInput<'_>, layer: &Mamba1Scan<'_>, states: &States<'_>) -> Result<Tensor> {
+    let States { view, batch, .. } = *states;
     let [outer, inner, d_state] = view.shape;
     let d_inner = outer * inner;
     let ScanInput { x, dt, b, c, z } = *input;
@@ -40,9 +35,7 @@ pub(crate) fn mamba1_scan(
     let channels = d_inner / units;
     for_each_unit(
         OP,
-        pool,
-        view,
-        batch,
+        states,
         units,
         #[inline(always)]
         |unit: Unit<'_>| {

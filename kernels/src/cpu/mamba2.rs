@@ -2,24 +2,19 @@
 
 mod chunked;
 
+use super::output::Output;
 use super::simd::{advance_state, axpy, silu};
 use super::state::{Unit, for_each_unit, time_step};
-use super::storage::{Input, Output, Rows};
-use crate::batch::StateBatch;
+use super::storage::{Input, Rows};
 use crate::error::Result;
 use crate::ops::mamba2::{Mamba2Scan, ScanInput, TimeStep};
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 
 const OP: &str = "mamba2_scan";
 
-pub(crate) fn mamba2_scan(
-    input: &ScanInput<'_>,
-    layer: &Mamba2Scan<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
+pub(crate) fn mamba2_scan(input: &ScanInput<'_>, layer: &Mamba2Scan<'_>, states: &States<'_>) -> Result<Tensor> {
+    let States { view, batch, .. } = *states;
     let [heads, head_dim, d_state] = view.shape;
     let ScanInput { x, dt, b, c, z } = *input;
     let total_tokens = x.dim(0)?;
@@ -49,9 +44,7 @@ pub(crate) fn mamba2_scan(
     let products = chunked::products(&scan, batch);
     for_each_unit(
         OP,
-        pool,
-        view,
-        batch,
+        states,
         heads,
         #[inline(always)]
         |unit| scan.run(unit, &products),

@@ -1,10 +1,12 @@
 //! Multi-head latent attention's preprocessing on the CPU: rows are normed and quantised, meet each weight once, and are
 //! rotated, absorbed and written where they are made. Products of 8 bits are summed in 32, as Ascend's operator does.
 
+use super::element::Element;
 use super::kv_cache;
 use super::linear::{Inputs, Numbers, Task};
+use super::output::DisjointMut;
 use super::simd::{StridedRows, add_weighted, sum_of_squares, vectorized};
-use super::storage::{DisjointMut, Element, Input, RowShape, Rows, with_float_pool};
+use super::storage::{Input, RowShape, Rows, with_float_pool};
 use super::tasks::for_each;
 use crate::error::Result;
 use crate::ops::mla::{MlaCacheMode, MlaNorm, MlaPreprocess, MlaProjection, MlaQuantMode, MlaShape, MlaStep};

@@ -1,8 +1,9 @@
 //! RMS normalisation on the CPU.
 
 use super::elementwise::by_rows;
+use super::output::Output;
 use super::simd::{silu, sum_of_squares, vectorized};
-use super::storage::{Input, Output};
+use super::storage::Input;
 use super::tasks::for_each;
 use crate::error::Result;
 use crate::ops::norm::GateOrder;

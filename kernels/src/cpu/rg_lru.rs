@@ -1,23 +1,19 @@
 //! The real-gated linear recurrent unit on the CPU.
 
+use super::output::Output;
 use super::simd::{exp, sigmoid, softplus};
 use super::state::{Unit, for_each_unit};
-use super::storage::{Input, Output};
-use crate::batch::StateBatch;
+use super::storage::Input;
 use crate::error::Result;
 use crate::ops::rg_lru::{RgLruScan, SHARPNESS};
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 use std::cell::RefCell;
 
 const OP: &str = "rg_lru";
 
-pub(crate) fn rg_lru(
-    input: &RgLruScan<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
+pub(crate) fn rg_lru(input: &RgLruScan<'_>, states: &States<'_>) -> Result<Tensor> {
+    let States { view, batch, .. } = *states;
     let width = view.elems();
     let total_tokens = input.x.dim(0)?;
     let (x_in, i_in, r_in) = (Input::new(input.x)?, Input::new(input.input_gate)?, Input::new(input.recurrence_gate)?);
@@ -36,9 +32,7 @@ pub(crate) fn rg_lru(
     let channels = width / units;
     for_each_unit(
         OP,
-        pool,
-        view,
-        batch,
+        states,
         units,
         #[inline(always)]
         |unit: Unit<'_>| {

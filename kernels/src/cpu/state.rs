@@ -1,13 +1,14 @@
 //! What recurrent ops share: the walk that all of them make over a state pool, and the time step of the Mambas.
 
+use super::element::Element;
+use super::output::DisjointMut;
 use super::simd::{softplus, vectorized};
-use super::storage::{DisjointMut, Element, with_float_pool, with_pool_mut};
+use super::storage::{with_float_pool, with_pool_mut};
 use super::tasks::for_each;
-use crate::batch::{StateBatch, StateWrites};
+use crate::batch::StateWrites;
 use crate::error::Result;
 use crate::ops::mamba2::TimeStep;
-use crate::view::StateLayerView;
-use candle_core::Tensor;
+use crate::states::States;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -28,26 +29,19 @@ pub(super) struct Unit<'a> {
 #[inline(always)]
 pub(super) fn for_each_unit(
     op: &'static str,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
+    states: &States<'_>,
     units: usize,
     body: impl Fn(Unit<'_>) + Sync,
 ) -> Result<()> {
-    with_float_pool!(op, pool.dtype(), T => with_pool_mut::<T, _>(op, pool, |pool| {
-        walk(pool, view, batch, units, &body);
+    with_float_pool!(op, states.pool.dtype(), T => with_pool_mut::<T, _>(op, states.pool, |pool| {
+        walk(pool, states, units, &body);
         Ok(())
     }))
 }
 
 #[inline(always)]
-fn walk<T: Element>(
-    pool: &mut [T],
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-    units: usize,
-    body: &(impl Fn(Unit<'_>) + Sync),
-) {
+fn walk<T: Element>(pool: &mut [T], states: &States<'_>, units: usize, body: &(impl Fn(Unit<'_>) + Sync)) {
+    let States { view, batch, .. } = *states;
     thread_local! {
         /// The f32 copy of a narrower state; kept, so that a decode step allocates nothing.
         static WIDE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };

@@ -4,8 +4,9 @@ use super::blocks::{Block, Half, half, with_blocks};
 use super::linear::{Blocks, Numbers, side_by_side};
 #[cfg(target_arch = "x86_64")]
 use super::linear::{MOST_ROWS, Rounded};
+use super::output::Output;
 use super::simd::vectorized;
-use super::storage::{Input, Output};
+use super::storage::Input;
 use super::tasks::for_each;
 use crate::error::Result;
 #[cfg(target_arch = "x86_64")]

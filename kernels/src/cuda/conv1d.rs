@@ -3,7 +3,8 @@
 use super::{
     Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_short, is_vector, vector_stride,
 };
-use crate::{CausalConv1d, StateBatch, StateLayerView, StateWrites};
+use crate::states::States;
+use crate::{CausalConv1d, StateWrites};
 use candle_core::Tensor;
 
 /// What `conv_update.cu` names `kStretch`.
@@ -15,11 +16,10 @@ const OUTPUT: usize = 4;
 pub(crate) fn causal_conv1d<'a>(
     conv: &CausalConv1d<'a>,
     x: &'a Tensor,
-    pool: &'a Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'a>,
+    states: &States<'a>,
     _target: &Target,
 ) -> Option<Launches<'a>> {
+    let States { pool, view, batch } = *states;
     let (tokens, channels) = x.dims2().ok()?;
     let (d_conv, dtype, format) = (view.shape[0] + 1, pool.dtype(), format(pool.dtype())?);
     let parameters = [Some(conv.weight), conv.bias];

@@ -1,6 +1,6 @@
 //! `elementwise.cu`: a gated product, a weighted sum.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Launches, Target, VECTOR, format, is_vector, vector_stride};
 use candle_core::Tensor;
 
 const THREADS: usize = 128;
@@ -51,12 +51,6 @@ fn launches<'a>(
         Argument::F32(factors[1]),
     ];
     let vectors = width * dtype.size_in_bytes() / VECTOR;
-    let launch = Launch {
-        kernel: format!("{name}_{}", format(dtype)?),
-        grid: [rows as u32, vectors.div_ceil(THREADS) as u32, 1],
-        threads: THREADS as u32,
-        shared_bytes: 0,
-        arguments,
-    };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let grid = [rows, vectors.div_ceil(THREADS), 1];
+    Some(buffers.launch(format!("{name}_{}", format(dtype)?), grid, THREADS, arguments))
 }

@@ -1,6 +1,6 @@
 //! `experts.cu`: products with the weights of chosen experts, and their weighted sums.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, Target, format, is_plain, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Launches, Target, format, is_plain, is_vector, vector_stride};
 use crate::ops::experts::ExpertProducts;
 use candle_core::Tensor;
 
@@ -40,12 +40,6 @@ pub(crate) fn products<'a>(of: &ExpertProducts<'a>, _target: &Target) -> Option<
         Argument::I32(per_token as i32),
         Argument::I32(sharing as i32),
     ];
-    let launch = Launch {
-        kernel: format!("{name}_{}", format(dtype)?),
-        grid: [blocks as u32, tiles as u32, 1],
-        threads: (LANES * WARPS) as u32,
-        shared_bytes: 0,
-        arguments,
-    };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let grid = [blocks, tiles, 1];
+    Some(buffers.launch(format!("{name}_{}", format(dtype)?), grid, LANES * WARPS, arguments))
 }

@@ -1,6 +1,6 @@
 //! `cache_write.cu`: keys and values into a paged pool.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, pool_format, vector_stride};
+use super::{Argument, Buffers, Contents, Launches, Target, VECTOR, format, pool_format, vector_stride};
 use crate::ops::rope::{RopeLayout, RopeTable};
 use crate::{KvLayerView, KvQuant, KvScales, KvWrite};
 use candle_core::{DType, Tensor};
@@ -115,13 +115,7 @@ impl<'a> Rows<'a> {
             Argument::F32(places.scales.k),
             Argument::F32(places.scales.v),
         ];
-        let launch = Launch {
-            kernel: format!("{name}_{input}_{pool}"),
-            grid: [k.dims()[0] as u32, 1, 1],
-            threads: (pairs * groups) as u32,
-            shared_bytes: 0,
-            arguments,
-        };
-        Some(Launches { buffers: buffers.0, launches: vec![launch] })
+        let grid = [k.dims()[0], 1, 1];
+        Some(buffers.launch(format!("{name}_{input}_{pool}"), grid, pairs * groups, arguments))
     }
 }

@@ -4,8 +4,9 @@ use super::{
     Argument, Buffers, Contents, Launch, Launches, MAX_TOKENS, Target, VECTOR, format, is_short, is_vector, row_stride,
     states, vector_stride,
 };
-use crate::{LinearAttentionScan, StateBatch, StateDecay, StateLayerView};
-use candle_core::{DType, Tensor};
+use crate::states::States;
+use crate::{LinearAttentionScan, StateDecay};
+use candle_core::DType;
 
 /// Value columns of a block for each number of keys that the kernel was made for.
 fn columns_of_block(key_dim: usize) -> Option<usize> {
@@ -43,11 +44,10 @@ fn chunk_bytes(state: DType, input: DType, key_dim: usize, by_channel: bool) -> 
 /// The launches of a step, unless the kernel was not made for it.
 pub(crate) fn linear_attention<'a>(
     input: &LinearAttentionScan<'a>,
-    pool: &'a Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'a>,
+    states: &States<'a>,
     target: &Target,
 ) -> Option<Launches<'a>> {
+    let States { pool, view, batch } = *states;
     let [heads, key_dim, value_dim] = view.shape;
     let LinearAttentionScan { q, k, v, .. } = *input;
     let columns = columns_of_block(key_dim)?;
@@ -89,7 +89,7 @@ pub(crate) fn linear_attention<'a>(
         buffers.add("slots", Contents::Indices(batch.slots)),
         buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens)),
     ];
-    arguments.extend(states::writes(&mut buffers, (pool, pool_at), view, batch));
+    arguments.extend(states::writes(&mut buffers, states, pool_at));
     arguments.extend([
         Argument::I64(view.slot_elems as i64),
         Argument::I64(view.layer_offset as i64),

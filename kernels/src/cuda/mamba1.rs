@@ -1,8 +1,9 @@
 //! `scan_update.cu`: Mamba-1.
 
-use super::{Argument, Buffers, Launch, Launches, Target, format, is_vector, row_stride, states, vector_stride};
-use crate::{Mamba1Scan, ScanInput, StateBatch, StateLayerView};
-use candle_core::{DType, Tensor};
+use super::{Argument, Buffers, Launches, Target, format, is_vector, row_stride, states, vector_stride};
+use crate::states::States;
+use crate::{Mamba1Scan, ScanInput};
+use candle_core::DType;
 
 /// States of a channel that the kernel was made for.
 const STATES: usize = 16;
@@ -11,11 +12,10 @@ const STATES: usize = 16;
 pub(crate) fn mamba1_scan<'a>(
     input: &ScanInput<'a>,
     layer: &Mamba1Scan<'a>,
-    pool: &'a Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'a>,
+    states: &States<'a>,
     _target: &Target,
 ) -> Option<Launches<'a>> {
+    let States { pool, view, batch } = *states;
     let [outer, inner, d_state] = view.shape;
     let channels = outer * inner;
     let ScanInput { x, dt, b, c, z } = *input;
@@ -25,7 +25,7 @@ pub(crate) fn mamba1_scan<'a>(
     }
     let mut buffers = Buffers::default();
     let parameters = (layer.a, layer.d, &layer.time_step);
-    let mut arguments = states::scan_arguments(&mut buffers, input, parameters, pool, view, batch)?;
+    let mut arguments = states::scan_arguments(&mut buffers, input, parameters, states)?;
     arguments.extend([
         Argument::I64(row_stride(x)?),
         Argument::I64(row_stride(dt)?),
@@ -39,12 +39,6 @@ pub(crate) fn mamba1_scan<'a>(
     ]);
     let threads = 128;
     let lanes = channels * STATES / 4;
-    let launch = Launch {
-        kernel: format!("channel_scan_{state}_{activation}"),
-        grid: [lanes.div_ceil(threads) as u32, batch.len() as u32, 1],
-        threads: threads as u32,
-        shared_bytes: 0,
-        arguments,
-    };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let grid = [lanes.div_ceil(threads), batch.len(), 1];
+    Some(buffers.launch(format!("channel_scan_{state}_{activation}"), grid, threads, arguments))
 }

@@ -4,8 +4,9 @@ use super::{
     Argument, Buffers, Launch, Launches, MAX_TOKENS, Target, VECTOR, format, is_short, row_stride, states,
     vector_stride,
 };
-use crate::{Mamba2Scan, ScanInput, StateBatch, StateLayerView};
-use candle_core::{DType, Tensor};
+use crate::states::States;
+use crate::{Mamba2Scan, ScanInput};
+use candle_core::DType;
 
 /// Rows of a warp, as the kernel's template arguments make them.
 fn rows_of_warp(state: DType, d_state: usize) -> Option<usize> {
@@ -40,11 +41,10 @@ fn chunk_bytes(input: DType, d_state: usize) -> usize {
 pub(crate) fn mamba2_scan<'a>(
     input: &ScanInput<'a>,
     layer: &Mamba2Scan<'a>,
-    pool: &'a Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'a>,
+    states: &States<'a>,
     _target: &Target,
 ) -> Option<Launches<'a>> {
+    let States { pool, view, batch } = *states;
     let [heads, head_dim, d_state] = view.shape;
     let ScanInput { x, dt, b, c, z } = *input;
     let (state, activation) = (format(pool.dtype())?, format(x.dtype())?);
@@ -61,7 +61,7 @@ pub(crate) fn mamba2_scan<'a>(
     let few = if chunked { MAX_TOKENS as i32 } else { i32::MAX };
     let mut buffers = Buffers::default();
     let parameters = (layer.a, layer.d, &layer.time_step);
-    let mut arguments = states::scan_arguments(&mut buffers, input, parameters, pool, view, batch)?;
+    let mut arguments = states::scan_arguments(&mut buffers, input, parameters, states)?;
     arguments.extend([
         Argument::I64(vector_stride(x)?),
         Argument::I64(row_stride(dt)?),

@@ -65,6 +65,13 @@ impl<'a> Buffers<'a> {
     fn indices(&mut self, name: &'static str, indices: Option<&'a [i32]>) -> Argument {
         indices.map_or(Argument::Pointer(None), |indices| self.add(name, Contents::Indices(indices.into())))
     }
+
+    /// One launch over them, of a kernel that asks for no shared memory.
+    fn launch(self, kernel: String, grid: [usize; 3], threads: usize, arguments: Vec<Argument>) -> Launches<'a> {
+        let (grid, threads) = (grid.map(|blocks| blocks as u32), threads as u32);
+        let launch = Launch { kernel, grid, threads, shared_bytes: 0, arguments };
+        Launches { buffers: self.0, launches: vec![launch] }
+    }
 }
 
 /// A dtype as names of kernels say it.

@@ -1,6 +1,6 @@
 //! `rms_norm.cu`: norms of rows and of gated groups.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_vector, vector_stride};
+use super::{Argument, Buffers, Contents, Launches, Target, VECTOR, format, is_vector, vector_stride};
 use crate::GateOrder;
 use candle_core::{DType, Tensor};
 
@@ -76,13 +76,7 @@ impl<'a> Norm<'a> {
             Argument::I32(order),
             Argument::F32(eps),
         ];
-        let launch = Launch {
-            kernel: format!("{name}_{}_{}_{held}", format(dtype)?, format(weight.dtype())?),
-            grid: [units.div_ceil(threads / lanes) as u32, 1, 1],
-            threads: threads as u32,
-            shared_bytes: 0,
-            arguments,
-        };
-        Some(Launches { buffers: buffers.0, launches: vec![launch] })
+        let kernel = format!("{name}_{}_{}_{held}", format(dtype)?, format(weight.dtype())?);
+        Some(buffers.launch(kernel, [units.div_ceil(threads / lanes), 1, 1], threads, arguments))
     }
 }

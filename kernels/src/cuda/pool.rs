@@ -1,6 +1,6 @@
 //! `copy_rows.cu`: whole rows of a pool, and zeros.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR};
+use super::{Argument, Buffers, Contents, Launches, Target, VECTOR};
 use candle_core::Tensor;
 use std::collections::HashSet;
 
@@ -40,12 +40,6 @@ fn over_rows<'a>(
     let mut buffers = Buffers::default();
     let arguments =
         vec![buffers.add("pool", Contents::Pool(pool)), buffers.add(name, named), Argument::I64(row_bytes as i64)];
-    let launch = Launch {
-        kernel: kernel.to_owned(),
-        grid: [row_bytes.div_ceil(THREADS * MOVES * VECTOR) as u32, count as u32, 1],
-        threads: THREADS as u32,
-        shared_bytes: 0,
-        arguments,
-    };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let grid = [row_bytes.div_ceil(THREADS * MOVES * VECTOR), count, 1];
+    Some(buffers.launch(kernel.to_owned(), grid, THREADS, arguments))
 }

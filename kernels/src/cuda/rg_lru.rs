@@ -1,17 +1,13 @@
 //! `scan_update.cu`: the real-gated linear recurrent unit.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, Target, VECTOR, format, is_vector, states, vector_stride};
-use crate::{RgLruScan, StateBatch, StateLayerView};
-use candle_core::{DType, Tensor};
+use super::{Argument, Buffers, Contents, Launches, Target, VECTOR, format, is_vector, states, vector_stride};
+use crate::RgLruScan;
+use crate::states::States;
+use candle_core::DType;
 
 /// The launches of a step, unless the kernel was not made for it.
-pub(crate) fn rg_lru<'a>(
-    input: &RgLruScan<'a>,
-    pool: &'a Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'a>,
-    _target: &Target,
-) -> Option<Launches<'a>> {
+pub(crate) fn rg_lru<'a>(input: &RgLruScan<'a>, states: &States<'a>, _target: &Target) -> Option<Launches<'a>> {
+    let States { pool, view, batch } = *states;
     let channels = view.elems();
     let RgLruScan { x, input_gate, recurrence_gate, a_param, positions } = *input;
     let (state, activation) = (format(pool.dtype())?, format(x.dtype())?);
@@ -36,7 +32,7 @@ pub(crate) fn rg_lru<'a>(
         buffers.add("slots", Contents::Indices(batch.slots)),
         buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens)),
     ];
-    arguments.extend(states::writes(&mut buffers, (pool, pool_at), view, batch));
+    arguments.extend(states::writes(&mut buffers, states, pool_at));
     arguments.extend([
         Argument::I64(view.slot_elems as i64),
         Argument::I64(view.layer_offset as i64),
@@ -48,12 +44,6 @@ pub(crate) fn rg_lru<'a>(
     ]);
     let threads = 128;
     let vectors = channels * pool.dtype().size_in_bytes() / VECTOR;
-    let launch = Launch {
-        kernel: format!("rg_lru_{state}_{activation}"),
-        grid: [vectors.div_ceil(threads) as u32, batch.len() as u32, 1],
-        threads: threads as u32,
-        shared_bytes: 0,
-        arguments,
-    };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let grid = [vectors.div_ceil(threads), batch.len(), 1];
+    Some(buffers.launch(format!("rg_lru_{state}_{activation}"), grid, threads, arguments))
 }

@@ -1,6 +1,6 @@
 //! `route_experts.cu`: the choice of experts.
 
-use super::{Argument, Buffers, Contents, Launch, Launches, Target, format, is_plain, row_stride};
+use super::{Argument, Buffers, Contents, Launches, Target, format, is_plain, row_stride};
 use crate::ops::routing::Routing;
 use candle_core::{DType, Tensor};
 
@@ -37,12 +37,6 @@ pub(crate) fn route<'a>(
         Argument::I32(normalise.into()),
         Argument::F32(scale as f32),
     ];
-    let launch = Launch {
-        kernel: format!("route_experts_{}_{room}", format(logits.dtype())?),
-        grid: [rows as u32, 1, 1],
-        threads: LANES as u32,
-        shared_bytes: 0,
-        arguments,
-    };
-    Some(Launches { buffers: buffers.0, launches: vec![launch] })
+    let kernel = format!("route_experts_{}_{room}", format(logits.dtype())?);
+    Some(buffers.launch(kernel, [rows, 1, 1], LANES, arguments))
 }

@@ -1,18 +1,15 @@
 //! What the kernels over states are told alike: which states a step leaves behind, and the operands of a scan.
 
 use super::{Argument, Buffers, Contents, is_plain, is_vector};
-use crate::{ScanInput, StateBatch, StateLayerView, StateWrites, TimeStep};
+use crate::states::States;
+use crate::{ScanInput, StateWrites, TimeStep};
 use candle_core::{DType, Tensor};
 
 /// The struct `Writes` of `common.cuh`.
-pub(super) fn writes<'a>(
-    buffers: &mut Buffers<'a>,
-    pool: (&Tensor, Argument),
-    view: &StateLayerView,
-    batch: &StateBatch<'a>,
-) -> [Argument; 7] {
+pub(super) fn writes<'a>(buffers: &mut Buffers<'a>, states: &States<'a>, pool_at: Argument) -> [Argument; 7] {
+    let States { pool, view, batch } = *states;
     const NONE: Argument = Argument::Pointer(None);
-    let in_pool = (pool.1, view.slot_elems, view.layer_offset);
+    let in_pool = (pool_at, view.slot_elems, view.layer_offset);
     let mut indices = |name, values| buffers.indices(name, Some(values));
     let ((kept, elems, offset), rows, parents) = match batch.writes {
         StateWrites::Final | StateWrites::Nothing | StateWrites::Replay => ((NONE, 0, 0), NONE, NONE),
@@ -21,7 +18,7 @@ pub(super) fn writes<'a>(
             let parents_at = indices("parents", parents);
             // A token that follows the one before takes its state from where that left it.
             let branches = parents.iter().zip(-1..).any(|(&parent, before)| parent >= 0 && parent != before);
-            let bytes = parents.len() * view.elems() * pool.0.dtype().size_in_bytes();
+            let bytes = parents.len() * view.elems() * pool.dtype().size_in_bytes();
             let states = Contents::Scratch(bytes.div_ceil(size_of::<f32>()));
             let kept = if branches { buffers.add("states", states) } else { NONE };
             ((kept, view.elems(), 0), NONE, parents_at)
@@ -45,10 +42,9 @@ pub(super) fn scan_arguments<'a>(
     buffers: &mut Buffers<'a>,
     input: &ScanInput<'a>,
     (a, d, time_step): (&'a Tensor, Option<&'a Tensor>, &TimeStep<'a>),
-    pool: &'a Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'a>,
+    states: &States<'a>,
 ) -> Option<Vec<Argument>> {
+    let States { pool, view, batch } = *states;
     let ScanInput { x, dt, b, c, z } = *input;
     let made = pool.dtype() == DType::F32 || pool.dtype() == x.dtype();
     let alike = [Some(dt), Some(b), Some(c), z].into_iter().flatten().all(|input| input.dtype() == x.dtype());
@@ -73,7 +69,7 @@ pub(super) fn scan_arguments<'a>(
         buffers.add("slots", Contents::Indices(batch.slots)),
         buffers.add("cu_seqlens", Contents::Lengths(batch.cu_seqlens)),
     ];
-    arguments.extend(writes(buffers, (pool, pool_at), view, batch));
+    arguments.extend(writes(buffers, states, pool_at));
     arguments.extend([view.slot_elems, view.layer_offset].map(|at| Argument::I64(at as i64)));
     Some(arguments)
 }

@@ -139,13 +139,13 @@ fn check_blocks(view: &KvLayerView, batch: &PagedBatch<'_>, window: Window, num_
         for logical in first..=last {
             let found = blocks.get(logical).copied().unwrap_or(-1);
             if usize::try_from(found).map_or(true, |block| block >= num_blocks) {
-                return Err(KernelError::Index {
-                    op: OP,
-                    operand: "block_tables",
-                    at: sequence * batch.max_blocks + logical,
-                    found: i64::from(found),
-                    expected: format!("but sequence {sequence} sees that block: expected less than {num_blocks}"),
-                });
+                return Err(KernelError::index(
+                    OP,
+                    "block_tables",
+                    sequence * batch.max_blocks + logical,
+                    found,
+                    format!("but sequence {sequence} sees that block: expected less than {num_blocks}"),
+                ));
             }
         }
     }

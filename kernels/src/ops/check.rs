@@ -12,12 +12,7 @@ pub(crate) fn rows(op: &'static str, operand: &'static str, tensor: &Tensor, row
     if found == Some((rows, width)) {
         return Ok(());
     }
-    Err(KernelError::Shape {
-        op,
-        operand,
-        found: tensor.dims().to_vec(),
-        expected: format!("[{rows}, {width}], trailing dimensions split at will"),
-    })
+    Err(KernelError::shape(op, operand, tensor, format!("[{rows}, {width}], trailing dimensions split at will")))
 }
 
 /// Checks that rows of `tensor` are whole pieces of `width` elements, and returns how many.
@@ -27,7 +22,7 @@ pub(crate) fn pieces(op: &'static str, operand: &'static str, tensor: &Tensor, w
         Some(pieces) => Ok(pieces),
         None => {
             let expected = format!("rows of a multiple of {width} elements");
-            Err(KernelError::Shape { op, operand, found: tensor.dims().to_vec(), expected })
+            Err(KernelError::shape(op, operand, tensor, expected))
         }
     }
 }
@@ -36,7 +31,7 @@ pub(crate) fn pieces(op: &'static str, operand: &'static str, tensor: &Tensor, w
 pub(crate) fn vector(op: &'static str, operand: &'static str, tensor: Option<&Tensor>, len: usize) -> Result<()> {
     match tensor {
         Some(tensor) if tensor.elem_count() != len => {
-            Err(KernelError::Shape { op, operand, found: tensor.dims().to_vec(), expected: format!("{len} elements") })
+            Err(KernelError::shape(op, operand, tensor, format!("{len} elements")))
         }
         _ => Ok(()),
     }

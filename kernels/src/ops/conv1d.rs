@@ -1,8 +1,7 @@
 //! Causal depthwise convolution over time with a carried state: what it is told, and what it refuses.
 
-use crate::batch::StateBatch;
 use crate::error::{KernelError, Result};
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 
 const OP: &str = "causal_conv1d";
@@ -20,13 +19,8 @@ pub struct CausalConv1d<'a> {
 }
 
 /// Checks the operands of a call.
-pub(super) fn check(
-    conv: &CausalConv1d<'_>,
-    x: &Tensor,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<()> {
+pub(super) fn check(conv: &CausalConv1d<'_>, x: &Tensor, states: &States<'_>) -> Result<()> {
+    let States { pool, view, batch } = *states;
     let num_slots = view.check(OP, pool)?;
     let (total_tokens, conv_dim) = x.dims2()?;
     batch.check(OP, total_tokens, num_slots)?;
@@ -35,7 +29,7 @@ pub(super) fn check(
         if tensor.dims() == dims {
             return Ok(());
         }
-        Err(KernelError::Shape { op: OP, operand, found: tensor.dims().to_vec(), expected: format!("{dims:?}") })
+        Err(KernelError::shape(OP, operand, tensor, format!("{dims:?}")))
     };
     expect("x", x, &[total_tokens, view.shape[1] * view.shape[2]])?;
     expect("weight", conv.weight, &[d_conv, conv_dim])?;

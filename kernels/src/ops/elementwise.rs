@@ -11,7 +11,7 @@ pub(super) fn check_product(gate_up: &Tensor) -> Result<()> {
         return Ok(());
     }
     let expected = "[rows, an even number]".to_owned();
-    Err(KernelError::Shape { op: "silu_product", operand: "gate_up", found: gate_up.dims().to_vec(), expected })
+    Err(KernelError::shape("silu_product", "gate_up", gate_up, expected))
 }
 
 /// Checks the operands of a sum.

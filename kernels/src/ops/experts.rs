@@ -34,7 +34,7 @@ impl ExpertProducts<'_> {
         let (rows, per_token) = chosen.dims2()?;
         if x.dims() != [rows, inputs] && x.dims() != [rows * per_token, inputs] {
             let expected = format!("[{rows}, {inputs}] or [{}, {inputs}]", rows * per_token);
-            return Err(KernelError::Shape { op: OP, operand: "x", found: x.dims().to_vec(), expected });
+            return Err(KernelError::shape(OP, "x", x, expected));
         }
         if let Some(bias) = bias {
             check::rows(OP, "bias", bias, experts, outputs)?;
@@ -55,12 +55,6 @@ pub(crate) fn numbers(of: &ExpertProducts<'_>) -> Result<Vec<u32>> {
     let chosen = of.chosen.flatten_all()?.to_vec1::<u32>()?;
     match chosen.iter().position(|&expert| expert as usize >= experts) {
         None => Ok(chosen),
-        Some(at) => Err(KernelError::Index {
-            op: OP,
-            operand: "chosen",
-            at,
-            found: chosen[at].into(),
-            expected: format!("below {experts}"),
-        }),
+        Some(at) => Err(KernelError::index(OP, "chosen", at, chosen[at], format!("below {experts}"))),
     }
 }

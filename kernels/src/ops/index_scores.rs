@@ -113,13 +113,13 @@ fn check_blocks(
     for logical in 0..entries.div_ceil(view.tokens_per_block) {
         let found = batch.blocks(sequence).get(logical).copied().unwrap_or(-1);
         if usize::try_from(found).map_or(true, |block| block >= blocks) {
-            return Err(KernelError::Index {
-                op: OP,
-                operand: "block_tables",
-                at: sequence * batch.max_blocks + logical,
-                found: i64::from(found),
-                expected: format!("but sequence {sequence} has entries in that block: expected less than {blocks}"),
-            });
+            return Err(KernelError::index(
+                OP,
+                "block_tables",
+                sequence * batch.max_blocks + logical,
+                found,
+                format!("but sequence {sequence} has entries in that block: expected less than {blocks}"),
+            ));
         }
     }
     Ok(())

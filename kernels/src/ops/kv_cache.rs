@@ -44,7 +44,7 @@ pub(super) fn check_queries(write: &KvWrite<'_>, q: &Tensor, head_dim: usize) ->
         return Ok(());
     }
     let expected = format!("[{tokens}, num_heads, {head_dim}]");
-    Err(KernelError::Shape { op: OP, operand: "q", found: q.dims().to_vec(), expected })
+    Err(KernelError::shape(OP, "q", q, expected))
 }
 
 /// Checks the operands of a call.
@@ -74,12 +74,12 @@ pub(super) fn check(write: &KvWrite<'_>, pool: &Tensor, view: &KvLayerView) -> R
 fn check_slots(slot_mapping: &[i64], slots: usize) -> Result<()> {
     match slot_mapping.iter().position(|&slot| slot < -1 || slot >= slots as i64) {
         None => Ok(()),
-        Some(at) => Err(KernelError::Index {
-            op: OP,
-            operand: "slot_mapping",
+        Some(at) => Err(KernelError::index(
+            OP,
+            "slot_mapping",
             at,
-            found: slot_mapping[at],
-            expected: format!("expected -1 or less than {slots}"),
-        }),
+            slot_mapping[at],
+            format!("expected -1 or less than {slots}"),
+        )),
     }
 }

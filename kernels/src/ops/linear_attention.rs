@@ -2,9 +2,8 @@
 //! and what it refuses.
 
 use super::check;
-use crate::batch::StateBatch;
 use crate::error::{KernelError, Result};
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 
 const OP: &str = "linear_attention";
@@ -40,12 +39,8 @@ pub struct LinearAttentionScan<'a> {
 }
 
 /// Checks the operands of a call.
-pub(super) fn check(
-    input: &LinearAttentionScan<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<()> {
+pub(super) fn check(input: &LinearAttentionScan<'_>, states: &States<'_>) -> Result<()> {
+    let States { pool, view, batch } = *states;
     let num_slots = view.check(OP, pool)?;
     let [heads, key_dim, value_dim] = view.shape;
     let LinearAttentionScan { q, k, v, .. } = *input;

@@ -2,9 +2,8 @@
 
 use super::check;
 use super::mamba2::{ScanInput, TimeStep};
-use crate::batch::StateBatch;
 use crate::error::Result;
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 
 const OP: &str = "mamba1_scan";
@@ -21,13 +20,8 @@ pub struct Mamba1Scan<'a> {
 }
 
 /// Checks the operands of a call.
-pub(super) fn check(
-    layer: &Mamba1Scan<'_>,
-    input: &ScanInput<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<()> {
+pub(super) fn check(layer: &Mamba1Scan<'_>, input: &ScanInput<'_>, states: &States<'_>) -> Result<()> {
+    let States { pool, view, batch } = *states;
     let num_slots = view.check(OP, pool)?;
     let [outer, inner, d_state] = view.shape;
     let d_inner = outer * inner;

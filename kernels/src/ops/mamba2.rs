@@ -1,9 +1,8 @@
 //! The Mamba-2 state space recurrence: what it is told, and what it refuses.
 
 use super::check;
-use crate::batch::StateBatch;
 use crate::error::Result;
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 
 const OP: &str = "mamba2_scan";
@@ -53,13 +52,8 @@ pub struct ScanInput<'a> {
 }
 
 /// Checks the operands of a call.
-pub(super) fn check(
-    layer: &Mamba2Scan<'_>,
-    input: &ScanInput<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<()> {
+pub(super) fn check(layer: &Mamba2Scan<'_>, input: &ScanInput<'_>, states: &States<'_>) -> Result<()> {
+    let States { pool, view, batch } = *states;
     let num_slots = view.check(OP, pool)?;
     let [heads, head_dim, d_state] = view.shape;
     let ScanInput { x, dt, b, c, z } = *input;

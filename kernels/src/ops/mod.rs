@@ -28,6 +28,7 @@ mod stored;
 use crate::backend::{Fallback, Run};
 use crate::batch::{PagedBatch, StateBatch};
 use crate::error::Result;
+use crate::states::States;
 use crate::stored::StoredMatrix;
 use crate::view::{KvLayerView, StateLayerView};
 use crate::{cpu, cuda, portable};
@@ -141,8 +142,9 @@ impl CausalConv1d<'_> {
         view: &StateLayerView,
         batch: &StateBatch<'_>,
     ) -> Result<Tensor> {
-        conv1d::check(self, x, pool, view, batch)?;
-        compute!(on, OnHost, conv1d::causal_conv1d(self, x, pool, view, batch))
+        let states = &States { pool, view, batch };
+        conv1d::check(self, x, states)?;
+        compute!(on, OnHost, conv1d::causal_conv1d(self, x, states))
     }
 }
 
@@ -160,8 +162,9 @@ impl Mamba1Scan<'_> {
         view: &StateLayerView,
         batch: &StateBatch<'_>,
     ) -> Result<Tensor> {
-        mamba1::check(self, input, pool, view, batch)?;
-        compute!(on, OnHost, mamba1::mamba1_scan(input, self, pool, view, batch))
+        let states = &States { pool, view, batch };
+        mamba1::check(self, input, states)?;
+        compute!(on, OnHost, mamba1::mamba1_scan(input, self, states))
     }
 }
 
@@ -180,8 +183,9 @@ impl Mamba2Scan<'_> {
         view: &StateLayerView,
         batch: &StateBatch<'_>,
     ) -> Result<Tensor> {
-        mamba2::check(self, input, pool, view, batch)?;
-        compute!(on, OnHost, mamba2::mamba2_scan(input, self, pool, view, batch))
+        let states = &States { pool, view, batch };
+        mamba2::check(self, input, states)?;
+        compute!(on, OnHost, mamba2::mamba2_scan(input, self, states))
     }
 }
 
@@ -192,8 +196,9 @@ impl LinearAttentionScan<'_> {
     /// `o = scale * q . S`. Prefill and decode are the same call. Returns `[total_tokens, heads * value_dim]` in the
     /// dtype of `v`.
     pub fn run(&self, on: &Run<'_>, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
-        linear_attention::check(self, pool, view, batch)?;
-        compute!(on, OnHost, linear_attention::linear_attention(self, pool, view, batch))
+        let states = &States { pool, view, batch };
+        linear_attention::check(self, states)?;
+        compute!(on, OnHost, linear_attention::linear_attention(self, states))
     }
 }
 
@@ -203,8 +208,9 @@ impl RgLruScan<'_> {
     /// With `log a = -8 * sigmoid(recurrence_gate) * softplus(a_param)`:
     /// `h = a * h + sqrt(1 - a^2) * sigmoid(input_gate) * x`. Returns `[total_tokens, width]` in the dtype of `x`.
     pub fn run(&self, on: &Run<'_>, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<Tensor> {
-        rg_lru::check(self, pool, view, batch)?;
-        compute!(on, OnHost, rg_lru::rg_lru(self, pool, view, batch))
+        let states = &States { pool, view, batch };
+        rg_lru::check(self, states)?;
+        compute!(on, OnHost, rg_lru::rg_lru(self, states))
     }
 }
 

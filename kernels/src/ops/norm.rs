@@ -33,9 +33,7 @@ pub(super) fn check_plain(x: &Tensor, weight: &Tensor) -> Result<()> {
 pub(super) fn check_gated(x: &Tensor, z: &Tensor, weight: &Tensor, group_size: usize) -> Result<()> {
     const OP: &str = "gated_rms_norm";
     let (rows, width) = x.dims2()?;
-    let expected = |operand, found: &Tensor, expected: String| {
-        Err(KernelError::Shape { op: OP, operand, found: found.dims().to_vec(), expected })
-    };
+    let expected = |operand, found: &Tensor, expected: String| Err(KernelError::shape(OP, operand, found, expected));
     if z.dims() != x.dims() {
         return expected("z", z, format!("[{rows}, {width}]"));
     }

@@ -20,13 +20,7 @@ pub(super) fn check(
     let (count, _) = pool.dims2()?;
     for (at, row) in rows.enumerate() {
         if row as usize >= count {
-            return Err(KernelError::Index {
-                op,
-                operand,
-                at,
-                found: i64::from(row),
-                expected: format!("expected less than {count}"),
-            });
+            return Err(KernelError::index(op, operand, at, row, format!("expected less than {count}")));
         }
     }
     Ok(())
@@ -37,12 +31,7 @@ pub(super) fn check_values(pool: &Tensor, rows: &[u32], values: &Tensor) -> Resu
     const OP: &str = "scatter_rows";
     let (_, row_elems) = pool.dims2()?;
     if values.dims() != [rows.len(), row_elems] {
-        return Err(KernelError::Shape {
-            op: OP,
-            operand: "values",
-            found: values.dims().to_vec(),
-            expected: format!("[{}, {row_elems}]", rows.len()),
-        });
+        return Err(KernelError::shape(OP, "values", values, format!("[{}, {row_elems}]", rows.len())));
     }
     if values.dtype() != pool.dtype() {
         return Err(KernelError::DType {

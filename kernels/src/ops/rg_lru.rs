@@ -1,10 +1,9 @@
 //! The real-gated linear recurrent unit of Griffin and RecurrentGemma: what it is told, and what it refuses.
 
 use super::check;
-use crate::batch::StateBatch;
 use crate::error::{KernelError, Result};
 use crate::numbers::Numbers;
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::Tensor;
 
 const OP: &str = "rg_lru";
@@ -28,7 +27,8 @@ pub struct RgLruScan<'a> {
 }
 
 /// Checks the operands of a call.
-pub(super) fn check(input: &RgLruScan<'_>, pool: &Tensor, view: &StateLayerView, batch: &StateBatch<'_>) -> Result<()> {
+pub(super) fn check(input: &RgLruScan<'_>, states: &States<'_>) -> Result<()> {
+    let States { pool, view, batch } = *states;
     let num_slots = view.check(OP, pool)?;
     let width = view.elems();
     let total_tokens = input.x.dim(0)?;

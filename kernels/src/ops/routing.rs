@@ -103,7 +103,7 @@ pub(super) fn by_expert(
         for (at, (&expert, &share)) in chosen.iter().zip(shares).enumerate() {
             let Some((rows, counts)) = experts.get_mut(expert as usize) else {
                 let expected = format!("below {}", routing.experts);
-                return Err(KernelError::Index { op: OP, operand: "chosen", at, found: expert.into(), expected });
+                return Err(KernelError::index(OP, "chosen", at, expert, expected));
             };
             rows.push(row);
             counts.push(share);

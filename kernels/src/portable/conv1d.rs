@@ -1,19 +1,13 @@
 //! The convolution as shifted products.
 
 use super::{load_state, silu, store_state};
-use crate::batch::StateBatch;
 use crate::error::Result;
 use crate::ops::conv1d::CausalConv1d;
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::{DType, Tensor};
 
-pub(crate) fn causal_conv1d(
-    conv: &CausalConv1d<'_>,
-    x: &Tensor,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
+pub(crate) fn causal_conv1d(conv: &CausalConv1d<'_>, x: &Tensor, states: &States<'_>) -> Result<Tensor> {
+    let States { pool, view, batch } = *states;
     let (_, conv_dim) = x.dims2()?;
     let keep = view.shape[0];
     let weight = conv.weight.to_dtype(DType::F32)?;

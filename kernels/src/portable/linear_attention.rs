@@ -1,19 +1,13 @@
 //! Linear attention, one token at a time.
 
-use super::{StepState, wide_rows};
-use crate::batch::StateBatch;
+use super::wide_rows;
 use crate::error::Result;
 use crate::ops::linear_attention::{LinearAttentionScan, StateDecay};
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::{D, Tensor};
 
-pub(crate) fn linear_attention(
-    input: &LinearAttentionScan<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
-    let [heads, key_dim, value_dim] = view.shape;
+pub(crate) fn linear_attention(input: &LinearAttentionScan<'_>, states: &States<'_>) -> Result<Tensor> {
+    let [heads, key_dim, value_dim] = states.view.shape;
     let tokens = input.v.dim(0)?;
     let per_head = |tensor: &Tensor| -> Result<Tensor> {
         let key_heads = tensor.dims()[1..].iter().product::<usize>() / key_dim;
@@ -39,7 +33,7 @@ pub(crate) fn linear_attention(
     }
     .exp()?;
     let beta = input.beta.map(wide_rows).transpose()?;
-    StepState { pool, view, batch }
+    states
         .scan(heads * value_dim, |row, state| {
             let state = state.broadcast_mul(&decay.get(row)?.unsqueeze(2)?)?;
             let column = |rows: &Tensor| rows.get(row)?.unsqueeze(2);

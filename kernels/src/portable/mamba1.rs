@@ -1,28 +1,20 @@
 //! The selective scan, one token at a time.
 
-use super::{StepState, silu, time_step, wide_rows};
-use crate::batch::StateBatch;
+use super::{silu, time_step, wide_rows};
 use crate::error::Result;
 use crate::ops::mamba1::Mamba1Scan;
 use crate::ops::mamba2::ScanInput;
-use crate::view::StateLayerView;
+use crate::states::States;
 use candle_core::{D, DType, Tensor};
 
-pub(crate) fn mamba1_scan(
-    input: &ScanInput<'_>,
-    layer: &Mamba1Scan<'_>,
-    pool: &Tensor,
-    view: &StateLayerView,
-    batch: &StateBatch<'_>,
-) -> Result<Tensor> {
-    let [outer, inner, d_state] = view.shape;
+pub(crate) fn mamba1_scan(input: &ScanInput<'_>, layer: &Mamba1Scan<'_>, states: &States<'_>) -> Result<Tensor> {
+    let [outer, inner, d_state] = states.view.shape;
     let d_inner = outer * inner;
     let x = wide_rows(input.x)?;
     let dt = time_step(&wide_rows(input.dt)?, &layer.time_step)?;
     let (b, c) = (wide_rows(input.b)?, wide_rows(input.c)?);
     let a = layer.a.to_dtype(DType::F32)?;
-    let state = StepState { pool, view, batch };
-    let mut y = state.scan(d_inner, |row, state| {
+    let mut y = states.scan(d_inner, |row, state| {
         let dt = dt.get(row)?.unsqueeze(1)?;
         let x = x.get(row)?.unsqueeze(1)?;
         let input = (&dt * &x)?.broadcast_mul(&b.narrow(0, row, 1)?)?;
@@ -31,10 +23,10 @@ pub(crate) fn mamba1_scan(
         Ok((state, y))
     })?;
     if let Some(d) = layer.d {
-        y = (y + state.live(&x.broadcast_mul(&d.to_dtype(DType::F32)?.flatten_all()?)?)?)?;
+        y = (y + states.live(&x.broadcast_mul(&d.to_dtype(DType::F32)?.flatten_all()?)?)?)?;
     }
     if let Some(z) = input.z {
-        y = (y * state.live(&silu(&wide_rows(z)?)?)?)?;
+        y = (y * states.live(&silu(&wide_rows(z)?)?)?)?;
     }
     Ok(y.to_dtype(input.x.dtype())?)
 }

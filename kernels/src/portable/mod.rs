@@ -20,21 +20,15 @@ pub(crate) mod rg_lru;
 pub(crate) mod rope;
 pub(crate) mod routing;
 
-use crate::batch::{StateBatch, StateWrites};
+use crate::batch::StateWrites;
 use crate::error::{KernelError, Result};
 use crate::ops::mamba2::TimeStep;
 use crate::ops::quant::KvQuant;
+use crate::states::States;
 use crate::view::{KvLayerView, StateLayerView};
 use candle_core::{D, DType, Device, Tensor};
 
-/// The states of a step's sequences, for ops that go token by token.
-struct StepState<'a> {
-    pool: &'a Tensor,
-    view: &'a StateLayerView,
-    batch: &'a StateBatch<'a>,
-}
-
-impl StepState<'_> {
+impl States<'_> {
     /// Runs `step(row, state) -> (state, output)` over all rows of all active sequences.
     ///
     /// Returns `[total_tokens, width]` in f32, with zeros in the rows of padding sequences.

@@ -2,6 +2,7 @@
 
 use super::{Ragged, Random, assert_close, cu_seqlens, on_cpu, values};
 use crate::portable;
+use crate::states::States;
 use crate::*;
 use cacheplan_handlers::KvLayout;
 use candle_core::{DType, Device, Tensor};
@@ -124,9 +125,12 @@ fn convolution_agrees(
     let cu = cu_seqlens(&lens);
     let batch = StateBatch::new(&cu, &[2, 0, -1, 1, 3]);
     let found = CausalConv1d { weight: &weight, bias, silu }.run(&on_cpu(), &x, &fast, &view, &batch).unwrap();
-    let expected =
-        portable::conv1d::causal_conv1d(&CausalConv1d { weight: &weight, bias, silu }, &x, &slow, &view, &batch)
-            .unwrap();
+    let expected = portable::conv1d::causal_conv1d(
+        &CausalConv1d { weight: &weight, bias, silu },
+        &x,
+        &States { pool: &slow, view: &view, batch: &batch },
+    )
+    .unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
     assert_eq!(values(&fast), values(&slow));
 }
@@ -157,7 +161,8 @@ fn mamba2_agrees(
     let z = random.tensor(&[total, 20]);
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
     let found = layer.run(&on_cpu(), &input, &fast, &view, &batch).unwrap();
-    let expected = portable::mamba2::mamba2_scan(&input, &layer, &slow, &view, &batch).unwrap();
+    let expected =
+        portable::mamba2::mamba2_scan(&input, &layer, &States { pool: &slow, view: &view, batch: &batch }).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     let tolerance = if dtype == DType::F32 { 1e-6 } else { 1e-3 };
     assert_close(&values(&fast), &values(&slow), tolerance);
@@ -242,9 +247,7 @@ fn state_writes_agree(#[case] writes: StateWrites<'_>) {
     let expected = portable::conv1d::causal_conv1d(
         &CausalConv1d { weight: &weight, bias: None, silu: false },
         &x,
-        &slow,
-        &view,
-        &batch,
+        &States { pool: &slow, view: &view, batch: &batch },
     )
     .unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
@@ -256,7 +259,9 @@ fn state_writes_agree(#[case] writes: StateWrites<'_>) {
     let decay = StateDecay::Fixed(&[-0.5, -0.1]);
     let input = LinearAttentionScan { q: &q, k: &k, v: &v, decay, beta: None, scale: 1.0, l2_norm: false };
     let found = input.run(&on_cpu(), &fast, &view, &batch).unwrap();
-    let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &batch).unwrap();
+    let expected =
+        portable::linear_attention::linear_attention(&input, &States { pool: &slow, view: &view, batch: &batch })
+            .unwrap();
     assert_close(&values(&found), &values(&expected), 1e-6);
     assert_close(&values(&fast), &values(&slow), 1e-6);
 }
@@ -275,7 +280,9 @@ fn mamba1_agrees() {
     let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&bias)) };
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
     let found = layer.run(&on_cpu(), &input, &fast, &view, &ragged.batch()).unwrap();
-    let expected = portable::mamba1::mamba1_scan(&input, &layer, &slow, &view, &ragged.batch()).unwrap();
+    let expected =
+        portable::mamba1::mamba1_scan(&input, &layer, &States { pool: &slow, view: &view, batch: &ragged.batch() })
+            .unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     assert_close(&values(&fast), &values(&slow), 2e-6);
 }
@@ -307,7 +314,11 @@ fn linear_attention_agrees(#[values(0, 1, 2)] decay: usize, #[values(true, false
         l2_norm: delta,
     };
     let found = input.run(&on_cpu(), &fast, &view, &ragged.batch()).unwrap();
-    let expected = portable::linear_attention::linear_attention(&input, &slow, &view, &ragged.batch()).unwrap();
+    let expected = portable::linear_attention::linear_attention(
+        &input,
+        &States { pool: &slow, view: &view, batch: &ragged.batch() },
+    )
+    .unwrap();
     assert_close(&values(&found), &values(&expected), 5e-6);
     assert_close(&values(&fast), &values(&slow), 5e-6);
 }
@@ -324,7 +335,8 @@ fn recurrent_unit_agrees() {
     let positions: Vec<u32> = (0..ragged.total as u32).map(|row| row % 3).collect();
     let input = RgLruScan { x: &x, input_gate: &i, recurrence_gate: &r, a_param: &a, positions: (&positions).into() };
     let found = input.run(&on_cpu(), &fast, &view, &ragged.batch()).unwrap();
-    let expected = portable::rg_lru::rg_lru(&input, &slow, &view, &ragged.batch()).unwrap();
+    let expected =
+        portable::rg_lru::rg_lru(&input, &States { pool: &slow, view: &view, batch: &ragged.batch() }).unwrap();
     assert_close(&values(&found), &values(&expected), 2e-6);
     assert_close(&values(&fast), &values(&slow), 2e-6);
 }

@@ -2,6 +2,7 @@
 
 use super::{Random, assert_close, on_cpu, values};
 use crate::reference::{self, LinearAttentionCase, MambaCase};
+use crate::states::States;
 use crate::*;
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
@@ -88,7 +89,7 @@ impl Layer {
                 let layer = Mamba1Scan { a: &a, d: None, time_step: TimeStep::new(None) };
                 let input = ScanInput { x: &x, dt: &per_head, b: &kept, c: readout, z: None };
                 match self.portable {
-                    true => portable::mamba1::mamba1_scan(&input, &layer, pool, view, batch),
+                    true => portable::mamba1::mamba1_scan(&input, &layer, &States { pool, view, batch }),
                     false => layer.run(&on_cpu(), &input, pool, view, batch),
                 }
             }
@@ -97,7 +98,7 @@ impl Layer {
                 let layer = Mamba2Scan { a: &a, d: None, time_step: TimeStep::new(None) };
                 let input = ScanInput { x: &x, dt: &per_head, b: &kept, c: readout, z: None };
                 match self.portable {
-                    true => portable::mamba2::mamba2_scan(&input, &layer, pool, view, batch),
+                    true => portable::mamba2::mamba2_scan(&input, &layer, &States { pool, view, batch }),
                     false => layer.run(&on_cpu(), &input, pool, view, batch),
                 }
             }
@@ -109,7 +110,7 @@ impl Layer {
                 let input =
                     RgLruScan { x: &x, input_gate, recurrence_gate, a_param: &a, positions: (&positions).into() };
                 match self.portable {
-                    true => portable::rg_lru::rg_lru(&input, pool, view, batch),
+                    true => portable::rg_lru::rg_lru(&input, &States { pool, view, batch }),
                     false => input.run(&on_cpu(), pool, view, batch),
                 }
             }
@@ -129,7 +130,7 @@ impl Layer {
                     l2_norm: self.recurrence != Lightning,
                 };
                 match self.portable {
-                    true => portable::linear_attention::linear_attention(&input, pool, view, batch),
+                    true => portable::linear_attention::linear_attention(&input, &States { pool, view, batch }),
                     false => input.run(&on_cpu(), pool, view, batch),
                 }
             }

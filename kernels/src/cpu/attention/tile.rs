@@ -2,9 +2,9 @@
 
 use super::{QueryTile, Step};
 use crate::cpu::codec::StoredRows;
+use crate::cpu::element::Element;
 use crate::cpu::matmul::{Matrix, multiply};
 use crate::cpu::simd::{StridedRows, add_weighted, exp, exp_and_sum, largest, prefetch, row_products};
-use crate::cpu::storage::Element;
 use std::cell::RefCell;
 use std::ops::Range;
 

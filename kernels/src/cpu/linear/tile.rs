@@ -5,8 +5,9 @@
 //! decides where partial sums wait, never what is added to them.
 
 use super::weight::{LINE, Weight};
+use crate::cpu::element::Element;
 use crate::cpu::simd::{dispatch, prefetch_at, prefetch_far};
-use crate::cpu::storage::{Element, Rows};
+use crate::cpu::storage::Rows;
 use crate::cpu::tasks::for_each;
 use pulp::bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
 use pulp::{Simd, WithSimd};

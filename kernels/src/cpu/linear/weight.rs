@@ -1,7 +1,7 @@
 //! What a weight is to products.
 
 use crate::cpu::blocks::{Block, Groups, single_half};
-use crate::cpu::storage::Element;
+use crate::cpu::element::Element;
 use pulp::Simd;
 use pulp::bytemuck::cast_slice_mut;
 

@@ -9,8 +9,9 @@
 use super::Scan;
 use crate::batch::StateBatch;
 use crate::cpu::matmul::{Matrix, multiply};
+use crate::cpu::output::DisjointMut;
 use crate::cpu::simd::{exp, vectorized};
-use crate::cpu::storage::{DisjointMut, Rows};
+use crate::cpu::storage::Rows;
 use crate::cpu::tasks::for_each;
 use rayon::prelude::*;
 use std::cell::RefCell;

@@ -122,13 +122,13 @@ fn cache(
     }
     match slot_mapping.iter().position(|&slot| slot < -1 || slot >= slots) {
         None => Ok(()),
-        Some(at) => Err(KernelError::Index {
-            op: OP,
-            operand: "slotmapping",
+        Some(at) => Err(KernelError::index(
+            OP,
+            "slotmapping",
             at,
-            found: slot_mapping[at],
-            expected: format!("expected -1 or less than {slots}"),
-        }),
+            slot_mapping[at],
+            format!("expected -1 or less than {slots}"),
+        )),
     }
 }
 
@@ -187,12 +187,12 @@ fn exact(operand: &'static str, tensor: &Tensor, dims: &[usize], dtype: DType) -
 
 fn one_of(operand: &'static str, tensor: &Tensor, allowed: &[&[usize]], dtype: DType) -> Result<()> {
     if !allowed.contains(&tensor.dims()) {
-        return Err(KernelError::Shape {
-            op: OP,
+        return Err(KernelError::shape(
+            OP,
             operand,
-            found: tensor.dims().to_vec(),
-            expected: allowed.iter().map(|dims| format!("{dims:?}")).collect::<Vec<_>>().join(" or "),
-        });
+            tensor,
+            allowed.iter().map(|dims| format!("{dims:?}")).collect::<Vec<_>>().join(" or "),
+        ));
     }
     is_of(operand, tensor, dtype)
 }

@@ -3,6 +3,7 @@
 use super::{TARGET, assert_traffic, emulate, random, schedules};
 use crate::cuda::conv1d::causal_conv1d;
 use crate::reference;
+use crate::states::States;
 use crate::tests::recurrent::{check, wide};
 use crate::tests::{Ragged, Random, values};
 use crate::{CausalConv1d, StateBatch, StateLayerView};
@@ -45,7 +46,12 @@ fn convolve(d_conv: usize, silu: bool, dtype: DType, lens: &[usize]) {
             dtype,
             |ragged, pool| {
                 let batch = ragged.batch();
-                emulate(&causal_conv1d(&conv, &x, pool, &view, &batch, &TARGET).unwrap(), &options).outputs.remove(0)
+                emulate(
+                    &causal_conv1d(&conv, &x, &States { pool, view: &view, batch: &batch }, &TARGET).unwrap(),
+                    &options,
+                )
+                .outputs
+                .remove(0)
             },
             |rows, state| {
                 let x = &x_wide[rows.start * channels..rows.end * channels];
@@ -68,7 +74,7 @@ fn conv_update_traffic(#[case] dtype: DType, #[case] warp_instructions_per_kib: 
     let [x, weight] = [2, 4].map(|rows| random(&mut source, &[rows, channels], dtype));
     let conv = CausalConv1d { weight: &weight, bias: None, silu: true };
     let batch = StateBatch::new(&[0, 1, 2], &[2, 1]);
-    let launches = causal_conv1d(&conv, &x, &pool, &view, &batch, &TARGET).unwrap();
+    let launches = causal_conv1d(&conv, &x, &States { pool: &pool, view: &view, batch: &batch }, &TARGET).unwrap();
     assert_traffic(&emulate(&launches, &Options::default()), warp_instructions_per_kib);
 }
 
@@ -83,7 +89,7 @@ fn conv_prefill_traffic() {
     let [x, weight] = [tokens, 4].map(|rows| random(&mut source, &[rows, channels], DType::BF16));
     let conv = CausalConv1d { weight: &weight, bias: None, silu: true };
     let batch = StateBatch::new(&[0, 128], &[1]);
-    let launches = causal_conv1d(&conv, &x, &pool, &view, &batch, &TARGET).unwrap();
+    let launches = causal_conv1d(&conv, &x, &States { pool: &pool, view: &view, batch: &batch }, &TARGET).unwrap();
     let mut emulated = emulate(&launches, &Options::default());
     emulated.runs.truncate(1);
     assert_traffic(&emulated, 270.0);

@@ -3,6 +3,7 @@
 use super::{TARGET, assert_traffic, emulate, part, prove_all, prove_mutants, random, schedules};
 use crate::cuda::linear_attention::linear_attention;
 use crate::reference::{self, LinearAttentionCase};
+use crate::states::States;
 use crate::tests::recurrent::{check, wide};
 use crate::tests::{Ragged, Random, values};
 use crate::{LinearAttentionScan, StateBatch, StateDecay, StateLayerView, StateWrites, Target};
@@ -98,8 +99,9 @@ fn hold_to_reference(
             view,
             state,
             |ragged, pool| {
-                let launches =
-                    linear_attention(&scan, pool, &view, &ragged.batch(), &TARGET).expect("an instantiation");
+                let batch = ragged.batch();
+                let launches = linear_attention(&scan, &States { pool, view: &view, batch: &batch }, &TARGET)
+                    .expect("an instantiation");
                 emulate(&launches, &options).outputs.remove(0)
             },
             |rows, state| {
@@ -152,7 +154,7 @@ fn linear_update_mutants(#[values(DType::F32, DType::BF16)] state: DType, #[valu
         return;
     }
     decode(Kind::GatedDelta, (key_dim, 32, 2), (state, state), |scan, pool, view, batch| {
-        prove_mutants(&linear_attention(scan, pool, view, batch, &TARGET).unwrap(), &[]);
+        prove_mutants(&linear_attention(scan, &States { pool, view, batch }, &TARGET).unwrap(), &[]);
     });
 }
 
@@ -170,7 +172,7 @@ fn chunk_delta_mutants(
         let mut snapshots = [-1; 130];
         snapshots[30] = 0;
         let batch = StateBatch { writes: StateWrites::AlsoAfter(&snapshots), ..*batch };
-        prove_mutants(&linear_attention(scan, pool, view, &batch, &TARGET).unwrap(), &[]);
+        prove_mutants(&linear_attention(scan, &States { pool, view, batch: &batch }, &TARGET).unwrap(), &[]);
     });
 }
 
@@ -188,7 +190,7 @@ fn chunk_delta_traffic(
     #[case] warp_instructions_per_kib: f64,
 ) {
     decode(kind, (128, 128, 256), (state, activation), |scan, pool, view, batch| {
-        let launches = linear_attention(scan, pool, view, batch, &TARGET).unwrap();
+        let launches = linear_attention(scan, &States { pool, view, batch }, &TARGET).unwrap();
         let emulated = emulate(&launches, &Options::default());
         let stats = &emulated.runs[0].stats;
         // From token to token the decay and the strength of a head lie a row apart, each in a sector of its own.
@@ -198,7 +200,9 @@ fn chunk_delta_traffic(
         assert!(found <= warp_instructions_per_kib, "{found:.1} warp instructions per KiB: {stats:?}");
         assert!(stats.shared_passes as f64 <= 1.25 * stats.shared_requests as f64, "{stats:?}");
         // Where a block may not have as much shared memory, tokens are stepped over, in more instructions.
-        let stepped = linear_attention(scan, pool, view, batch, &Target { shared_bytes: 48 << 10, ..TARGET }).unwrap();
+        let stepped =
+            linear_attention(scan, &States { pool, view, batch }, &Target { shared_bytes: 48 << 10, ..TARGET })
+                .unwrap();
         assert!(stepped.launches.len() == 1 && stepped.launches[0].kernel.starts_with("linear_update"));
         let stepped = emulate(&stepped, &Options::default()).runs[0].stats.warp_instructions;
         assert!(3 * stats.warp_instructions <= stepped, "{} beside {stepped}", stats.warp_instructions);
@@ -213,7 +217,7 @@ fn chunk_delta_traffic(
 fn linear_update_traffic(#[case] state: DType, #[case] activation: DType, #[case] warp_instructions_per_kib: f64) {
     let (key_dim, value_dim) = (128, 128);
     decode(Kind::GatedDelta, (key_dim, value_dim, 1), (state, activation), |scan, pool, view, batch| {
-        let launches = linear_attention(scan, pool, view, batch, &TARGET).unwrap();
+        let launches = linear_attention(scan, &States { pool, view, batch }, &TARGET).unwrap();
         let emulated = emulate(&launches, &Options::default());
         assert_traffic(&emulated, warp_instructions_per_kib);
         let stats = &emulated.runs[0].stats;

@@ -3,6 +3,7 @@
 use super::{TARGET, assert_traffic, emulate, part, prove_all, prove_mutants, random, schedules};
 use crate::cuda::mamba2::mamba2_scan;
 use crate::reference::{self, MambaCase};
+use crate::states::States;
 use crate::tests::recurrent::{check, wide};
 use crate::tests::{Ragged, Random, assert_close, values};
 use crate::{Mamba2Scan, ScanInput, StateBatch, StateLayerView, StateWrites, TimeStep};
@@ -74,7 +75,8 @@ fn hold_to_reference(
             state,
             |ragged, pool| {
                 let batch = ragged.batch();
-                let launches = mamba2_scan(&input, &layer, pool, &view, &batch, &TARGET).expect("an instantiation");
+                let launches = mamba2_scan(&input, &layer, &States { pool, view: &view, batch: &batch }, &TARGET)
+                    .expect("an instantiation");
                 emulate(&launches, &options).outputs.remove(0)
             },
             |rows, state| {
@@ -131,7 +133,7 @@ impl Sequence {
         let cu_seqlens = [0, x.dims()[0] as u32];
         let slots = [slot];
         let batch = StateBatch::new(&cu_seqlens, &slots).with_writes(writes);
-        body(&mamba2_scan(&input, &layer, pool, &self.view, &batch, &TARGET).unwrap())
+        body(&mamba2_scan(&input, &layer, &States { pool, view: &self.view, batch: &batch }, &TARGET).unwrap())
     }
 
     /// The state after some of its tokens.
@@ -247,7 +249,7 @@ fn state_update_traffic(#[case] state: DType, #[case] activation: DType, #[case]
     let layer = Mamba2Scan { a: &a, d: Some(&a), time_step: TimeStep::new(Some(&a)) };
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
     let batch = StateBatch::new(&[0, 1, 2], &[2, 1]);
-    let launches = mamba2_scan(&input, &layer, &pool, &view, &batch, &TARGET).unwrap();
+    let launches = mamba2_scan(&input, &layer, &States { pool: &pool, view: &view, batch: &batch }, &TARGET).unwrap();
     let emulated = emulate(&launches, &Options::default());
     assert_traffic(&emulated, warp_instructions_per_kib);
     let stats = &emulated.runs[0].stats;

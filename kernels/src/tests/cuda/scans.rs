@@ -3,6 +3,7 @@
 use super::{TARGET, assert_traffic, emulate, part, random, schedules};
 use crate::cuda::{mamba1::mamba1_scan, rg_lru::rg_lru};
 use crate::reference::{self, MambaCase};
+use crate::states::States;
 use crate::tests::recurrent::{check, wide};
 use crate::tests::{Ragged, Random, values};
 use crate::{Mamba1Scan, RgLruScan, ScanInput, StateBatch, StateLayerView, TimeStep};
@@ -46,7 +47,9 @@ fn channel_scan(
             view,
             state,
             |ragged, pool| {
-                let launches = mamba1_scan(&input, &layer, pool, &view, &ragged.batch(), &TARGET).unwrap();
+                let batch = ragged.batch();
+                let launches =
+                    mamba1_scan(&input, &layer, &States { pool, view: &view, batch: &batch }, &TARGET).unwrap();
                 emulate(&launches, &options).outputs.remove(0)
             },
             |rows, state| {
@@ -103,7 +106,12 @@ fn gated_recurrence(
             view,
             state,
             |ragged, pool| {
-                emulate(&rg_lru(&scan, pool, &view, &ragged.batch(), &TARGET).unwrap(), &options).outputs.remove(0)
+                emulate(
+                    &rg_lru(&scan, &States { pool, view: &view, batch: &ragged.batch() }, &TARGET).unwrap(),
+                    &options,
+                )
+                .outputs
+                .remove(0)
             },
             |rows, state| {
                 let part = |data| part(data, &rows, channels);
@@ -136,11 +144,11 @@ fn scans_traffic(
     let layer = Mamba1Scan { a: &a, d: Some(&d), time_step: TimeStep::new(Some(&d)) };
     let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
     let view = StateLayerView::matrix(channels * d_state, 0, [channels, 1, d_state]);
-    let launches = mamba1_scan(&input, &layer, &pool, &view, &batch, &TARGET).unwrap();
+    let launches = mamba1_scan(&input, &layer, &States { pool: &pool, view: &view, batch: &batch }, &TARGET).unwrap();
     assert_traffic(&emulate(&launches, &Options::default()), channel_scan_instructions);
     let rates = d.to_dtype(activation).unwrap();
     let scan = RgLruScan { x: &x, input_gate: &dt, recurrence_gate: &z, a_param: &rates, positions: (&[1, 1]).into() };
     let view = StateLayerView::matrix(channels * d_state, 0, [channels, 1, 1]);
-    let launches = rg_lru(&scan, &pool, &view, &batch, &TARGET).unwrap();
+    let launches = rg_lru(&scan, &States { pool: &pool, view: &view, batch: &batch }, &TARGET).unwrap();
     assert_traffic(&emulate(&launches, &Options::default()), rg_lru_instructions);
 }

@@ -4,6 +4,7 @@ use super::{TARGET, emulate, random, schedules};
 use crate::cuda::{
     conv1d::causal_conv1d, linear_attention::linear_attention, mamba1::mamba1_scan, mamba2::mamba2_scan, rg_lru::rg_lru,
 };
+use crate::states::States;
 use crate::tests::{Random, assert_close, values};
 use crate::{
     CausalConv1d, LinearAttentionScan, Mamba1Scan, Mamba2Scan, RgLruScan, ScanInput, StateBatch, StateDecay,
@@ -87,18 +88,27 @@ impl Layer {
                 let a = rates(&[HEADS * HEAD_DIM, WIDTH]);
                 let input = ScanInput { x: &x, dt: &dt, b: &b, c: &c, z: Some(&z) };
                 let layer = Mamba1Scan { a: &a, d: None, time_step };
-                emulate(&mamba1_scan(&input, &layer, pool, view, &batch, &TARGET).unwrap(), &self.options)
+                emulate(
+                    &mamba1_scan(&input, &layer, &States { pool, view, batch: &batch }, &TARGET).unwrap(),
+                    &self.options,
+                )
             }
             Mamba2 => {
                 let a = rates(&[HEADS]);
                 let input = ScanInput { x: &x, dt: &heads, b: &b, c: &c, z: Some(&z) };
                 let layer = Mamba2Scan { a: &a, d: None, time_step };
-                emulate(&mamba2_scan(&input, &layer, pool, view, &batch, &TARGET).unwrap(), &self.options)
+                emulate(
+                    &mamba2_scan(&input, &layer, &States { pool, view, batch: &batch }, &TARGET).unwrap(),
+                    &self.options,
+                )
             }
             GatedDelta => {
                 let (decay, beta) = (StateDecay::PerHead(&heads), Some(&heads));
                 let scan = LinearAttentionScan { q: &c, k: &b, v: &x, decay, beta, scale: 0.5, l2_norm: true };
-                emulate(&linear_attention(&scan, pool, view, &batch, &TARGET).unwrap(), &self.options)
+                emulate(
+                    &linear_attention(&scan, &States { pool, view, batch: &batch }, &TARGET).unwrap(),
+                    &self.options,
+                )
             }
             RgLru => {
                 let a = rates(&[HEADS * HEAD_DIM]);
@@ -109,12 +119,15 @@ impl Layer {
                     a_param: &a,
                     positions: (&positions).into(),
                 };
-                emulate(&rg_lru(&scan, pool, view, &batch, &TARGET).unwrap(), &self.options)
+                emulate(&rg_lru(&scan, &States { pool, view, batch: &batch }, &TARGET).unwrap(), &self.options)
             }
             Conv(width) => {
                 let weight = rates(&[width, HEADS * HEAD_DIM]).to_dtype(self.dtype).unwrap();
                 let conv = CausalConv1d { weight: &weight, bias: None, silu: true };
-                emulate(&causal_conv1d(&conv, &x, pool, view, &batch, &TARGET).unwrap(), &self.options)
+                emulate(
+                    &causal_conv1d(&conv, &x, &States { pool, view, batch: &batch }, &TARGET).unwrap(),
+                    &self.options,
+                )
             }
         };
         values(&outputs.outputs[0]).chunks(x.dims()[1]).map(<[f32]>::to_vec).collect()
