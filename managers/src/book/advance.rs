@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use super::cache::{CacheBook, check_length};
+use super::admit::check_length;
+use super::cache::CacheBook;
 use super::layout::Layout;
 use super::sequence::Draft;
 use super::step::StepMetadata;
 use super::table::{Growth, shortage};
 use super::{PoolOp, SequenceId, SlotRole};
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// One sequence's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +25,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// Whatever makes any sequence's part impossible; then none has changed.
-    pub fn step(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), BookError> {
+    pub fn step(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<()> {
         self.advance(work, metadata, false)
     }
 
@@ -34,7 +35,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// As [`CacheBook::step`]; more candidates or sequences than the plan has draft rows and positions for.
-    pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), BookError> {
+    pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<()> {
         let layout = Arc::clone(&self.layout);
         for part in work {
             check_limit("candidate positions", u64::from(part.tokens), layout.limits.draft_positions)?;
@@ -45,7 +46,7 @@ impl CacheBook {
         self.advance(work, metadata, true)
     }
 
-    fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<(), BookError> {
+    fn advance(&mut self, work: &[Work], metadata: &mut StepMetadata, speculative: bool) -> Result<()> {
         self.reclaim()?;
         let layout = Arc::clone(&self.layout);
         let mut growths = std::mem::take(&mut self.growths);
@@ -58,7 +59,7 @@ impl CacheBook {
     }
 
     /// Works out what the step needs and refuses it if that is not there. Changes nothing but duplicate stamps.
-    fn check_step(&mut self, layout: &Layout, work: &[Work], growths: &mut Vec<Growth>) -> Result<(), BookError> {
+    fn check_step(&mut self, layout: &Layout, work: &[Work], growths: &mut Vec<Growth>) -> Result<()> {
         self.steps += 1;
         let stamp = self.steps;
         let tokens = work.iter().map(|part| u64::from(part.tokens)).sum();
@@ -92,13 +93,7 @@ impl CacheBook {
         Ok(())
     }
 
-    fn apply_step(
-        &mut self,
-        layout: &Layout,
-        work: &[Work],
-        growths: &[Growth],
-        speculative: bool,
-    ) -> Result<(), BookError> {
+    fn apply_step(&mut self, layout: &Layout, work: &[Work], growths: &[Growth], speculative: bool) -> Result<()> {
         let pools = layout.paged.len();
         // All releases come first: what one sequence lets go, another may take.
         for (row, part) in work.iter().enumerate() {
@@ -129,7 +124,7 @@ impl CacheBook {
         Ok(())
     }
 
-    fn describe(&self, layout: &Layout, work: &[Work], metadata: &mut StepMetadata) -> Result<(), BookError> {
+    fn describe(&self, layout: &Layout, work: &[Work], metadata: &mut StepMetadata) -> Result<()> {
         metadata.clear(layout.paged.len());
         for part in work {
             let sequence = self.sequences.get(part.sequence)?;
@@ -172,6 +167,6 @@ impl CacheBook {
     }
 }
 
-fn check_limit(what: &'static str, found: u64, limit: u64) -> Result<(), BookError> {
+fn check_limit(what: &'static str, found: u64, limit: u64) -> Result<()> {
     if found <= limit { Ok(()) } else { Err(BookError::StepTooLarge { what, found, limit }) }
 }

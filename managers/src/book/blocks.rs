@@ -1,7 +1,7 @@
 //! The blocks of one pool: who holds them, which are free.
 
 use super::BlockId;
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// Hands out the blocks of one pool and counts their holders.
 ///
@@ -37,7 +37,7 @@ impl BlockAllocator {
     ///
     /// # Errors
     /// A block that is free or out of range.
-    pub fn retain(&mut self, block: BlockId) -> Result<(), BookError> {
+    pub fn retain(&mut self, block: BlockId) -> Result<()> {
         *self.held(block)? += 1;
         Ok(())
     }
@@ -46,7 +46,7 @@ impl BlockAllocator {
     ///
     /// # Errors
     /// A block that is free or out of range: a double free.
-    pub fn release(&mut self, block: BlockId) -> Result<bool, BookError> {
+    pub fn release(&mut self, block: BlockId) -> Result<bool> {
         let references = self.held(block)?;
         *references -= 1;
         let freed = *references == 0;
@@ -112,7 +112,7 @@ impl BlockAllocator {
         self.free.splice(0..0, (old..blocks).rev());
     }
 
-    fn held(&mut self, block: BlockId) -> Result<&mut u32, BookError> {
+    fn held(&mut self, block: BlockId) -> Result<&mut u32> {
         match self.references.get_mut(block.0 as usize) {
             Some(references) if *references > 0 => Ok(references),
             _ => Err(BookError::BlockNotHeld { block }),

@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use cacheplan_planner::{CachePlan, SlotDomain};
+use cacheplan_planner::CachePlan;
 
 use super::guard::{Dropped, SequenceGuard};
 use super::host::HostUse;
 use super::layout::{Layout, Windows};
 use super::sequence::{Residency, Sequence, Sequences};
-use super::table::{BlockTable, shortage};
+use super::slots::checkpoint_only;
+use super::table::BlockTable;
 use super::{BlockAllocator, BlockId, PoolOp, SequenceId, SlotAllocator, SlotId, SlotRole};
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// Who holds which block and slot.
 ///
@@ -38,29 +39,9 @@ pub struct CacheBook {
     /// Sequences whose guards were dropped.
     dropped: Arc<Dropped>,
     /// Checkpoints that hold no state, since none could be stored in them.
-    spoiled: Vec<SlotId>,
+    pub(super) spoiled: Vec<SlotId>,
     /// What the current step needs, reused between steps.
     pub(crate) growths: Vec<super::table::Growth>,
-}
-
-/// A cached prefix that a new sequence starts from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Prefix {
-    /// Tokens that the prefix covers.
-    pub tokens: u32,
-    /// Its blocks per paged pool, from the first one that the pool's window still shows.
-    pub blocks: Vec<Vec<BlockId>>,
-    /// The checkpoint after the prefix's last token, in plans with states.
-    pub state: Option<SlotId>,
-}
-
-/// Where the state that a sequence starts from lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StateAt {
-    /// In a checkpoint.
-    Checkpoint(SlotId),
-    /// In a unit of the host memory of cached prefixes.
-    Host(u32),
 }
 
 /// A slot that was moved by [`CacheBook::compact_slots`].
@@ -79,7 +60,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan that contradicts itself.
-    pub fn new(plan: &CachePlan) -> Result<Self, BookError> {
+    pub fn new(plan: &CachePlan) -> Result<Self> {
         Self::with_windows(plan, Windows::Sliding)
     }
 
@@ -87,7 +68,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan that contradicts itself.
-    pub fn with_windows(plan: &CachePlan, windows: Windows) -> Result<Self, BookError> {
+    pub fn with_windows(plan: &CachePlan, windows: Windows) -> Result<Self> {
         let layout = Arc::new(Layout::new(plan, windows)?);
         Ok(Self {
             blocks: layout.paged.iter().map(|spec| BlockAllocator::new(spec.blocks, spec.reserved)).collect(),
@@ -121,61 +102,11 @@ impl CacheBook {
         std::mem::take(&mut self.ops)
     }
 
-    /// Admits a sequence: takes a slot, zeroed, and the blocks of its whole prompt.
-    ///
-    /// A windowed pool reserves what the first step can need; later steps take over what they release.
-    ///
-    /// # Errors
-    /// Too long a prompt, or the pool that lacks blocks or slots.
-    pub fn admit(&mut self, prompt_tokens: u32) -> Result<SequenceId, BookError> {
-        self.admit_prefix(prompt_tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() })
-    }
-
-    /// Admits a sequence whose first tokens are cached: their blocks are shared, the state is copied, and so is a block
-    /// within which the prefix ends.
-    ///
-    /// # Errors
-    /// As [`CacheBook::admit`]; a prefix that does not fit the pools.
-    pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, BookError> {
-        self.admit_from(prompt_tokens, prefix, prefix.state.map(StateAt::Checkpoint))
-    }
-
-    /// As [`CacheBook::admit_prefix`] with the state wherever it lies.
-    pub(crate) fn admit_from(
-        &mut self,
-        prompt_tokens: u32,
-        prefix: &Prefix,
-        state: Option<StateAt>,
-    ) -> Result<SequenceId, BookError> {
-        self.reclaim()?;
-        let (tables, slot) = self.reserve(prompt_tokens, prefix, state)?;
-        Ok(self.sequences.insert(Sequence::resident(prefix.tokens, tables, slot)))
-    }
-
-    /// Gives a preempted sequence its slot and the blocks of its tokens so far, to be computed again.
-    ///
-    /// # Errors
-    /// As [`CacheBook::admit`]; a sequence that was not preempted.
-    pub fn resume(&mut self, id: SequenceId, tokens: u32) -> Result<(), BookError> {
-        self.reclaim()?;
-        let found = self.sequences.get(id)?.residency;
-        if found != Residency::Preempted {
-            return Err(BookError::WrongState { sequence: id, found: found.name(), expected: "preempted" });
-        }
-        let (tables, slot) =
-            self.reserve(tokens, &Prefix { blocks: vec![Vec::new(); self.blocks.len()], ..Prefix::default() }, None)?;
-        let sequence = self.sequences.get_mut(id)?;
-        sequence.tables = tables;
-        sequence.slot = slot;
-        sequence.residency = Residency::Resident;
-        Ok(())
-    }
-
     /// Takes everything from a sequence; its handle stays, for [`CacheBook::resume`].
     ///
     /// # Errors
     /// A stale handle, or a sequence that holds nothing.
-    pub fn preempt(&mut self, id: SequenceId) -> Result<(), BookError> {
+    pub fn preempt(&mut self, id: SequenceId) -> Result<()> {
         self.resident(id)?;
         self.vacate(id, Residency::Preempted)?;
         self.sequences.get_mut(id)?.tokens = 0;
@@ -186,7 +117,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn finish(&mut self, id: SequenceId) -> Result<(), BookError> {
+    pub fn finish(&mut self, id: SequenceId) -> Result<()> {
         self.sequences.get(id)?;
         self.vacate(id, Residency::Preempted)?;
         self.sequences.remove(id)?;
@@ -198,7 +129,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// No slot; a sequence that is not resident or has an uncommitted speculative step.
-    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId, BookError> {
+    pub fn fork(&mut self, id: SequenceId) -> Result<SequenceId> {
         self.reclaim()?;
         let parent = self.settled(id)?;
         let (tokens, from) = (parent.tokens, parent.slot);
@@ -222,7 +153,7 @@ impl CacheBook {
     /// # Errors
     /// A state that cannot be cut (cut to 0, or restore a captured one instead), a window that has passed the new end,
     /// more tokens than there are.
-    pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<(), BookError> {
+    pub fn truncate(&mut self, id: SequenceId, tokens: u32) -> Result<()> {
         let sequence = self.settled(id)?;
         if sequence.slot.is_some() && tokens != 0 && tokens != sequence.tokens {
             return Err(cannot_truncate(id, tokens, "its state has absorbed every token"));
@@ -237,7 +168,7 @@ impl CacheBook {
     }
 
     /// Cuts the tables alone, for callers that see to the state.
-    pub(crate) fn cut(&mut self, id: SequenceId, tokens: u32) -> Result<(), BookError> {
+    pub(crate) fn cut(&mut self, id: SequenceId, tokens: u32) -> Result<()> {
         let layout = Arc::clone(&self.layout);
         let sequence = self.settled(id)?;
         if tokens > sequence.tokens {
@@ -259,68 +190,13 @@ impl CacheBook {
         Ok(())
     }
 
-    /// Copies a sequence's state into a checkpoint, which the caller holds from now on.
-    ///
-    /// A checkpoint is a slot, or a unit of the pools that a plan has for checkpoints alone.
-    ///
-    /// # Errors
-    /// No checkpoint is free; a plan without states.
-    pub fn checkpoint(&mut self, id: SequenceId) -> Result<SlotId, BookError> {
-        let from = self.state_slot(id)?;
-        let to = self.take_slot(SlotRole::Checkpoint)?;
-        self.ops.push(match self.checkpoint_only {
-            Some(_) => PoolOp::StoreCheckpoint { from, to },
-            None => PoolOp::CopySlot { from, to },
-        });
-        Ok(to)
-    }
-
-    /// Gives up a checkpoint.
-    ///
-    /// # Errors
-    /// One that nobody holds.
-    pub fn release_checkpoint(&mut self, checkpoint: SlotId) -> Result<(), BookError> {
-        self.check_checkpoint(checkpoint)?;
-        self.spoiled.retain(|spoiled| *spoiled != checkpoint);
-        self.checkpoints_mut().release(checkpoint)
-    }
-
-    /// Ends a sequence and keeps its state as a checkpoint, without a copy where checkpoints are slots.
-    ///
-    /// # Errors
-    /// No quota for a checkpoint; a plan without states.
-    pub fn finish_into_checkpoint(&mut self, id: SequenceId) -> Result<SlotId, BookError> {
-        if self.checkpoint_only.is_some() {
-            let checkpoint = self.checkpoint(id)?;
-            self.finish(id)?;
-            return Ok(checkpoint);
-        }
-        let slot = self.state_slot(id)?;
-        self.slots.convert(slot, SlotRole::Checkpoint)?;
-        self.sequences.get_mut(id)?.slot = None;
-        self.finish(id)?;
-        Ok(slot)
-    }
-
-    /// Copies a checkpoint over a sequence's state and cuts its tables to the checkpoint's length.
-    ///
-    /// # Errors
-    /// A slot that is no checkpoint; what [`CacheBook::truncate`] refuses.
-    pub fn rewind(&mut self, id: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<(), BookError> {
-        let to = self.state_slot(id)?;
-        self.check_checkpoint(checkpoint)?;
-        self.cut(id, tokens)?;
-        self.ops.push(self.load_op(StateAt::Checkpoint(checkpoint), to));
-        Ok(())
-    }
-
     /// Moves live slots to the lowest free numbers and reports the moves.
     ///
     /// Checkpoints stay where they are, since prefix caches know them by number.
     ///
     /// # Errors
     /// None in consistent books.
-    pub fn compact_slots(&mut self) -> Result<Vec<SlotMove>, BookError> {
+    pub fn compact_slots(&mut self) -> Result<Vec<SlotMove>> {
         let mut free: Vec<SlotId> = self.slots.free_slots().collect();
         free.sort_unstable();
         let mut held: Vec<(SlotId, SequenceId)> =
@@ -343,7 +219,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn tokens(&self, id: SequenceId) -> Result<u32, BookError> {
+    pub fn tokens(&self, id: SequenceId) -> Result<u32> {
         Ok(self.sequences.get(id)?.tokens)
     }
 
@@ -351,7 +227,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn residency(&self, id: SequenceId) -> Result<Residency, BookError> {
+    pub fn residency(&self, id: SequenceId) -> Result<Residency> {
         Ok(self.sequences.get(id)?.residency)
     }
 
@@ -359,7 +235,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle.
-    pub fn slot(&self, id: SequenceId) -> Result<Option<SlotId>, BookError> {
+    pub fn slot(&self, id: SequenceId) -> Result<Option<SlotId>> {
         Ok(self.sequences.get(id)?.slot)
     }
 
@@ -367,7 +243,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle or an unknown pool.
-    pub fn block_table(&self, id: SequenceId, paged: usize) -> Result<&[i32], BookError> {
+    pub fn block_table(&self, id: SequenceId, paged: usize) -> Result<&[i32]> {
         let table = self.sequences.get(id)?.tables.get(paged);
         table.map(BlockTable::entries).ok_or_else(|| BookError::UnknownPool(paged.to_string()))
     }
@@ -376,7 +252,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// An unknown pool, or a block that nobody holds.
-    pub fn retain_block(&mut self, paged: usize, block: BlockId) -> Result<(), BookError> {
+    pub fn retain_block(&mut self, paged: usize, block: BlockId) -> Result<()> {
         self.blocks_mut(paged)?.retain(block)
     }
 
@@ -384,11 +260,11 @@ impl CacheBook {
     ///
     /// # Errors
     /// An unknown pool, or a block that nobody holds.
-    pub fn release_block(&mut self, paged: usize, block: BlockId) -> Result<bool, BookError> {
+    pub fn release_block(&mut self, paged: usize, block: BlockId) -> Result<bool> {
         self.blocks_mut(paged)?.release(block)
     }
 
-    pub(crate) fn blocks_mut(&mut self, paged: usize) -> Result<&mut BlockAllocator, BookError> {
+    pub(crate) fn blocks_mut(&mut self, paged: usize) -> Result<&mut BlockAllocator> {
         self.blocks.get_mut(paged).ok_or_else(|| BookError::UnknownPool(paged.to_string()))
     }
 
@@ -396,38 +272,13 @@ impl CacheBook {
     ///
     /// # Errors
     /// An unknown pool.
-    pub fn blocks(&self, paged: usize) -> Result<&BlockAllocator, BookError> {
+    pub fn blocks(&self, paged: usize) -> Result<&BlockAllocator> {
         self.blocks.get(paged).ok_or_else(|| BookError::UnknownPool(paged.to_string()))
     }
 
     /// The slots.
     pub fn slots(&self) -> &SlotAllocator {
         &self.slots
-    }
-
-    /// Returns the allocator of checkpoints: the slots, or units of pools of their own.
-    pub fn checkpoints(&self) -> &SlotAllocator {
-        self.checkpoint_only.as_ref().unwrap_or(&self.slots)
-    }
-
-    pub(crate) fn checkpoints_mut(&mut self) -> &mut SlotAllocator {
-        self.checkpoint_only.as_mut().unwrap_or(&mut self.slots)
-    }
-
-    fn check_checkpoint(&self, slot: SlotId) -> Result<(), BookError> {
-        match self.checkpoints().role(slot) {
-            Some(SlotRole::Checkpoint) => Ok(()),
-            _ => Err(BookError::SlotNotHeld { slot }),
-        }
-    }
-
-    /// What brings the state of a prefix into a slot.
-    fn load_op(&self, state: StateAt, to: SlotId) -> PoolOp {
-        match state {
-            StateAt::Host(from) => PoolOp::CheckpointFromHost { from, to },
-            StateAt::Checkpoint(from) if self.checkpoint_only.is_some() => PoolOp::LoadCheckpoint { from, to },
-            StateAt::Checkpoint(from) => PoolOp::CopySlot { from, to },
-        }
     }
 
     /// Handles of all sequences that are not finished.
@@ -445,7 +296,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// What is held.
-    pub fn ensure_idle(&self) -> Result<(), BookError> {
+    pub fn ensure_idle(&self) -> Result<()> {
         let sequences = self.sequences.iter().filter(|(_, sequence)| sequence.residency == Residency::Resident).count();
         let blocks = self.blocks.iter().map(|blocks| u64::from(blocks.used())).sum();
         let slots = u64::from(self.slots.used(SlotRole::Live) + self.checkpoints().used(SlotRole::Checkpoint));
@@ -460,7 +311,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// None in consistent books.
-    pub fn reclaim(&mut self) -> Result<(), BookError> {
+    pub fn reclaim(&mut self) -> Result<()> {
         for sequence in self.dropped.take() {
             match self.finish(sequence) {
                 // Whoever ended it before has dropped the lease since.
@@ -486,19 +337,8 @@ impl CacheBook {
         self.sequences.iter().any(|(_, sequence)| sequence.residency == Residency::Resident)
     }
 
-    /// Marks a checkpoint as one that holds no state, until it is released.
-    #[cfg(feature = "device")]
-    pub(crate) fn spoil(&mut self, checkpoint: SlotId) {
-        self.spoiled.push(checkpoint);
-    }
-
-    /// Whether a checkpoint holds no state.
-    pub(crate) fn is_spoiled(&self, checkpoint: SlotId) -> bool {
-        self.spoiled.contains(&checkpoint)
-    }
-
     /// A resident sequence.
-    pub(crate) fn resident(&self, id: SequenceId) -> Result<&Sequence, BookError> {
+    pub(crate) fn resident(&self, id: SequenceId) -> Result<&Sequence> {
         let sequence = self.sequences.get(id)?;
         if sequence.residency == Residency::Resident {
             return Ok(sequence);
@@ -507,7 +347,7 @@ impl CacheBook {
     }
 
     /// A resident sequence without an uncommitted speculative step.
-    pub(crate) fn settled(&self, id: SequenceId) -> Result<&Sequence, BookError> {
+    pub(crate) fn settled(&self, id: SequenceId) -> Result<&Sequence> {
         let sequence = self.resident(id)?;
         if sequence.draft.is_none() {
             return Ok(sequence);
@@ -515,13 +355,8 @@ impl CacheBook {
         Err(BookError::WrongState { sequence: id, found: "speculating", expected: "committed" })
     }
 
-    /// The slot of a settled sequence.
-    fn state_slot(&self, id: SequenceId) -> Result<SlotId, BookError> {
-        self.settled(id)?.slot.ok_or_else(|| BookError::UnknownPool("slots".into()))
-    }
-
     /// Releases everything that a sequence holds.
-    pub(crate) fn vacate(&mut self, id: SequenceId, residency: Residency) -> Result<(), BookError> {
+    pub(crate) fn vacate(&mut self, id: SequenceId, residency: Residency) -> Result<()> {
         self.unpark(id)?;
         let sequence = self.sequences.get_mut(id)?;
         for (table, blocks) in sequence.tables.iter_mut().zip(&mut self.blocks) {
@@ -535,7 +370,7 @@ impl CacheBook {
         Ok(())
     }
 
-    pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId, BookError> {
+    pub(crate) fn take_slot(&mut self, role: SlotRole) -> Result<SlotId> {
         let (slots, refused) = match role {
             SlotRole::Live => (&mut self.slots, &mut self.refused_slots),
             SlotRole::Checkpoint => {
@@ -547,101 +382,6 @@ impl CacheBook {
             slots.shortage(role)
         })
     }
-
-    /// Tables and a slot for a sequence that starts from `prefix` and will grow to `tokens`.
-    fn reserve(
-        &mut self,
-        tokens: u32,
-        prefix: &Prefix,
-        state: Option<StateAt>,
-    ) -> Result<(Vec<BlockTable>, Option<SlotId>), BookError> {
-        let layout = Arc::clone(&self.layout);
-        check_length(&layout, u64::from(tokens))?;
-        self.check_prefix(tokens, prefix, state)?;
-        let first_step = tokens.min(saturating_u32(layout.limits.max_num_tokens));
-        let mut appends = Vec::with_capacity(layout.paged.len());
-        for ((spec, held), paged) in layout.paged.iter().zip(&prefix.blocks).zip(0..) {
-            let end = match spec.window {
-                Some(_) => tokens.min(prefix.tokens.saturating_add(first_step)),
-                None => tokens,
-            };
-            let front = spec.first_visible_block(prefix.tokens).min(spec.blocks_for(prefix.tokens));
-            let end = spec.blocks_for(end).max(spec.ring_end(front));
-            let append = end.saturating_sub(front + held.len() as u32);
-            // The sequence goes on within the last block of its prefix, which others may read.
-            let partial = !held.is_empty() && !prefix.tokens.is_multiple_of(spec.entries_per_block * spec.stride);
-            let needed = append + u32::from(partial);
-            if needed > self.blocks[paged].available() {
-                self.refused[paged] += 1;
-                return Err(shortage(spec, &self.blocks[paged], u64::from(needed), 0));
-            }
-            appends.push((front, append, partial));
-        }
-        let slot = if layout.has_slots() { Some(self.take_slot(SlotRole::Live)?) } else { None };
-        let mut tables = Vec::with_capacity(appends.len());
-        for ((((spec, held), (front, append, partial)), blocks), paged) in
-            layout.paged.iter().zip(&prefix.blocks).zip(appends).zip(&mut self.blocks).zip(0..)
-        {
-            let mut held = held.clone();
-            if let (Some(last), true) = (held.last_mut(), partial) {
-                let to = super::table::allocate(spec, blocks)?;
-                self.ops.push(PoolOp::CopyBlock { paged, from: std::mem::replace(last, to), to });
-            }
-            for &block in &held[..held.len() - usize::from(partial)] {
-                blocks.retain(block)?;
-            }
-            let mut table = BlockTable::from_blocks(front as usize, &held);
-            table.append(spec, blocks, append)?;
-            tables.push(table);
-        }
-        let fill = slot.map(|to| match state {
-            Some(state) => self.load_op(state, to),
-            None => PoolOp::ZeroSlot(to),
-        });
-        self.ops.extend(fill);
-        Ok((tables, slot))
-    }
-
-    fn check_prefix(&self, tokens: u32, prefix: &Prefix, state: Option<StateAt>) -> Result<(), BookError> {
-        let bad = |reason: String| Err(BookError::BadPrefix(reason));
-        if prefix.tokens > tokens {
-            return bad(format!("it has {} tokens, the prompt {tokens}", prefix.tokens));
-        }
-        if prefix.blocks.len() != self.blocks.len() {
-            return bad(format!("it has blocks for {} pools, the plan has {}", prefix.blocks.len(), self.blocks.len()));
-        }
-        for ((spec, held), blocks) in self.layout.paged.iter().zip(&prefix.blocks).zip(&self.blocks) {
-            let end = spec.blocks_for(prefix.tokens);
-            let expected = end.saturating_sub(spec.first_visible_block(prefix.tokens));
-            if held.len() != expected as usize {
-                return bad(format!("pool `{}` needs {expected} blocks of it, found {}", spec.id, held.len()));
-            }
-            if let Some(free) = held.iter().find(|&&block| blocks.references(block) == 0) {
-                return bad(format!("block {} of pool `{}` is held by no one", free.0, spec.id));
-            }
-        }
-        match state {
-            Some(StateAt::Checkpoint(slot)) if self.checkpoints().role(slot).is_none() => {
-                bad(format!("slot {} is held by no one", slot.0))
-            }
-            None if self.layout.has_slots() && prefix.tokens > 0 => bad("it has no state".into()),
-            _ => Ok(()),
-        }
-    }
-}
-
-/// The domain of checkpoints that are no slots.
-pub(super) const fn checkpoint_only(units: u64) -> SlotDomain {
-    SlotDomain { padding: 0, live: 0, checkpoints: units }
-}
-
-pub(crate) fn check_length(layout: &Layout, tokens: u64) -> Result<(), BookError> {
-    let max_seq_len = layout.limits.max_seq_len.min(u64::from(u32::MAX >> 1));
-    if tokens <= max_seq_len { Ok(()) } else { Err(BookError::TooLong { tokens, max_seq_len }) }
-}
-
-fn saturating_u32(value: u64) -> u32 {
-    u32::try_from(value).unwrap_or(u32::MAX)
 }
 
 fn cannot_truncate(sequence: SequenceId, tokens: u32, reason: &str) -> BookError {

@@ -6,7 +6,7 @@ use super::cache::CacheBook;
 use super::layout::Layout;
 use super::sequence::{Draft, Sequence};
 use super::{PoolOp, SequenceId};
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// Which candidates of a speculative step were accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// An acceptance that does not fit its candidates; then none has changed.
-    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), BookError> {
+    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<()> {
         let ops = self.prepare_commit(accepted)?;
         self.ops.extend(ops.into_iter().map(|(_, op)| op));
         self.apply_commit(accepted)
@@ -55,7 +55,7 @@ impl CacheBook {
     pub(crate) fn prepare_commit(
         &mut self,
         accepted: &[(SequenceId, Accepted<'_>)],
-    ) -> Result<Vec<(SequenceId, PoolOp)>, BookError> {
+    ) -> Result<Vec<(SequenceId, PoolOp)>> {
         self.steps += 1;
         let stamp = self.steps;
         let layout = Arc::clone(&self.layout);
@@ -78,7 +78,7 @@ impl CacheBook {
     }
 
     /// Takes over what [`CacheBook::prepare_commit`] has checked.
-    pub(crate) fn apply_commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), BookError> {
+    pub(crate) fn apply_commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<()> {
         let layout = Arc::clone(&self.layout);
         for &(id, acceptance) in accepted {
             let sequence = self.sequences.get_mut(id)?;
@@ -92,7 +92,7 @@ impl CacheBook {
         Ok(())
     }
 
-    fn speculating(&self, id: SequenceId) -> Result<Draft, BookError> {
+    fn speculating(&self, id: SequenceId) -> Result<Draft> {
         self.resident(id)?.draft.ok_or(BookError::WrongState {
             sequence: id,
             found: "committed",
@@ -101,12 +101,7 @@ impl CacheBook {
     }
 }
 
-fn check_acceptance(
-    layout: &Layout,
-    sequence: SequenceId,
-    accepted: Accepted<'_>,
-    draft: Draft,
-) -> Result<(), BookError> {
+fn check_acceptance(layout: &Layout, sequence: SequenceId, accepted: Accepted<'_>, draft: Draft) -> Result<()> {
     let bad = |reason: String| Err(BookError::BadAcceptance { sequence, reason });
     let candidates = draft.candidates;
     if let Some(last) = accepted.last().filter(|&last| last >= candidates) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::cache::{CacheBook, SlotMove};
 use super::layout::Indexing;
 use super::{PoolOp, Work};
-use crate::book::error::BookError;
+use crate::book::error::Result;
 
 impl CacheBook {
     /// The units of a pool whose contents matter; `None` if all do.
@@ -21,7 +21,7 @@ impl CacheBook {
     /// Takes back the last step, whose copies the device did not make.
     ///
     /// Blocks that a window has passed stay released: no later token sees them.
-    pub(crate) fn undo_step(&mut self, work: &[Work], copies: &[PoolOp], speculative: bool) -> Result<(), BookError> {
+    pub(crate) fn undo_step(&mut self, work: &[Work], copies: &[PoolOp], speculative: bool) -> Result<()> {
         let layout = Arc::clone(&self.layout);
         let pools = layout.paged.len();
         for (row, part) in work.iter().enumerate() {
@@ -47,7 +47,7 @@ impl CacheBook {
     }
 
     /// Takes back moves that the device did not make.
-    pub(crate) fn undo_moves(&mut self, moves: &[SlotMove]) -> Result<(), BookError> {
+    pub(crate) fn undo_moves(&mut self, moves: &[SlotMove]) -> Result<()> {
         for moved in moves.iter().rev() {
             self.slots.relocate(moved.to, moved.from)?;
             self.sequences.get_mut(moved.sequence)?.slot = Some(moved.from);

@@ -59,6 +59,9 @@ impl Scarce {
     }
 }
 
+/// What functions of the books return.
+pub(crate) type Result<T, E = BookError> = std::result::Result<T, E>;
+
 /// Why the books did not do what they were asked. Nothing has changed when one of these is returned.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use super::error::{BookError, Lack, Scarce};
+use crate::book::error::Result;
 
 /// What a sequence holds in one paged pool: logical blocks `released..released + blocks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl HostUse {
     }
 
     /// Checks that `needed` more bytes fit a tier of `capacity` bytes.
-    pub(super) fn check(&self, capacity: Option<u64>, needed: u64) -> Result<(), BookError> {
+    pub(super) fn check(&self, capacity: Option<u64>, needed: u64) -> Result<()> {
         let capacity = capacity.ok_or(BookError::NoHostTier)?;
         let free = capacity.saturating_sub(self.total());
         if needed <= free { Ok(()) } else { Err(Lack { of: Scarce::HostBytes, needed, free, capacity }.into()) }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use cacheplan_handlers::{Growth, Kind, ResourceHandler};
 use cacheplan_planner::{CachePlan, Limits, Member, PlannedResource, Pool, SlotDomain};
 
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// Names the numbers by which the units of a pool are reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,7 +124,7 @@ impl Layout {
     ///
     /// # Errors
     /// A pool whose members do not exist, grow differently, or contradict its units.
-    pub fn new(plan: &CachePlan, windows: Windows) -> Result<Self, BookError> {
+    pub fn new(plan: &CachePlan, windows: Windows) -> Result<Self> {
         let resources: HashMap<&str, &PlannedResource> =
             plan.resources.iter().map(|resource| (resource.name.as_str(), resource)).collect();
         let mut layout = Self {
@@ -185,7 +185,7 @@ impl Layout {
         self.indexing.contains(&Indexing::Slots)
     }
 
-    fn add(&mut self, pool: &Pool, resources: &HashMap<&str, &PlannedResource>) -> Result<(), BookError> {
+    fn add(&mut self, pool: &Pool, resources: &HashMap<&str, &PlannedResource>) -> Result<()> {
         let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
         let index = self.indexing.len();
         let mut members = Vec::with_capacity(pool.members.len());
@@ -265,7 +265,7 @@ impl Layout {
 /// The most blocks or slots of a pool. Books take some bytes for each, and number them with 31 bits: -1 is no block.
 const MAX_UNITS: u64 = 1 << 28;
 
-fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec, BookError> {
+fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec> {
     let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
     let blocks = u32::try_from(pool.units).ok().filter(|&blocks| u64::from(blocks) <= MAX_UNITS);
     let blocks = blocks.ok_or_else(|| BookError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;

@@ -2,9 +2,11 @@
 //!
 //! [`CacheBook`] is the way in; [`crate::prefix`] shares what its sequences have in common.
 
+mod admit;
 mod advance;
 mod blocks;
 mod cache;
+mod checkpoints;
 mod commit;
 #[cfg(feature = "device")]
 mod device_half;
@@ -24,9 +26,10 @@ mod stats;
 mod step;
 mod table;
 
+pub use admit::Prefix;
 pub use advance::Work;
 pub use blocks::BlockAllocator;
-pub use cache::{CacheBook, Prefix, SlotMove};
+pub use cache::{CacheBook, SlotMove};
 pub use commit::Accepted;
 pub use error::NoReuse;
 pub use exposition::Exposition;
@@ -40,5 +43,5 @@ pub use slots::SlotAllocator;
 pub use stats::{HostStats, PoolStats, SequenceStats, Stats};
 pub use step::{PoolStep, StepMetadata};
 
-pub(crate) use cache::StateAt;
+pub(crate) use checkpoints::StateAt;
 pub(crate) use guard::SequenceGuard;

@@ -2,7 +2,7 @@
 
 use super::cache::CacheBook;
 use super::ids::SequenceId;
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// Chooses how a windowed pool shows the pages that its window has passed. Pools without a window look the same in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,12 +37,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A stale handle, a sequence that is not resident, an unknown pool.
-    pub fn ragged_pages(
-        &self,
-        sequences: &[SequenceId],
-        paged: usize,
-        passed: PassedPages,
-    ) -> Result<RaggedPages, BookError> {
+    pub fn ragged_pages(&self, sequences: &[SequenceId], paged: usize, passed: PassedPages) -> Result<RaggedPages> {
         let spec = self.layout.paged.get(paged).ok_or_else(|| BookError::UnknownPool(paged.to_string()))?;
         let mut ragged = RaggedPages { cu_num_pages: vec![0], ..RaggedPages::default() };
         for &id in sequences {

@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use super::cache::CacheBook;
 #[cfg(feature = "device")]
-use super::cache::check_length;
+use super::admit::check_length;
+use super::cache::CacheBook;
 use super::host::{HostUse, SetAside, Span};
 use super::sequence::Residency;
 #[cfg(feature = "device")]
 use super::sequence::Sequence;
 use super::table::{BlockTable, shortage};
 use super::{BlockId, PagedSpec, SequenceId, SlotRole};
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 impl CacheBook {
     /// Takes blocks and slot from a sequence whose contents the caller has saved; its tokens still count.
     ///
     /// # Errors
     /// As [`CacheBook::check_offload`]; nothing has changed then.
-    pub fn offload(&mut self, id: SequenceId) -> Result<(), BookError> {
+    pub fn offload(&mut self, id: SequenceId) -> Result<()> {
         self.check_offload(id)?;
         self.park(id)
     }
@@ -28,7 +28,7 @@ impl CacheBook {
     /// # Errors
     /// A plan without a host tier, or one with too little room; a sequence that is not resident or has an uncommitted
     /// speculative step.
-    pub fn check_offload(&mut self, id: SequenceId) -> Result<(), BookError> {
+    pub fn check_offload(&mut self, id: SequenceId) -> Result<()> {
         let bytes = self.parked_bytes(&self.spans(id)?);
         let checked = self.host.check(self.layout.host_bytes, bytes);
         self.host.refused += u64::from(checked.is_err());
@@ -39,7 +39,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan without a host tier, one with too little room, or bytes that are set aside already.
-    pub fn set_host_aside(&mut self, bytes: u64) -> Result<SetAside, BookError> {
+    pub fn set_host_aside(&mut self, bytes: u64) -> Result<SetAside> {
         if self.host.set_aside.strong_count() > 0 {
             return Err(BookError::HostSetAside { bytes: self.host.set_aside() });
         }
@@ -54,7 +54,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A sequence that is not resident or has an uncommitted speculative step.
-    pub fn park(&mut self, id: SequenceId) -> Result<(), BookError> {
+    pub fn park(&mut self, id: SequenceId) -> Result<()> {
         let spans = self.spans(id)?;
         self.vacate(id, Residency::Offloaded)?;
         self.host.parked += self.parked_bytes(&spans);
@@ -64,7 +64,7 @@ impl CacheBook {
     }
 
     /// Forgets what a sequence has in the host tier.
-    pub(crate) fn unpark(&mut self, id: SequenceId) -> Result<(), BookError> {
+    pub(crate) fn unpark(&mut self, id: SequenceId) -> Result<()> {
         let sequence = self.sequences.get_mut(id)?;
         if sequence.residency == Residency::Offloaded {
             let spans = std::mem::take(&mut sequence.parked);
@@ -74,7 +74,7 @@ impl CacheBook {
     }
 
     /// Whether what is in the host tier fits that of other pools.
-    pub(crate) fn check_host(&self, host_bytes: Option<u64>) -> Result<(), BookError> {
+    pub(crate) fn check_host(&self, host_bytes: Option<u64>) -> Result<()> {
         if self.host.total() == 0 { Ok(()) } else { HostUse::default().check(host_bytes, self.host.total()) }
     }
 
@@ -82,7 +82,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A sequence that is not resident or has an uncommitted speculative step.
-    pub fn bytes_to_park(&self, id: SequenceId) -> Result<u64, BookError> {
+    pub fn bytes_to_park(&self, id: SequenceId) -> Result<u64> {
         Ok(self.parked_bytes(&self.spans(id)?))
     }
 
@@ -95,7 +95,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// What lacks, or a sequence that was not offloaded; nothing has changed then.
-    pub fn onload(&mut self, id: SequenceId) -> Result<(), BookError> {
+    pub fn onload(&mut self, id: SequenceId) -> Result<()> {
         let sequence = self.sequences.get(id)?;
         if sequence.residency != Residency::Offloaded {
             let found = sequence.residency.name();
@@ -129,7 +129,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// As [`CacheBook::offload`].
-    pub fn held_blocks(&self, id: SequenceId) -> Result<Vec<Vec<BlockId>>, BookError> {
+    pub fn held_blocks(&self, id: SequenceId) -> Result<Vec<Vec<BlockId>>> {
         let spans = self.spans(id)?;
         let tables = &self.sequences.get(id)?.tables;
         let held = |(span, table): (&Span, &BlockTable)| {
@@ -146,7 +146,7 @@ impl CacheBook {
 
     /// These blocks of a settled sequence, per paged pool, in order; `None` where it has given one up.
     #[cfg(feature = "device")]
-    pub(crate) fn stored_blocks(&self, id: SequenceId) -> Result<Option<Vec<Vec<BlockId>>>, BookError> {
+    pub(crate) fn stored_blocks(&self, id: SequenceId) -> Result<Option<Vec<Vec<BlockId>>>> {
         let sequence = self.settled(id)?;
         let spans = self.stored_spans(sequence.tokens);
         let held = |(span, table): (&Span, &BlockTable)| {
@@ -160,7 +160,7 @@ impl CacheBook {
     /// # Errors
     /// As [`CacheBook::onload`]; nothing has changed then.
     #[cfg(feature = "device")]
-    pub(crate) fn admit_stored(&mut self, tokens: u32) -> Result<SequenceId, BookError> {
+    pub(crate) fn admit_stored(&mut self, tokens: u32) -> Result<SequenceId> {
         self.reclaim()?;
         check_length(&self.layout, u64::from(tokens))?;
         let parked = self.stored_spans(tokens);
@@ -185,7 +185,7 @@ impl CacheBook {
         self.layout.paged.iter().map(span).collect()
     }
 
-    fn spans(&self, id: SequenceId) -> Result<Vec<Span>, BookError> {
+    fn spans(&self, id: SequenceId) -> Result<Vec<Span>> {
         let sequence = self.settled(id)?;
         let tables = sequence.tables.iter().zip(&self.layout.paged);
         let span = |(table, spec): (&BlockTable, &PagedSpec)| {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use cacheplan_planner::{CachePlan, SlotDomain};
 
-use super::cache::{CacheBook, checkpoint_only};
+use super::cache::CacheBook;
 use super::layout::Layout;
-use crate::book::error::BookError;
+use super::slots::checkpoint_only;
+use crate::book::error::{BookError, Result};
 
 impl CacheBook {
     /// Limits every pool to the units that it has both now and in `plan`, so that tensors may shrink next.
@@ -15,7 +16,7 @@ impl CacheBook {
     ///
     /// # Errors
     /// A plan with other pools, or a pool whose units beyond the limit are held; nothing has changed then.
-    pub fn shrink_to(&mut self, plan: &CachePlan) -> Result<Arc<Layout>, BookError> {
+    pub fn shrink_to(&mut self, plan: &CachePlan) -> Result<Arc<Layout>> {
         let target = Layout::new(plan, self.layout.windows)?;
         if !self.layout.same_but_for_units(&target) {
             return Err(BookError::OtherPools);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::host::Span;
 use super::ids::{SequenceId, SlotId};
 use super::table::BlockTable;
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// Tells where a sequence's caches are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl Sequences {
         SequenceId { book: self.book, index, generation: entry.generation }
     }
 
-    pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence, BookError> {
+    pub(crate) fn remove(&mut self, id: SequenceId) -> Result<Sequence> {
         self.get(id)?;
         let entry = &mut self.entries[id.index as usize];
         let sequence = entry.sequence.take().ok_or(BookError::StaleSequence(id))?;
@@ -101,13 +101,13 @@ impl Sequences {
         Ok(sequence)
     }
 
-    pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence, BookError> {
+    pub(crate) fn get(&self, id: SequenceId) -> Result<&Sequence> {
         let entry = self.entries.get(id.index as usize).filter(|_| id.book == self.book);
         let entry = entry.ok_or(BookError::ForeignSequence(id))?;
         entry.sequence.as_ref().filter(|_| entry.generation == id.generation).ok_or(BookError::StaleSequence(id))
     }
 
-    pub(crate) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence, BookError> {
+    pub(crate) fn get_mut(&mut self, id: SequenceId) -> Result<&mut Sequence> {
         let entry = self.entries.get_mut(id.index as usize).filter(|_| id.book == self.book);
         let entry = entry.ok_or(BookError::ForeignSequence(id))?;
         entry.sequence.as_mut().filter(|_| entry.generation == id.generation).ok_or(BookError::StaleSequence(id))

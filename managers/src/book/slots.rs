@@ -3,7 +3,7 @@
 use cacheplan_planner::SlotDomain;
 
 use super::ids::{SlotId, SlotRole};
-use crate::book::error::{BookError, Lack, Scarce};
+use crate::book::error::{BookError, Lack, Result, Scarce};
 
 /// Hands out the slots of a domain within the quota of each role.
 ///
@@ -23,7 +23,7 @@ impl SlotAllocator {
     ///
     /// # Errors
     /// A domain of more slots than 31 bits count.
-    pub fn new(domain: SlotDomain) -> Result<Self, BookError> {
+    pub fn new(domain: SlotDomain) -> Result<Self> {
         // Slots of a step are signed, since -1 stands for padding.
         let total = u32::try_from(domain.total()).ok().filter(|&total| i32::try_from(total).is_ok());
         let total = total.ok_or_else(|| BookError::TooManyUnits { pool: "slots".into(), units: domain.total() })?;
@@ -53,7 +53,7 @@ impl SlotAllocator {
     ///
     /// # Errors
     /// A slot that is free, padding or out of range: a double free.
-    pub fn release(&mut self, slot: SlotId) -> Result<(), BookError> {
+    pub fn release(&mut self, slot: SlotId) -> Result<()> {
         let role = self.role(slot).ok_or(BookError::SlotNotHeld { slot })?;
         self.roles[slot.0 as usize] = None;
         self.used[role as usize] -= 1;
@@ -65,7 +65,7 @@ impl SlotAllocator {
     ///
     /// # Errors
     /// A slot that nobody holds, or no quota left in the new role.
-    pub fn convert(&mut self, slot: SlotId, role: SlotRole) -> Result<(), BookError> {
+    pub fn convert(&mut self, slot: SlotId, role: SlotRole) -> Result<()> {
         let old = self.role(slot).ok_or(BookError::SlotNotHeld { slot })?;
         if old != role {
             if self.available(role) == 0 {
@@ -79,7 +79,7 @@ impl SlotAllocator {
     }
 
     /// Gives a held slot's role to a free slot, and frees the held one.
-    pub(crate) fn relocate(&mut self, from: SlotId, to: SlotId) -> Result<(), BookError> {
+    pub(crate) fn relocate(&mut self, from: SlotId, to: SlotId) -> Result<()> {
         let role = self.role(from).ok_or(BookError::SlotNotHeld { slot: from })?;
         let free = self.free.iter().position(|&slot| slot == to.0).ok_or(BookError::SlotNotHeld { slot: to })?;
         self.free[free] = from.0;
@@ -89,7 +89,7 @@ impl SlotAllocator {
     }
 
     /// Whether the domain can become `target` with every held slot where it is.
-    pub(crate) fn check_resize(&self, target: SlotDomain) -> Result<(), BookError> {
+    pub(crate) fn check_resize(&self, target: SlotDomain) -> Result<()> {
         let highest = self.roles.iter().rposition(Option::is_some).unwrap_or(0) as u64;
         let shortest = target.total().min(self.domain.total());
         let quota = |role, limit: u64| u64::from(self.used(role)) <= limit;
@@ -168,6 +168,11 @@ impl SlotAllocator {
         let (free, capacity) = (u64::from(self.available(role)), u64::from(self.quota(role)));
         Lack { of: Scarce::Slots(role), needed: 1, free, capacity }.into()
     }
+}
+
+/// The domain of checkpoints that are no slots.
+pub(super) const fn checkpoint_only(units: u64) -> SlotDomain {
+    SlotDomain { padding: 0, live: 0, checkpoints: units }
 }
 
 #[cfg(test)]

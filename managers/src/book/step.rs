@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::layout::{Layout, PagedSpec};
-use crate::book::error::BookError;
+use crate::book::error::{BookError, Result};
 
 /// The sequences of a step and where their caches lie, in the form that kernels read.
 ///
@@ -120,11 +120,11 @@ impl StepMetadata {
     ///
     /// # Errors
     /// [`BookError::BadStep`].
-    pub fn check(&self, layout: &Layout) -> Result<(), BookError> {
+    pub fn check(&self, layout: &Layout) -> Result<()> {
         self.held_to(&layout.paged, layout.slots.total())
     }
 
-    fn held_to(&self, paged: &[PagedSpec], slots: u64) -> Result<(), BookError> {
+    fn held_to(&self, paged: &[PagedSpec], slots: u64) -> Result<()> {
         let (batch, tokens) = (self.batch(), self.total_tokens());
         let lengths = [
             ("cu_seqlens", self.cu_seqlens.len(), batch + 1),
@@ -160,7 +160,7 @@ impl StepMetadata {
 }
 
 impl PoolStep {
-    fn check(&self, spec: &PagedSpec, step: &StepMetadata) -> Result<(), BookError> {
+    fn check(&self, spec: &PagedSpec, step: &StepMetadata) -> Result<()> {
         let (batch, tokens) = (step.batch(), step.total_tokens());
         let (tables, writes) = (self.block_tables.len(), self.slot_mapping.len());
         let fits = batch.checked_mul(self.max_blocks) == Some(tables) && writes == tokens;
@@ -180,7 +180,7 @@ impl PoolStep {
 }
 
 /// Checks that every number but -1 is below `count` and occurs once.
-fn distinct(what: &str, numbers: impl Iterator<Item = i64>, count: u64) -> Result<(), BookError> {
+fn distinct(what: &str, numbers: impl Iterator<Item = i64>, count: u64) -> Result<()> {
     let mut seen = HashSet::new();
     for number in numbers.filter(|number| *number != -1) {
         let exists = u64::try_from(number).is_ok_and(|number| number < count);
@@ -189,7 +189,7 @@ fn distinct(what: &str, numbers: impl Iterator<Item = i64>, count: u64) -> Resul
     Ok(())
 }
 
-fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), BookError> {
+fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<()> {
     if holds { Ok(()) } else { Err(BookError::BadStep(reason())) }
 }
 

@@ -2,7 +2,7 @@
 
 use super::layout::PagedSpec;
 use super::{BlockAllocator, BlockId};
-use crate::book::error::{BookError, Lack, Scarce};
+use crate::book::error::{BookError, Lack, Result, Scarce};
 
 /// What a released block's entry holds.
 const RELEASED: i32 = -1;
@@ -93,7 +93,7 @@ impl BlockTable {
         blocks: &mut BlockAllocator,
         tokens: u32,
         growth: Growth,
-    ) -> Result<Option<(BlockId, BlockId)>, BookError> {
+    ) -> Result<Option<(BlockId, BlockId)>> {
         let mut copied = None;
         if growth.copy {
             let first_written = (tokens / spec.stride / spec.entries_per_block) as usize;
@@ -111,7 +111,7 @@ impl BlockTable {
     }
 
     /// Lets the first held blocks go: some move to the end, the others are released.
-    pub(crate) fn release_front(&mut self, blocks: &mut BlockAllocator, growth: Growth) -> Result<(), BookError> {
+    pub(crate) fn release_front(&mut self, blocks: &mut BlockAllocator, growth: Growth) -> Result<()> {
         let front = self.released..self.released + growth.release;
         let mut reuse = growth.reuse;
         for at in front.clone() {
@@ -128,12 +128,7 @@ impl BlockTable {
     }
 
     /// Appends `count` fresh blocks.
-    pub(crate) fn append(
-        &mut self,
-        spec: &PagedSpec,
-        blocks: &mut BlockAllocator,
-        count: u32,
-    ) -> Result<(), BookError> {
+    pub(crate) fn append(&mut self, spec: &PagedSpec, blocks: &mut BlockAllocator, count: u32) -> Result<()> {
         self.entries.reserve(count as usize);
         for _ in 0..count {
             self.entries.push(allocate(spec, blocks)?.0 as i32);
@@ -147,12 +142,7 @@ impl BlockTable {
     }
 
     /// Keeps the first `len` logical blocks, whatever was there before the speculative step, and a ring.
-    pub(crate) fn end_draft(
-        &mut self,
-        spec: &PagedSpec,
-        blocks: &mut BlockAllocator,
-        len: usize,
-    ) -> Result<(), BookError> {
+    pub(crate) fn end_draft(&mut self, spec: &PagedSpec, blocks: &mut BlockAllocator, len: usize) -> Result<()> {
         self.truncate(blocks, len.max(self.before_draft).max(self.ring_end(spec)))
     }
 
@@ -162,7 +152,7 @@ impl BlockTable {
     }
 
     /// Keeps the first `len` logical blocks and releases the others.
-    pub(crate) fn truncate(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<(), BookError> {
+    pub(crate) fn truncate(&mut self, blocks: &mut BlockAllocator, len: usize) -> Result<()> {
         let kept = len.max(self.released).min(self.entries.len());
         for &entry in self.entries[kept..].iter().rev() {
             blocks.release(BlockId(entry as u32))?;
@@ -172,7 +162,7 @@ impl BlockTable {
     }
 
     /// Keeps the first `len` logical blocks and a ring, as far as nobody else holds what lies behind them.
-    pub(crate) fn cut(&mut self, spec: &PagedSpec, blocks: &mut BlockAllocator, len: usize) -> Result<(), BookError> {
+    pub(crate) fn cut(&mut self, spec: &PagedSpec, blocks: &mut BlockAllocator, len: usize) -> Result<()> {
         let end = self.ring_end(spec).min(self.entries.len());
         let behind = self.entries.get(len..end).unwrap_or(&[]);
         let alone = behind.iter().take_while(|&&entry| blocks.references(BlockId(entry as u32)) == 1).count();
@@ -181,12 +171,7 @@ impl BlockTable {
 
     /// Holds `other` where it holds `block`.
     #[cfg(feature = "device")]
-    pub(crate) fn exchange(
-        &mut self,
-        blocks: &mut BlockAllocator,
-        block: BlockId,
-        other: BlockId,
-    ) -> Result<(), BookError> {
+    pub(crate) fn exchange(&mut self, blocks: &mut BlockAllocator, block: BlockId, other: BlockId) -> Result<()> {
         if let Some(entry) = self.entries.iter_mut().find(|entry| **entry == block.0 as i32) {
             blocks.retain(other)?;
             blocks.release(block)?;
@@ -196,7 +181,7 @@ impl BlockTable {
     }
 
     /// A table that holds the first `len` logical blocks too.
-    pub(crate) fn share(&self, blocks: &mut BlockAllocator, len: usize) -> Result<Self, BookError> {
+    pub(crate) fn share(&self, blocks: &mut BlockAllocator, len: usize) -> Result<Self> {
         let entries = self.entries[..len.min(self.entries.len())].to_vec();
         for &entry in entries.iter().skip(self.released) {
             blocks.retain(BlockId(entry as u32))?;
@@ -205,7 +190,7 @@ impl BlockTable {
     }
 
     /// Releases every block and forgets them.
-    pub(crate) fn clear(&mut self, blocks: &mut BlockAllocator) -> Result<(), BookError> {
+    pub(crate) fn clear(&mut self, blocks: &mut BlockAllocator) -> Result<()> {
         self.truncate(blocks, 0)?;
         self.entries.clear();
         self.released = 0;
@@ -213,7 +198,7 @@ impl BlockTable {
     }
 }
 
-pub(super) fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId, BookError> {
+pub(super) fn allocate(spec: &PagedSpec, blocks: &mut BlockAllocator) -> Result<BlockId> {
     blocks.allocate().ok_or_else(|| shortage(spec, blocks, 1, 0))
 }
 
