@@ -7,7 +7,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_kernels::StateLayerView;
 use candle_core::{Device, Tensor};
 
-use crate::ManagerError;
+use crate::device::error::Result;
 
 /// The states of one sequence, detached from the pools.
 #[derive(Clone, Debug)]
@@ -58,9 +58,9 @@ impl CapturedState {
     ///
     /// # Errors
     /// A failing device.
-    pub fn to_device(&self, device: &Device) -> Result<Self, ManagerError> {
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
         let moved = self.pools.iter().map(|(id, values)| Ok((id.clone(), values.to_device(device)?)));
-        let pools = moved.collect::<Result<_, ManagerError>>()?;
+        let pools = moved.collect::<Result<_>>()?;
         Ok(Self { tokens: self.tokens, pools, places: self.places.clone() })
     }
 
@@ -73,7 +73,7 @@ impl CapturedState {
     ///
     /// # Errors
     /// A failing device.
-    pub fn layers(&self) -> Result<Vec<LayerState>, ManagerError> {
+    pub fn layers(&self) -> Result<Vec<LayerState>> {
         let layer = |place: &StatePlace| {
             let StateLayerView { layer_offset, shape: [d0, d1, d2], .. } = place.view;
             let row = self.pools[place.pool].1.narrow(1, layer_offset, place.view.elems())?;

@@ -6,6 +6,7 @@ use super::int8::{Int8State, StateShape};
 use super::pool::PoolTensor;
 use crate::ManagerError;
 use crate::book::SlotId;
+use crate::device::error::Result;
 
 /// Checkpoints in a pool of their own, beside the pool of slots whose states they hold.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub(crate) struct StoredState {
 
 impl CheckpointPool {
     /// A slot's contents `[1, slot_elems]` as those of a checkpoint.
-    pub(super) fn encode(&self, slot: SlotId, contents: Tensor) -> Result<Tensor, ManagerError> {
+    pub(super) fn encode(&self, slot: SlotId, contents: Tensor) -> Result<Tensor> {
         if self.states.is_empty() {
             return Ok(contents);
         }
@@ -45,7 +46,7 @@ impl CheckpointPool {
     }
 
     /// A checkpoint's contents as those of a slot of `pool`; `slot` stands for the checkpoint in errors.
-    pub(super) fn decode(&self, slot: SlotId, contents: Tensor, pool: &PoolTensor) -> Result<Tensor, ManagerError> {
+    pub(super) fn decode(&self, slot: SlotId, contents: Tensor, pool: &PoolTensor) -> Result<Tensor> {
         if self.states.is_empty() {
             return Ok(contents);
         }

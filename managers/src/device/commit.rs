@@ -6,9 +6,10 @@ use super::mamba::{MambaCacheManager, ReplayLayer};
 use super::manager::{CacheManager, Route};
 use crate::ManagerError;
 use crate::book::{Accepted, PoolOp, SequenceId, SlotId, StepMetadata};
+use crate::device::error::Result;
 
 /// Steps a layer's live state over its accepted inputs, with the kernel that the layer decodes with.
-type Replay<'a> = &'a mut dyn FnMut(&ReplayLayer<'_>) -> Result<(), ManagerError>;
+type Replay<'a> = &'a mut dyn FnMut(&ReplayLayer<'_>) -> Result<()>;
 
 impl CacheManager {
     /// Keeps the candidates' inputs of a layer for the commit: `[total_tokens, elems]`, the rows of `step`.
@@ -17,7 +18,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A route to something that keeps no inputs, or another shape; a failing device.
-    pub fn stash(&self, route: Route, step: &StepMetadata, inputs: &Tensor) -> Result<(), ManagerError> {
+    pub fn stash(&self, route: Route, step: &StepMetadata, inputs: &Tensor) -> Result<()> {
         let place = self.current(route)?;
         for (sequence, rows) in step.cu_seqlens.windows(2).enumerate() {
             let (row, slot) = (step.draft_rows[sequence], step.slots[sequence]);
@@ -34,7 +35,7 @@ impl CacheManager {
     /// An acceptance that does not fit, or a plan that keeps inputs to replay; nothing has changed then.
     /// [`ManagerError::ContentsLost`] if the device fails: the sequences that it names are preempted, the others
     /// still speculate.
-    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<(), ManagerError> {
+    pub fn commit(&mut self, accepted: &[(SequenceId, Accepted<'_>)]) -> Result<()> {
         if self.mamba().is_some_and(MambaCacheManager::has_stashes) {
             return Err(ManagerError::NeedsReplay);
         }
@@ -48,11 +49,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// As [`CacheManager::commit`]; what `replay` refuses counts as a failing device.
-    pub fn commit_replaying(
-        &mut self,
-        accepted: &[(SequenceId, Accepted<'_>)],
-        replay: Replay<'_>,
-    ) -> Result<(), ManagerError> {
+    pub fn commit_replaying(&mut self, accepted: &[(SequenceId, Accepted<'_>)], replay: Replay<'_>) -> Result<()> {
         self.settle()?;
         let ops = self.book.prepare_commit(accepted)?;
         let mut begun = Vec::new();

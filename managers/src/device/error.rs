@@ -9,6 +9,9 @@ use super::int8::Int8Error;
 use crate::book::error::BookError;
 use crate::book::{BlockId, SequenceId, SlotId};
 
+/// What functions of the managers return.
+pub(crate) type Result<T, E = ManagerError> = std::result::Result<T, E>;
+
 /// Why a manager did not do what it was asked.
 #[derive(Debug, Error)]
 #[non_exhaustive]

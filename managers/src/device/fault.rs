@@ -1,6 +1,6 @@
 //! Device failures on demand, for tests; nothing in any other build.
 
-use crate::ManagerError;
+use crate::device::error::Result;
 
 #[cfg(test)]
 thread_local! {
@@ -10,7 +10,7 @@ thread_local! {
 
 /// Stands in front of every pool operation.
 #[cfg(test)]
-pub(super) fn check() -> Result<(), ManagerError> {
+pub(super) fn check() -> Result<()> {
     match FAULT.get() {
         Some((0, lasting)) => {
             FAULT.set(lasting.then_some((0, true)));
@@ -25,7 +25,7 @@ pub(super) fn check() -> Result<(), ManagerError> {
 
 #[cfg(not(test))]
 #[inline(always)]
-pub(super) fn check() -> Result<(), ManagerError> {
+pub(super) fn check() -> Result<()> {
     Ok(())
 }
 

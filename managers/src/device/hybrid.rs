@@ -6,8 +6,9 @@ use cacheplan_planner::CachePlan;
 use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
+use crate::BookError;
 use crate::book::{Indexing, Layout};
-use crate::{BookError, ManagerError};
+use crate::device::error::Result;
 
 /// Holds the pools of a plan with states: those of its pages, and those of its slots.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    pub(super) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
+    pub(super) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self> {
         let mut fixed = Vec::new();
         for (index, pool) in plan.pools.iter().enumerate() {
             if layout.indexing[index] == Indexing::Fixed {

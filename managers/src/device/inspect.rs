@@ -8,6 +8,7 @@ use super::kv::{DenseKv, KvLayer};
 use super::mamba::MambaCacheManager;
 use super::manager::{CacheManager, Route};
 use crate::book::{BlockId, Indexing, PoolIndex, SequenceId};
+use crate::device::error::Result;
 use crate::{BookError, ManagerError};
 
 impl CacheManager {
@@ -15,11 +16,8 @@ impl CacheManager {
     ///
     /// # Errors
     /// A stale route or handle, or a failing device.
-    pub fn read_kv(&self, sequence: SequenceId, route: Route) -> Result<DenseKv, ManagerError> {
-        let place = self.current(route)?;
-        let Indexing::Blocks(paged) = place.indexing else {
-            return Err(BookError::UnknownPool(place.pool.to_string()).into());
-        };
+    pub fn read_kv(&self, sequence: SequenceId, route: Route) -> Result<DenseKv> {
+        let (place, paged) = self.paged(route)?;
         let tokens = self.book.resident(sequence)?.tokens;
         self.kv().read(place, self.book.block_table(sequence, paged)?, tokens)
     }
@@ -31,13 +29,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A stale route, resources that are no latents, rope keys alone in NZ order, or a scale that is none.
-    pub fn mla_cache(
-        &self,
-        latent: Route,
-        rope: Option<Route>,
-        kv_lora_rank: usize,
-        scale: f32,
-    ) -> Result<MlaCache, ManagerError> {
+    pub fn mla_cache(&self, latent: Route, rope: Option<Route>, kv_lora_rank: usize, scale: f32) -> Result<MlaCache> {
         let layer = self.kv_layer(latent)?;
         let rope_layer = rope.map(|rope| self.kv_layer(rope)).transpose()?;
         let in_columns = |layer: &KvLayer<'_>| layer.view.num_kv_heads > 1;
@@ -58,7 +50,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A stale route or handle, a layer that is not MLA.
-    pub fn export_mla(&self, sequence: SequenceId, cache: &MlaCache) -> Result<MlaBlocks, ManagerError> {
+    pub fn export_mla(&self, sequence: SequenceId, cache: &MlaCache) -> Result<MlaBlocks> {
         let read = |route: Route| {
             let (place, blocks) = self.latent_blocks(sequence, route)?;
             self.kv().read_latent(place, &blocks)
@@ -74,12 +66,7 @@ impl CacheManager {
     /// # Errors
     /// A stale route or handle, a layer that is not MLA, blocks of another number, shape or dtype; nothing has changed
     /// then. [`ManagerError::ContentsLost`] if the device fails while it writes them.
-    pub fn import_mla(
-        &mut self,
-        sequence: SequenceId,
-        cache: &MlaCache,
-        blocks: &MlaBlocks,
-    ) -> Result<(), ManagerError> {
+    pub fn import_mla(&mut self, sequence: SequenceId, cache: &MlaCache, blocks: &MlaBlocks) -> Result<()> {
         let stored = blocks.to_mode(cache.mode, cache.scale)?;
         let in_pool = |stored: &Tensor| in_order_of(cache.mode, stored);
         let mut writes = vec![(self.latent_blocks(sequence, cache.latent)?, in_pool(&stored.latent)?)];
@@ -95,7 +82,7 @@ impl CacheManager {
     }
 
     /// Checks that nobody but the sequence that holds them reads these blocks.
-    fn check_alone(&self, place: PoolIndex, held: &[BlockId]) -> Result<(), ManagerError> {
+    fn check_alone(&self, place: PoolIndex, held: &[BlockId]) -> Result<()> {
         let Indexing::Blocks(paged) = place.indexing else { return Ok(()) };
         let blocks = self.book.blocks(paged)?;
         match held.iter().find(|&&block| blocks.references(block) > 1) {
@@ -104,11 +91,17 @@ impl CacheManager {
         }
     }
 
-    fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(PoolIndex, Vec<BlockId>), ManagerError> {
+    /// Where a cache of blocks lies, and in which paged pool.
+    fn paged(&self, route: Route) -> Result<(PoolIndex, usize)> {
         let place = self.current(route)?;
-        let Indexing::Blocks(paged) = place.indexing else {
-            return Err(BookError::UnknownPool(place.pool.to_string()).into());
-        };
+        match place.indexing {
+            Indexing::Blocks(paged) => Ok((place, paged)),
+            _ => Err(BookError::UnknownPool(place.pool.to_string()).into()),
+        }
+    }
+
+    fn latent_blocks(&self, sequence: SequenceId, route: Route) -> Result<(PoolIndex, Vec<BlockId>)> {
+        let (place, paged) = self.paged(route)?;
         Ok((place, self.book.held_blocks(sequence)?.swap_remove(paged)))
     }
 
@@ -116,7 +109,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A stale route or handle, or a failing device.
-    pub fn read_state(&self, sequence: SequenceId, route: Route) -> Result<Tensor, ManagerError> {
+    pub fn read_state(&self, sequence: SequenceId, route: Route) -> Result<Tensor> {
         let place = self.current(route)?;
         let slot = self.book.resident(sequence)?.slot;
         self.pools.states()?.read(place, slot.ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?)
@@ -126,7 +119,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A failing device.
-    pub fn fill(&self, value: f64) -> Result<(), ManagerError> {
+    pub fn fill(&self, value: f64) -> Result<()> {
         self.pools().try_for_each(|(_, pool)| pool.fill_units(pool.reserved..pool.units() as u32, value))
     }
 
@@ -134,7 +127,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A failing device.
-    pub fn fill_free(&self, value: f64) -> Result<(), ManagerError> {
+    pub fn fill_free(&self, value: f64) -> Result<()> {
         for paged in 0..self.kv().num_pools() {
             let free = self.book.blocks(paged)?.free_blocks();
             self.kv().pool(paged).fill_units(free.map(|block| block.0), value)?;
@@ -147,7 +140,7 @@ impl CacheManager {
 }
 
 /// Blocks of a pool as the mode has them, and back: tokens stand before the one column of a row.
-fn in_order_of(mode: MlaCacheMode, blocks: &Tensor) -> Result<Tensor, ManagerError> {
+fn in_order_of(mode: MlaCacheMode, blocks: &Tensor) -> Result<Tensor> {
     match mode {
         MlaCacheMode::KvCache | MlaCacheMode::KropeCtkv => Ok(blocks.transpose(1, 2)?.contiguous()?),
         MlaCacheMode::Int8Nz | MlaCacheMode::Nz => Ok(blocks.clone()),

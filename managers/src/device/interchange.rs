@@ -9,6 +9,7 @@ use candle_core::{D, DType, Tensor};
 
 use super::manager::{CacheManager, Route};
 use crate::ManagerError;
+use crate::device::error::Result;
 
 impl CacheManager {
     /// A state of `d_conv - 1` columns, `[d_conv - 1, conv_dim]`, as one of `d_conv`, `[conv_dim, d_conv]`.
@@ -17,7 +18,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// Shapes that do not fit each other.
-    pub fn widen_conv_state(state: &Tensor, oldest: Option<&Tensor>) -> Result<Tensor, ManagerError> {
+    pub fn widen_conv_state(state: &Tensor, oldest: Option<&Tensor>) -> Result<Tensor> {
         let (_, conv_dim) = state.dims2()?;
         let oldest = match oldest {
             Some(column) => column.reshape((1, conv_dim))?,
@@ -30,7 +31,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A state without columns.
-    pub fn narrow_conv_state(state: &Tensor) -> Result<(Tensor, Tensor), ManagerError> {
+    pub fn narrow_conv_state(state: &Tensor) -> Result<(Tensor, Tensor)> {
         let columns = state.t()?.contiguous()?;
         let (d_conv, _) = columns.dims2()?;
         let kept = columns.narrow(0, 1, d_conv.saturating_sub(1))?.copy()?;
@@ -72,7 +73,7 @@ impl MlaBlocks {
     ///
     /// # Errors
     /// Tensors that do not have their mode's shapes, or a scale that is none.
-    pub fn to_rows(&self) -> Result<Tensor, ManagerError> {
+    pub fn to_rows(&self) -> Result<Tensor> {
         let (latent, rope) = self.parts()?;
         Ok(Tensor::cat(&[latent, rope], D::Minus1)?)
     }
@@ -81,7 +82,7 @@ impl MlaBlocks {
     ///
     /// # Errors
     /// Widths that the NZ order cannot cut into columns of 32 bytes, or a scale that is none.
-    pub fn to_mode(&self, mode: MlaCacheMode, scale: f32) -> Result<Self, ManagerError> {
+    pub fn to_mode(&self, mode: MlaCacheMode, scale: f32) -> Result<Self> {
         if mode == self.mode && (mode != MlaCacheMode::Int8Nz || scale == self.scale) {
             return Ok(self.clone());
         }
@@ -99,7 +100,7 @@ impl MlaBlocks {
     }
 
     /// Latent and rope keys `[blocks, block_size, width]`.
-    fn parts(&self) -> Result<(Tensor, Tensor), ManagerError> {
+    fn parts(&self) -> Result<(Tensor, Tensor)> {
         let Some(rope) = &self.rope else {
             let rows = self.latent.squeeze(2)?;
             let rope = rows.dim(D::Minus1)?.saturating_sub(self.kv_lora_rank);
@@ -118,7 +119,7 @@ impl MlaBlocks {
 }
 
 /// What int8 latents are multiplied with.
-pub(super) fn check_scale(scale: f32) -> Result<(), ManagerError> {
+pub(super) fn check_scale(scale: f32) -> Result<()> {
     if scale.is_finite() && scale > 0.0 {
         return Ok(());
     }
@@ -126,14 +127,14 @@ pub(super) fn check_scale(scale: f32) -> Result<(), ManagerError> {
 }
 
 /// Int8 bits of `values / scale`, rounded to the nearest even and clamped.
-fn quantise(values: &Tensor, scale: f32) -> Result<Tensor, ManagerError> {
+fn quantise(values: &Tensor, scale: f32) -> Result<Tensor> {
     check_scale(scale)?;
     let flat = values.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
     let bits = flat.into_iter().map(|value| (value / scale).round_ties_even().clamp(-128.0, 127.0) as i8 as u8);
     Ok(Tensor::from_vec(bits.collect(), values.shape(), values.device())?)
 }
 
-fn dequantise(bits: &Tensor, scale: f32) -> Result<Tensor, ManagerError> {
+fn dequantise(bits: &Tensor, scale: f32) -> Result<Tensor> {
     check_scale(scale)?;
     let flat = bits.flatten_all()?.to_vec1::<u8>()?;
     let values: Vec<f32> = flat.into_iter().map(|bits| f32::from(bits as i8) * scale).collect();

@@ -7,6 +7,7 @@ use candle_core::Tensor;
 
 use super::pool::PoolTensor;
 use crate::book::{BlockId, Indexing, Layout, PagedSpec, PoolIndex};
+use crate::device::error::Result;
 use crate::{BookError, ManagerError};
 
 /// Owns the paged pools of a plan; a block of a pool holds the same tokens for all its layers.
@@ -80,7 +81,7 @@ pub struct DenseKv {
 }
 
 impl KvCacheManager {
-    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
+    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self> {
         let mut pools = Vec::with_capacity(layout.paged.len());
         for spec in &layout.paged {
             let pool = &plan.pools[spec.pool];
@@ -103,13 +104,13 @@ impl KvCacheManager {
         self.pools.len()
     }
 
-    pub(crate) fn layer(&self, place: PoolIndex) -> Result<KvLayer<'_>, ManagerError> {
+    pub(crate) fn layer(&self, place: PoolIndex) -> Result<KvLayer<'_>> {
         let (paged, pool, member) = self.member(place)?;
         Ok(KvLayer { pool: &pool.tensor.tensor, view: member.view, paged, quant: member.quant() })
     }
 
     /// The first `tokens` tokens of a table as dense tensors.
-    pub(crate) fn read(&self, place: PoolIndex, table: &[i32], tokens: u32) -> Result<DenseKv, ManagerError> {
+    pub(crate) fn read(&self, place: PoolIndex, table: &[i32], tokens: u32) -> Result<DenseKv> {
         let (_, pool, member) = self.member(place)?;
         let (spec, view) = (&pool.spec, member.view);
         let used = &table[..spec.blocks_for(tokens) as usize];
@@ -131,7 +132,7 @@ impl KvCacheManager {
     }
 
     /// Blocks of an MLA layer as they are stored, `[blocks, columns, block_size, width of a column]`; rows are one column.
-    pub(crate) fn read_latent(&self, place: PoolIndex, blocks: &[BlockId]) -> Result<Tensor, ManagerError> {
+    pub(crate) fn read_latent(&self, place: PoolIndex, blocks: &[BlockId]) -> Result<Tensor> {
         let (pool, view) = self.latent(place)?;
         let (_, _, member) = self.member(place)?;
         let shape = (blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim);
@@ -139,12 +140,7 @@ impl KvCacheManager {
     }
 
     /// Writes blocks of an MLA layer as [`KvCacheManager::read_latent`] gives them.
-    pub(crate) fn write_latent(
-        &self,
-        place: PoolIndex,
-        blocks: &[BlockId],
-        values: &Tensor,
-    ) -> Result<(), ManagerError> {
+    pub(crate) fn write_latent(&self, place: PoolIndex, blocks: &[BlockId], values: &Tensor) -> Result<()> {
         let (_, pool, member) = self.member(place)?;
         for (block, row) in blocks.iter().zip(0..) {
             let start = block.0 as usize * member.view.block_elems + member.view.layer_offset;
@@ -154,12 +150,7 @@ impl KvCacheManager {
     }
 
     /// Checks that values are what [`KvCacheManager::read_latent`] would give.
-    pub(crate) fn check_latent(
-        &self,
-        place: PoolIndex,
-        blocks: &[BlockId],
-        values: &Tensor,
-    ) -> Result<(), ManagerError> {
+    pub(crate) fn check_latent(&self, place: PoolIndex, blocks: &[BlockId], values: &Tensor) -> Result<()> {
         let (pool, view) = self.latent(place)?;
         let expected = [blocks.len(), view.num_kv_heads, view.tokens_per_block, view.head_dim];
         if values.dims() == expected && values.dtype() == pool.tensor.dtype() {
@@ -171,7 +162,7 @@ impl KvCacheManager {
     }
 
     /// A layer with one tensor, in which the tokens of a column lie one after the other.
-    fn latent(&self, place: PoolIndex) -> Result<(&PoolTensor, KvLayerView), ManagerError> {
+    fn latent(&self, place: PoolIndex) -> Result<(&PoolTensor, KvLayerView)> {
         let (_, pool, member) = self.member(place)?;
         if matches!(
             member.view,
@@ -182,17 +173,12 @@ impl KvCacheManager {
         Err(ManagerError::ForeignState(format!("pool `{}` holds keys and values, not latents", pool.tensor.id)))
     }
 
-    pub(crate) fn copy_block(&self, paged: usize, from: BlockId, to: BlockId) -> Result<(), ManagerError> {
+    pub(crate) fn copy_block(&self, paged: usize, from: BlockId, to: BlockId) -> Result<()> {
         self.pools[paged].tensor.copy_units(&[(from.0, to.0)])
     }
 
     /// Copies one entry of every member, piece by contiguous piece.
-    pub(crate) fn copy_entry(
-        &self,
-        paged: usize,
-        from: (BlockId, u32),
-        to: (BlockId, u32),
-    ) -> Result<(), ManagerError> {
+    pub(crate) fn copy_entry(&self, paged: usize, from: (BlockId, u32), to: (BlockId, u32)) -> Result<()> {
         let KvPool { tensor, members, .. } = &self.pools[paged];
         for member in members {
             let start = |(block, entry): (BlockId, u32), piece: usize| {
@@ -228,7 +214,7 @@ impl KvCacheManager {
 
 impl KvMember {
     /// Blocks of the layer, `[blocks, elements]` as they are stored.
-    fn read(&self, pool: &PoolTensor, blocks: &[u32]) -> Result<Tensor, ManagerError> {
+    fn read(&self, pool: &PoolTensor, blocks: &[u32]) -> Result<Tensor> {
         Ok(pool.read_units(blocks)?.narrow(1, self.view.layer_offset, self.view.layer_elems())?)
     }
 
@@ -243,12 +229,7 @@ fn numbers(blocks: &[BlockId]) -> Vec<u32> {
 }
 
 /// Where a member lies. A resource without a layout is `[tokens, …]` per block: one head per row of its last dimension.
-fn view(
-    handler: &ResourceHandler,
-    member: &Member,
-    tensor: &PoolTensor,
-    spec: &PagedSpec,
-) -> Result<KvLayerView, ManagerError> {
+fn view(handler: &ResourceHandler, member: &Member, tensor: &PoolTensor, spec: &PagedSpec) -> Result<KvLayerView> {
     let bad = |reason: String| BookError::BadPlan { pool: tensor.id.clone(), reason };
     let elems = |bytes: u64| {
         let bytes = usize::try_from(bytes).ok().filter(|bytes| bytes.is_multiple_of(tensor.elem_bytes));

@@ -12,6 +12,7 @@ use super::checkpoints::{CheckpointPool, StoredState};
 use super::int8::StateShape;
 use super::pool::PoolTensor;
 use crate::book::{Indexing, Layout, PoolIndex, SlotId};
+use crate::device::error::Result;
 use crate::{BookError, ManagerError};
 
 /// Owns the pools of the slot domain and their speculative twins; without state layers it owns nothing and every
@@ -80,14 +81,14 @@ impl ReplayLayer<'_> {
     ///
     /// # Errors
     /// A kind that the plan does not keep for this layer.
-    pub fn input(&self, kind: &str) -> Result<&Tensor, ManagerError> {
+    pub fn input(&self, kind: &str) -> Result<&Tensor> {
         let found = self.inputs.iter().find(|(found, _)| found.name() == kind);
         found.map(|(_, values)| values).ok_or_else(|| ManagerError::UnknownResource(kind.to_owned()))
     }
 }
 
 impl MambaCacheManager {
-    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self, ManagerError> {
+    pub(crate) fn allocate(plan: &CachePlan, layout: &Layout, on: &Backend) -> Result<Self> {
         let mut manager = Self::default();
         let candidates = layout.limits.draft_positions as usize;
         for (index, (pool, indexing)) in plan.pools.iter().zip(&layout.indexing).enumerate() {
@@ -117,7 +118,7 @@ impl MambaCacheManager {
     }
 
     /// Zeroes every slot and checkpoint, the padding slots included, whoever holds them.
-    pub(super) fn clear(&self) -> Result<(), ManagerError> {
+    pub(super) fn clear(&self) -> Result<()> {
         let apart = self.checkpoints.iter().map(|pool| &pool.tensor);
         self.slot_pools().chain(apart).try_for_each(|pool| Ok(pool.tensor.zero_set()?))
     }
@@ -134,13 +135,13 @@ impl MambaCacheManager {
         members.collect()
     }
 
-    pub(crate) fn layer(&self, place: PoolIndex) -> Result<StateLayer<'_>, ManagerError> {
+    pub(crate) fn layer(&self, place: PoolIndex) -> Result<StateLayer<'_>> {
         let (pool, member) = self.member(place)?;
         Ok(state_layer(pool, member))
     }
 
     /// Writes a sequence's candidates' inputs `[tokens, elems]` where a commit looks for them.
-    pub(crate) fn stash(&self, place: PoolIndex, row: u32, slot: SlotId, inputs: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn stash(&self, place: PoolIndex, row: u32, slot: SlotId, inputs: &Tensor) -> Result<()> {
         let (pool, member) = self.member(place)?;
         let (unit, view, room) = match (member.candidate_view(), place.indexing) {
             (Some(columns), _) => (slot.0, columns, member.candidates),
@@ -157,21 +158,21 @@ impl MambaCacheManager {
     }
 
     /// One slot's state of one layer, `[d0, d1, d2]` as the view says.
-    pub(crate) fn read(&self, place: PoolIndex, slot: SlotId) -> Result<Tensor, ManagerError> {
+    pub(crate) fn read(&self, place: PoolIndex, slot: SlotId) -> Result<Tensor> {
         let StateLayer { pool, view, .. } = self.layer(place)?;
         let row = pool.narrow(0, slot.0 as usize, 1)?.narrow(1, view.layer_offset, view.elems())?;
         Ok(row.reshape(view.shape.to_vec())?.copy()?)
     }
 
-    pub(crate) fn zero(&self, slot: SlotId) -> Result<(), ManagerError> {
+    pub(crate) fn zero(&self, slot: SlotId) -> Result<()> {
         self.slots.iter().try_for_each(|pool| pool.tensor.zero_units(&[slot.0]))
     }
 
-    pub(crate) fn copy(&self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
+    pub(crate) fn copy(&self, from: SlotId, to: SlotId) -> Result<()> {
         self.slots.iter().try_for_each(|pool| pool.tensor.copy_units(&[(from.0, to.0)]))
     }
 
-    pub(crate) fn capture(&self, slot: SlotId, tokens: u32) -> Result<CapturedState, ManagerError> {
+    pub(crate) fn capture(&self, slot: SlotId, tokens: u32) -> Result<CapturedState> {
         let mut pools = Vec::with_capacity(self.slots.len());
         for pool in &self.slots {
             pools.push((pool.tensor.id.clone(), pool.tensor.read_units(&[slot.0])?));
@@ -180,7 +181,7 @@ impl MambaCacheManager {
     }
 
     /// Checks that a captured state has this manager's pools.
-    pub(crate) fn check_captured(&self, state: &CapturedState) -> Result<(), ManagerError> {
+    pub(crate) fn check_captured(&self, state: &CapturedState) -> Result<()> {
         if state.places != self.places() {
             return Err(ManagerError::ForeignState("its layers do not lie in the pools as the manager's do".into()));
         }
@@ -203,7 +204,7 @@ impl MambaCacheManager {
         Ok(())
     }
 
-    pub(crate) fn restore(&self, slot: SlotId, state: &CapturedState) -> Result<(), ManagerError> {
+    pub(crate) fn restore(&self, slot: SlotId, state: &CapturedState) -> Result<()> {
         self.check_captured(state)?;
         self.slots
             .iter()
@@ -212,7 +213,7 @@ impl MambaCacheManager {
     }
 
     /// Copies the states that a speculative step left after the last candidate of `path`, each layer to its own place.
-    pub(crate) fn commit(&self, row: u32, path: &[u32], to: SlotId) -> Result<(), ManagerError> {
+    pub(crate) fn commit(&self, row: u32, path: &[u32], to: SlotId) -> Result<()> {
         let Some(&last) = path.last() else { return Ok(()) };
         for (drafts, draft) in self.draft_members() {
             let (live_pool, live) = self.twin(draft).ok_or_else(|| missing_twin(&drafts.tensor, draft))?;
@@ -225,7 +226,7 @@ impl MambaCacheManager {
     }
 
     /// The layers whose inputs along `path` are to be replayed, with those inputs.
-    pub(crate) fn replays(&self, row: u32, path: &[u32], to: SlotId) -> Result<Vec<ReplayLayer<'_>>, ManagerError> {
+    pub(crate) fn replays(&self, row: u32, path: &[u32], to: SlotId) -> Result<Vec<ReplayLayer<'_>>> {
         let mut layers: Vec<ReplayLayer<'_>> = Vec::new();
         for (pool, member) in self.stashes() {
             let inputs = (&member.kind, member.inputs(&pool.tensor, row, path)?);
@@ -325,7 +326,7 @@ impl StateMember {
     }
 
     /// The inputs of the candidates on `path`, `[path.len(), elems]`.
-    fn inputs(&self, pool: &PoolTensor, row: u32, path: &[u32]) -> Result<Tensor, ManagerError> {
+    fn inputs(&self, pool: &PoolTensor, row: u32, path: &[u32]) -> Result<Tensor> {
         let elems = self.view.elems();
         let row = pool.tensor.narrow(0, row as usize, 1)?.narrow(1, self.view.layer_offset, self.positions * elems)?;
         let path = Tensor::new(path, pool.tensor.device())?;
@@ -333,7 +334,7 @@ impl StateMember {
     }
 
     /// Moves a convolution's state on along the inputs of the candidates on `path`.
-    fn shift(&self, pool: &PoolTensor, path: &[u32], slot: SlotId) -> Result<(), ManagerError> {
+    fn shift(&self, pool: &PoolTensor, path: &[u32], slot: SlotId) -> Result<()> {
         let StateLayerView { layer_offset, shape: [columns, conv_dim, _], .. } = self.view;
         // The state's own columns, then the candidates on the path; the last of them are the new state.
         let all = (0..columns as u32).chain(path.iter().map(|candidate| columns as u32 + candidate));
@@ -360,7 +361,7 @@ fn missing_twin(pool: &PoolTensor, draft: &StateMember) -> BookError {
 }
 
 /// The pool of checkpoints beside a pool of slots, if the plan has one.
-fn checkpoint_pool(plan: &CachePlan, slots: &StatePool, on: &Backend) -> Result<Option<CheckpointPool>, ManagerError> {
+fn checkpoint_pool(plan: &CachePlan, slots: &StatePool, on: &Backend) -> Result<Option<CheckpointPool>> {
     let stores = |pool: &Pool| pool.checkpoints_of.as_deref() == Some(&slots.tensor.id);
     let Some(index) = plan.pools.iter().position(stores) else { return Ok(None) };
     let (pool, origin) = (&plan.pools[index], &plan.pools[slots.index]);

@@ -13,6 +13,7 @@ use super::kv::{KvCacheManager, KvLayer};
 use super::mamba::{MambaCacheManager, StateLayer};
 use super::pool::PoolTensor;
 use crate::book::{CacheBook, PoolIndex, PoolOp, SequenceId};
+use crate::device::error::Result;
 use crate::{BookError, ManagerError};
 
 /// Serves the sequences of a plan: its books, and the pools behind them, with a [`KvCacheManager`] alone or a
@@ -78,10 +79,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// What `change` refuses, or a failing device.
-    pub fn with_book<R>(
-        &mut self,
-        change: impl FnOnce(&mut CacheBook) -> Result<R, BookError>,
-    ) -> Result<R, ManagerError> {
+    pub fn with_book<R>(&mut self, change: impl FnOnce(&mut CacheBook) -> Result<R, BookError>) -> Result<R> {
         self.settle()?;
         let result = change(&mut self.book);
         self.settle()?;
@@ -92,7 +90,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A layer without one.
-    pub fn route(&self, layer: u32, kind: &Kind) -> Result<Route, ManagerError> {
+    pub fn route(&self, layer: u32, kind: &Kind) -> Result<Route> {
         let place = self.book.layout().place(layer, kind);
         let place = place.ok_or_else(|| ManagerError::UnknownLayer { layer, kind: kind.clone() })?;
         Ok(Route { place, generation: self.generation })
@@ -102,7 +100,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// An unknown name.
-    pub fn route_of(&self, name: &str) -> Result<Route, ManagerError> {
+    pub fn route_of(&self, name: &str) -> Result<Route> {
         let place = self.book.layout().place_of(name);
         let place = place.ok_or_else(|| ManagerError::UnknownResource(name.to_owned()))?;
         Ok(Route { place, generation: self.generation })
@@ -112,7 +110,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A route from before a resize, or to something that is not paged.
-    pub fn kv_layer(&self, route: Route) -> Result<KvLayer<'_>, ManagerError> {
+    pub fn kv_layer(&self, route: Route) -> Result<KvLayer<'_>> {
         self.pools.kv().layer(self.current(route)?)
     }
 
@@ -120,7 +118,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A route from before a resize, or to something that is no state.
-    pub fn state_layer(&self, route: Route) -> Result<StateLayer<'_>, ManagerError> {
+    pub fn state_layer(&self, route: Route) -> Result<StateLayer<'_>> {
         self.pools.states()?.layer(self.current(route)?)
     }
 
@@ -128,7 +126,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A route from before a resize, or to something that is not fixed.
-    pub fn fixed(&self, route: Route) -> Result<&Tensor, ManagerError> {
+    pub fn fixed(&self, route: Route) -> Result<&Tensor> {
         let place = self.current(route)?;
         let found = self.pools.fixed.iter().find(|(index, _)| *index == place.pool);
         Ok(found.map(|(_, pool)| &pool.tensor).ok_or_else(|| BookError::UnknownPool(place.pool.to_string()))?)
@@ -157,7 +155,7 @@ impl CacheManager {
     /// Gives every pool the units of `plan`, contents kept; sequences stay as they are.
     ///
     /// Pools that shrink come first.
-    pub(super) fn rebalance(&mut self, plan: &CachePlan, generation: u32) -> Result<(), ManagerError> {
+    pub(super) fn rebalance(&mut self, plan: &CachePlan, generation: u32) -> Result<()> {
         self.settle()?;
         let layout = self.book.shrink_to(plan)?;
         self.generation = generation;
@@ -173,7 +171,7 @@ impl CacheManager {
     }
 
     /// Moves every pool to `on`, all of them or none; sequences stay as they are.
-    pub(super) fn move_to(&mut self, on: &Backend, generation: u32) -> Result<(), ManagerError> {
+    pub(super) fn move_to(&mut self, on: &Backend, generation: u32) -> Result<()> {
         self.settle()?;
         let indexing = &self.book.layout().indexing;
         let moved = self.pools().map(|(index, pool)| {
@@ -186,7 +184,7 @@ impl CacheManager {
         Ok(())
     }
 
-    pub(super) fn current(&self, route: Route) -> Result<PoolIndex, ManagerError> {
+    pub(super) fn current(&self, route: Route) -> Result<PoolIndex> {
         if route.generation != self.generation {
             return Err(ManagerError::StaleRoute { found: route.generation, current: self.generation });
         }
@@ -195,7 +193,7 @@ impl CacheManager {
     }
 
     /// Refuses to look at pools that the device left behind the books.
-    pub(super) fn ready(&self) -> Result<(), ManagerError> {
+    pub(super) fn ready(&self) -> Result<()> {
         match self.book.ops.len() {
             0 => Ok(()),
             ops => Err(ManagerError::Unfinished { ops }),
@@ -203,7 +201,7 @@ impl CacheManager {
     }
 
     /// Executes what an earlier failure of the device left to be done.
-    pub(super) fn settle(&mut self) -> Result<(), ManagerError> {
+    pub(super) fn settle(&mut self) -> Result<()> {
         let ops = self.book.take_ops();
         for (done, op) in ops.iter().enumerate() {
             match (self.run(op), op) {
@@ -227,7 +225,7 @@ impl CacheManager {
     pub(super) fn execute(
         &mut self,
         undo: impl FnOnce(&mut CacheBook, &[PoolOp]) -> Result<(), BookError>,
-    ) -> Result<(), ManagerError> {
+    ) -> Result<()> {
         let ops = self.book.take_ops();
         let failed = ops.iter().enumerate().find_map(|(at, op)| Some((at, self.run(op).err()?)));
         let Some((at, error)) = failed else { return Ok(()) };
@@ -237,18 +235,14 @@ impl CacheManager {
     }
 
     /// Executes what an operation queued on the contents of a sequence; without it, the sequence is lost.
-    pub(super) fn execute_in_place(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+    pub(super) fn execute_in_place(&mut self, sequence: SequenceId) -> Result<()> {
         let ops = self.book.take_ops();
         let done = ops.iter().try_for_each(|op| self.run(op));
         self.lose_unless(done, &[sequence])
     }
 
     /// Preempts the sequences whose contents a failing device was changing.
-    pub(super) fn lose_unless(
-        &mut self,
-        done: Result<(), ManagerError>,
-        sequences: &[SequenceId],
-    ) -> Result<(), ManagerError> {
+    pub(super) fn lose_unless(&mut self, done: Result<()>, sequences: &[SequenceId]) -> Result<()> {
         let Err(source) = done else { return Ok(()) };
         for &sequence in sequences {
             self.book.preempt(sequence)?;
@@ -256,7 +250,7 @@ impl CacheManager {
         Err(ManagerError::ContentsLost { sequences: sequences.to_vec(), source: Box::new(source) })
     }
 
-    pub(super) fn run(&self, op: &PoolOp) -> Result<(), ManagerError> {
+    pub(super) fn run(&self, op: &PoolOp) -> Result<()> {
         match *op {
             PoolOp::CopyBlock { paged, from, to } => self.pools.kv().copy_block(paged, from, to),
             PoolOp::CopyEntry { paged, from, to } => self.pools.kv().copy_entry(paged, from, to),

@@ -7,6 +7,7 @@ use super::host::HostCopy;
 use super::mamba::MambaCacheManager;
 use super::manager::CacheManager;
 use crate::book::{CacheBook, SequenceId};
+use crate::device::error::Result;
 use crate::{BookError, ManagerError};
 
 impl CacheManager {
@@ -15,13 +16,13 @@ impl CacheManager {
     /// # Errors
     /// No host tier or no room in it, a sequence that is not resident or has an uncommitted speculative step, or a
     /// failing device; nothing has changed then.
-    pub fn offload(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+    pub fn offload(&mut self, sequence: SequenceId) -> Result<()> {
         self.book.check_offload(sequence)?;
         self.park(sequence)
     }
 
     /// As [`CacheManager::offload`] whatever the tier's room.
-    pub(super) fn park(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+    pub(super) fn park(&mut self, sequence: SequenceId) -> Result<()> {
         self.settle()?;
         let held = self.book.held_blocks(sequence)?;
         let mut blocks = Vec::with_capacity(held.len());
@@ -41,7 +42,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// What lacks, a sequence that was not offloaded, or a failing device; nothing has changed then.
-    pub fn onload(&mut self, sequence: SequenceId) -> Result<(), ManagerError> {
+    pub fn onload(&mut self, sequence: SequenceId) -> Result<()> {
         self.settle()?;
         self.book.onload(sequence)?;
         if let Err(error) = self.write_back(sequence) {
@@ -52,7 +53,7 @@ impl CacheManager {
         Ok(())
     }
 
-    fn write_back(&self, sequence: SequenceId) -> Result<(), ManagerError> {
+    fn write_back(&self, sequence: SequenceId) -> Result<()> {
         let Some(copy) = self.host.sequences.get(&sequence) else { return Ok(()) };
         for (paged, (ids, values)) in self.book.held_blocks(sequence)?.iter().zip(&copy.blocks).enumerate() {
             let ids: Vec<u32> = ids.iter().map(|block| block.0).collect();
@@ -68,7 +69,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A sequence that is not resident or has an uncommitted speculative step.
-    pub fn capture(&self, sequence: SequenceId) -> Result<CapturedState, ManagerError> {
+    pub fn capture(&self, sequence: SequenceId) -> Result<CapturedState> {
         self.ready()?;
         let settled = self.book.settled(sequence)?;
         match settled.slot {
@@ -82,7 +83,7 @@ impl CacheManager {
     /// # Errors
     /// States of other pools, or of more tokens than the sequence's blocks hold; nothing has changed then.
     /// [`ManagerError::ContentsLost`] if the device fails while it writes them.
-    pub fn restore(&mut self, sequence: SequenceId, state: &CapturedState) -> Result<(), ManagerError> {
+    pub fn restore(&mut self, sequence: SequenceId, state: &CapturedState) -> Result<()> {
         self.settle()?;
         match self.mamba() {
             Some(mamba) => mamba.check_captured(state)?,
@@ -105,7 +106,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// [`ManagerError::StatesInUse`] where a sequence or a prefix holds one, and nothing has changed; a failing device.
-    pub fn clear_states(&mut self) -> Result<(), ManagerError> {
+    pub fn clear_states(&mut self) -> Result<()> {
         self.settle()?;
         match self.book().slots_in_use() {
             0 => self.mamba().map_or(Ok(()), MambaCacheManager::clear),
@@ -118,7 +119,7 @@ impl CacheManager {
     /// # Errors
     /// [`ManagerError::ForeignState`]: a layer without such a state, one that is missing or there twice, another shape or
     /// dtype than [`LayerState::values`] says. A failing device.
-    pub fn state_of_layers(&self, tokens: u32, layers: &[LayerState]) -> Result<CapturedState, ManagerError> {
+    pub fn state_of_layers(&self, tokens: u32, layers: &[LayerState]) -> Result<CapturedState> {
         self.mamba().map_or_else(
             || match layers {
                 [] => Ok(CapturedState { tokens, pools: Vec::new(), places: Default::default() }),
@@ -137,7 +138,7 @@ impl CacheManager {
 }
 
 /// The states of a sequence in the pools of a manager, from those of its layers.
-fn assemble(mamba: &MambaCacheManager, tokens: u32, layers: &[LayerState]) -> Result<CapturedState, ManagerError> {
+fn assemble(mamba: &MambaCacheManager, tokens: u32, layers: &[LayerState]) -> Result<CapturedState> {
     let refuse = |reason: String| Err(ManagerError::ForeignState(reason));
     let (places, mut pools) = (mamba.places(), Vec::new());
     for pool in mamba.slot_pools() {

@@ -14,6 +14,7 @@ use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Shape, Storage, Tensor
 #[cfg(feature = "cuda")]
 use super::cuda::used as cuda_pool_bytes;
 use super::fault;
+use crate::device::error::Result;
 use crate::{BookError, CountingAllocator, ManagerError};
 
 /// One pool `[units, unit_elems]`, zeroed at birth; it never moves.
@@ -34,7 +35,7 @@ pub(crate) struct PoolTensor {
 }
 
 impl PoolTensor {
-    pub(crate) fn allocate(pool: &Pool, on: &Backend) -> Result<Self, ManagerError> {
+    pub(crate) fn allocate(pool: &Pool, on: &Backend) -> Result<Self> {
         let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
         let dtype = storage_dtype(pool.dtype);
         let elem_bytes = dtype.size_in_bytes();
@@ -66,12 +67,12 @@ impl PoolTensor {
     }
 
     /// Room for `units` units of this pool in host memory.
-    pub(crate) fn on_host(&self, units: u32) -> Result<Self, ManagerError> {
+    pub(crate) fn on_host(&self, units: u32) -> Result<Self> {
         Ok(Self { reserved: 0, ..self.alike(units as usize, &Backend::Cpu)? })
     }
 
     /// The same pool on another device, with the contents of `held` units if only they matter.
-    pub(crate) fn moved_to(&self, on: &Backend, held: Option<&[u32]>) -> Result<Self, ManagerError> {
+    pub(crate) fn moved_to(&self, on: &Backend, held: Option<&[u32]>) -> Result<Self> {
         let kept = self.kept(held, self.units());
         let contents = self.read_units(&kept)?.to_device(&Device::Cpu)?;
         let moved = self.alike(self.units(), on)?;
@@ -80,7 +81,7 @@ impl PoolTensor {
     }
 
     /// A zeroed pool like this one with `units` units.
-    fn alike(&self, units: usize, on: &Backend) -> Result<Self, ManagerError> {
+    fn alike(&self, units: usize, on: &Backend) -> Result<Self> {
         let mut tensor = Self {
             id: self.id.clone(),
             on: on.clone(),
@@ -99,7 +100,7 @@ impl PoolTensor {
     }
 
     /// Takes the memory of `units` units, zeroed, in place of none.
-    fn fill_device(&mut self, units: usize) -> Result<(), ManagerError> {
+    fn fill_device(&mut self, units: usize) -> Result<()> {
         fault::check()?;
         let bytes = units as u64 * self.unit_bytes();
         let shape = Shape::from((units, self.unit_elems));
@@ -121,7 +122,7 @@ impl PoolTensor {
     ///
     /// On the CPU the memory itself grows or shrinks. Elsewhere the contents wait in host memory, so that the device
     /// never holds two pools.
-    pub(crate) fn resize(&mut self, pool: &Pool, held: Option<&[u32]>) -> Result<(), ManagerError> {
+    pub(crate) fn resize(&mut self, pool: &Pool, held: Option<&[u32]>) -> Result<()> {
         if pool.bytes == self.planned_bytes {
             return Ok(());
         }
@@ -142,7 +143,7 @@ impl PoolTensor {
     }
 
     /// Grows or shrinks a pool in host memory without a second copy of it.
-    fn resize_host_memory(&mut self, units: usize) -> Result<(), ManagerError> {
+    fn resize_host_memory(&mut self, units: usize) -> Result<()> {
         fault::check()?;
         let bytes = units as u64 * self.unit_bytes();
         let resize = Resize { elems: units * self.unit_elems, resized: RefCell::default() };
@@ -158,35 +159,35 @@ impl PoolTensor {
         Ok(())
     }
 
-    pub(crate) fn copy_units(&self, pairs: &[(u32, u32)]) -> Result<(), ManagerError> {
+    pub(crate) fn copy_units(&self, pairs: &[(u32, u32)]) -> Result<()> {
         fault::check()?;
         Ok(PoolRows(&self.tensor).copy(&self.on.run(), pairs)?)
     }
 
-    pub(crate) fn zero_units(&self, units: &[u32]) -> Result<(), ManagerError> {
+    pub(crate) fn zero_units(&self, units: &[u32]) -> Result<()> {
         fault::check()?;
         Ok(PoolRows(&self.tensor).zero(&self.on.run(), units)?)
     }
 
     /// The contents of units, as a tensor of its own.
-    pub(crate) fn read_units(&self, units: &[u32]) -> Result<Tensor, ManagerError> {
+    pub(crate) fn read_units(&self, units: &[u32]) -> Result<Tensor> {
         fault::check()?;
         Ok(PoolRows(&self.tensor).gather(units)?)
     }
 
-    pub(crate) fn write_units(&self, units: &[u32], values: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn write_units(&self, units: &[u32], values: &Tensor) -> Result<()> {
         fault::check()?;
         Ok(PoolRows(&self.tensor).scatter(units, values)?)
     }
 
     /// Overwrites elements; the offset counts from the pool's start.
-    pub(crate) fn write_elems(&self, to: usize, values: &Tensor) -> Result<(), ManagerError> {
+    pub(crate) fn write_elems(&self, to: usize, values: &Tensor) -> Result<()> {
         fault::check()?;
         Ok(self.tensor.flatten_all()?.slice_set(values, 0, to)?)
     }
 
     /// Copies `len` elements inside the pool, or from another pool of its dtype; offsets count from the pool's start.
-    pub(crate) fn copy_elems(&self, source: &Self, from: usize, to: usize, len: usize) -> Result<(), ManagerError> {
+    pub(crate) fn copy_elems(&self, source: &Self, from: usize, to: usize, len: usize) -> Result<()> {
         let mut piece = source.tensor.flatten_all()?.narrow(0, from, len)?;
         if std::ptr::eq(self, source) {
             // Source and target would share their storage, which no op allows.
@@ -196,7 +197,7 @@ impl PoolTensor {
     }
 
     /// Sets every element of the units; integers take their largest byte for NaN.
-    pub(crate) fn fill_units(&self, units: impl Iterator<Item = u32>, value: f64) -> Result<(), ManagerError> {
+    pub(crate) fn fill_units(&self, units: impl Iterator<Item = u32>, value: f64) -> Result<()> {
         let dtype = self.tensor.dtype();
         let value = if value.is_nan() && dtype.is_int() { f64::from(u8::MAX) } else { value };
         let row = Tensor::full(value as f32, (1, self.unit_elems), &Device::Cpu)?.to_dtype(dtype)?;
@@ -277,7 +278,7 @@ fn zeroed(
     device: &Device,
     pool: &str,
     bytes: u64,
-) -> Result<(Storage, Option<u64>), ManagerError> {
+) -> Result<(Storage, Option<u64>)> {
     match device {
         Device::Cpu => {
             // Asks first, since a vector that cannot be had ends the process.

@@ -5,16 +5,17 @@ use candle_core::{Device, Tensor};
 use super::kv::KvCacheManager;
 use super::mamba::MambaCacheManager;
 use super::pool::PoolTensor;
+use crate::BookError;
 use crate::book::{BlockId, Layout, SlotId};
+use crate::device::error::Result;
 use crate::prefix::HostTier;
-use crate::{BookError, ManagerError};
 
 impl MambaCacheManager {
     /// Stores what a slot holds as a checkpoint that is no slot. States in 8 bits pass through host memory.
     ///
     /// # Errors
     /// A state that no scale fits, or a failing device.
-    pub(super) fn store(&self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
+    pub(super) fn store(&self, from: SlotId, to: SlotId) -> Result<()> {
         for (stored, pool) in self.checkpoints.iter().zip(self.slot_pools()) {
             let contents = stored.encode(from, pool.read_units(&[from.0])?)?;
             stored.tensor.write_units(&[to.0], &contents)?;
@@ -26,7 +27,7 @@ impl MambaCacheManager {
     ///
     /// # Errors
     /// A checkpoint that holds no state, or a failing device.
-    pub(super) fn load(&self, from: SlotId, to: SlotId) -> Result<(), ManagerError> {
+    pub(super) fn load(&self, from: SlotId, to: SlotId) -> Result<()> {
         for (stored, pool) in self.checkpoints.iter().zip(self.slot_pools()) {
             let contents = stored.tensor.read_units(&[from.0])?;
             pool.write_units(&[to.0], &stored.decode(from, contents, pool)?)?;
@@ -35,7 +36,7 @@ impl MambaCacheManager {
     }
 
     /// Makes a checkpoint one that holds no state, so that whoever loads it is told.
-    pub(super) fn spoil(&self, checkpoint: SlotId) -> Result<(), ManagerError> {
+    pub(super) fn spoil(&self, checkpoint: SlotId) -> Result<()> {
         for stored in self.checkpoints.iter().filter(|stored| !stored.states.is_empty()) {
             // Scales of these bytes are no numbers.
             let contents =
@@ -68,7 +69,7 @@ impl PrefixHost {
         mamba: Option<&MambaCacheManager>,
         layout: &Layout,
         tier: HostTier,
-    ) -> Result<Self, ManagerError> {
+    ) -> Result<Self> {
         let blocks = layout.paged.iter().map(|spec| {
             let units = if spec.window.is_some() { tier.windows } else { tier.blocks };
             kv.pool(spec.paged).on_host(units)
@@ -83,28 +84,16 @@ impl PrefixHost {
         self.blocks.iter().chain(&self.states).map(|pool| pool.planned_bytes).sum()
     }
 
-    pub(super) fn take_block(
-        &self,
-        kv: &KvCacheManager,
-        paged: usize,
-        from: BlockId,
-        to: u32,
-    ) -> Result<(), ManagerError> {
+    pub(super) fn take_block(&self, kv: &KvCacheManager, paged: usize, from: BlockId, to: u32) -> Result<()> {
         self.block_pool(paged)?.write_units(&[to], &kv.pool(paged).read_units(&[from.0])?)
     }
 
-    pub(super) fn give_block(
-        &self,
-        kv: &KvCacheManager,
-        paged: usize,
-        from: u32,
-        to: BlockId,
-    ) -> Result<(), ManagerError> {
+    pub(super) fn give_block(&self, kv: &KvCacheManager, paged: usize, from: u32, to: BlockId) -> Result<()> {
         kv.pool(paged).write_units(&[to.0], &self.block_pool(paged)?.read_units(&[from])?)
     }
 
     /// Takes a checkpoint in its own format.
-    pub(super) fn take_checkpoint(&self, mamba: &MambaCacheManager, from: SlotId, to: u32) -> Result<(), ManagerError> {
+    pub(super) fn take_checkpoint(&self, mamba: &MambaCacheManager, from: SlotId, to: u32) -> Result<()> {
         for (pool, host) in mamba.checkpoint_pools().zip(&self.states) {
             host.write_units(&[to], &pool.read_units(&[from.0])?)?;
         }
@@ -112,7 +101,7 @@ impl PrefixHost {
     }
 
     /// Copies a checkpoint into a slot: what a request whose hit lies here starts from.
-    pub(super) fn give_checkpoint(&self, mamba: &MambaCacheManager, from: u32, to: SlotId) -> Result<(), ManagerError> {
+    pub(super) fn give_checkpoint(&self, mamba: &MambaCacheManager, from: u32, to: SlotId) -> Result<()> {
         for (i, (host, pool)) in self.states.iter().zip(mamba.slot_pools()).enumerate() {
             let contents = host.read_units(&[from])?;
             let contents = match mamba.checkpoints.get(i) {

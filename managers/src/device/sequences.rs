@@ -1,15 +1,16 @@
 //! What a serving loop does with sequences: admit, grow, fork, cut, finish.
 
 use super::manager::CacheManager;
+use crate::BookError;
 use crate::book::{CacheBook, Prefix, SequenceId, SlotId, SlotMove, StepMetadata, Work};
-use crate::{BookError, ManagerError};
+use crate::device::error::Result;
 
 impl CacheManager {
     /// Admits a sequence; see [`CacheBook::admit`].
     ///
     /// # Errors
     /// What lacks, or a failing device; nothing has changed then.
-    pub fn admit(&mut self, prompt_tokens: u32) -> Result<SequenceId, ManagerError> {
+    pub fn admit(&mut self, prompt_tokens: u32) -> Result<SequenceId> {
         self.admit_with(|book| book.admit(prompt_tokens))
     }
 
@@ -17,7 +18,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// What lacks, a prefix that does not fit, or a failing device; nothing has changed then.
-    pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId, ManagerError> {
+    pub fn admit_prefix(&mut self, prompt_tokens: u32, prefix: &Prefix) -> Result<SequenceId> {
         self.admit_with(|book| book.admit_prefix(prompt_tokens, prefix))
     }
 
@@ -25,7 +26,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// What lacks, or a failing device; nothing has changed then.
-    pub fn fork(&mut self, sequence: SequenceId) -> Result<SequenceId, ManagerError> {
+    pub fn fork(&mut self, sequence: SequenceId) -> Result<SequenceId> {
         self.admit_with(|book| book.fork(sequence))
     }
 
@@ -36,7 +37,7 @@ impl CacheManager {
     pub fn admit_with(
         &mut self,
         operation: impl FnOnce(&mut CacheBook) -> Result<SequenceId, BookError>,
-    ) -> Result<SequenceId, ManagerError> {
+    ) -> Result<SequenceId> {
         self.settle()?;
         let sequence = operation(&mut self.book)?;
         self.execute(|book, _| book.finish(sequence))?;
@@ -48,7 +49,7 @@ impl CacheManager {
     /// # Errors
     /// What lacks, or a failing device; nothing has changed then, but that blocks which a window has passed may be
     /// free already.
-    pub fn step(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+    pub fn step(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<()> {
         self.settle()?;
         self.book.step(work, metadata)?;
         self.execute(|book, copies| book.undo_step(work, copies, false))
@@ -58,7 +59,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// As [`CacheManager::step`].
-    pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<(), ManagerError> {
+    pub fn speculate(&mut self, work: &[Work], metadata: &mut StepMetadata) -> Result<()> {
         self.settle()?;
         self.book.speculate(work, metadata)?;
         self.execute(|book, copies| book.undo_step(work, copies, true))
@@ -69,7 +70,7 @@ impl CacheManager {
     /// # Errors
     /// A cut that the caches cannot express; nothing has changed then. [`ManagerError::ContentsLost`] if the device
     /// fails while it zeroes the state.
-    pub fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+    pub fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<()> {
         self.settle()?;
         self.book.truncate(sequence, tokens)?;
         self.execute_in_place(sequence)
@@ -79,7 +80,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// What lacks, or a failing device; nothing has changed then.
-    pub fn checkpoint(&mut self, sequence: SequenceId) -> Result<SlotId, ManagerError> {
+    pub fn checkpoint(&mut self, sequence: SequenceId) -> Result<SlotId> {
         self.settle()?;
         let slot = self.book.checkpoint(sequence)?;
         self.execute(|book, _| book.release_checkpoint(slot))?;
@@ -91,7 +92,7 @@ impl CacheManager {
     /// # Errors
     /// A checkpoint that does not fit; nothing has changed then. [`ManagerError::ContentsLost`] if the device fails
     /// while it copies the state.
-    pub fn rewind(&mut self, sequence: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<(), ManagerError> {
+    pub fn rewind(&mut self, sequence: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<()> {
         self.settle()?;
         self.book.rewind(sequence, checkpoint, tokens)?;
         self.execute_in_place(sequence)
@@ -109,7 +110,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// What lacks, or a failing device; nothing has changed then.
-    pub fn resume(&mut self, sequence: SequenceId, tokens: u32) -> Result<(), ManagerError> {
+    pub fn resume(&mut self, sequence: SequenceId, tokens: u32) -> Result<()> {
         self.settle()?;
         self.book.resume(sequence, tokens)?;
         self.execute(|book, _| book.preempt(sequence))
@@ -137,7 +138,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A failing device; nothing has moved then.
-    pub fn compact_slots(&mut self) -> Result<Vec<SlotMove>, ManagerError> {
+    pub fn compact_slots(&mut self) -> Result<Vec<SlotMove>> {
         self.settle()?;
         let moves = self.book.compact_slots()?;
         self.execute(|book, _| book.undo_moves(&moves))?;

@@ -10,6 +10,7 @@ use super::manager::CacheManager;
 use super::prefix::PrefixHost;
 use crate::ManagerError;
 use crate::book::{CacheBook, Windows};
+use crate::device::error::Result;
 use crate::prefix::{PrefixReuse, Strategy};
 
 /// The pools of one plan on one device.
@@ -39,7 +40,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// A plan that contradicts itself, or a device without the memory.
-    pub fn allocate(plan: &CachePlan, on: impl Into<Backend>) -> Result<Self, ManagerError> {
+    pub fn allocate(plan: &CachePlan, on: impl Into<Backend>) -> Result<Self> {
         Self::with_windows(plan, Windows::Sliding, on)
     }
 
@@ -47,7 +48,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// As [`CacheSet::allocate`].
-    pub fn with_windows(plan: &CachePlan, windows: Windows, on: impl Into<Backend>) -> Result<Self, ManagerError> {
+    pub fn with_windows(plan: &CachePlan, windows: Windows, on: impl Into<Backend>) -> Result<Self> {
         let mut set = Self { plan: plan.clone(), windows, on: on.into(), generation: 0, manager: None };
         set.assemble(plan, CacheBook::with_windows(plan, windows)?, HostMemory::default())?;
         Ok(set)
@@ -57,7 +58,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn manager(&self) -> Result<&CacheManager, ManagerError> {
+    pub fn manager(&self) -> Result<&CacheManager> {
         self.manager.as_ref().ok_or(ManagerError::ShutDown)
     }
 
@@ -65,7 +66,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn manager_mut(&mut self) -> Result<&mut CacheManager, ManagerError> {
+    pub fn manager_mut(&mut self) -> Result<&mut CacheManager> {
         self.manager.as_mut().ok_or(ManagerError::ShutDown)
     }
 
@@ -73,7 +74,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// As [`PrefixReuse::new`]; no memory.
-    pub fn prefix_reuse(&mut self, strategy: Strategy) -> Result<PrefixReuse, ManagerError> {
+    pub fn prefix_reuse(&mut self, strategy: Strategy) -> Result<PrefixReuse> {
         self.prefix_reuse_for(strategy, vec![1], 0)
     }
 
@@ -82,12 +83,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// As [`PrefixReuse::for_tenants`].
-    pub fn prefix_reuse_for(
-        &mut self,
-        strategy: Strategy,
-        tenants: Vec<u32>,
-        offloaded: u64,
-    ) -> Result<PrefixReuse, ManagerError> {
+    pub fn prefix_reuse_for(&mut self, strategy: Strategy, tenants: Vec<u32>, offloaded: u64) -> Result<PrefixReuse> {
         let manager = self.manager.as_mut().ok_or(ManagerError::ShutDown)?;
         manager.settle()?;
         let mut plan = self.plan.clone();
@@ -110,7 +106,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn prefix_host_bytes(&self) -> Result<u64, ManagerError> {
+    pub fn prefix_host_bytes(&self) -> Result<u64> {
         Ok(self.manager()?.host.prefixes.bytes())
     }
 
@@ -129,7 +125,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// [`ManagerError::ShutDown`] after a shutdown.
-    pub fn bytes(&self) -> Result<Vec<PoolBytes>, ManagerError> {
+    pub fn bytes(&self) -> Result<Vec<PoolBytes>> {
         let mut pools: Vec<_> = self.manager()?.pools().collect();
         pools.sort_unstable_by_key(|(index, _)| *index);
         let bytes = pools.into_iter().map(|(_, pool)| PoolBytes {
@@ -148,7 +144,7 @@ impl CacheSet {
     /// Pools in which something lives, or offloaded sequences that do not fit the plan; then nothing has changed.
     /// A plan that cannot be allocated; then the pools are as before but for routes, which are stale. Only if the
     /// device does not give back what it had just freed, the set is shut down.
-    pub fn resize(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
+    pub fn resize(&mut self, plan: &CachePlan) -> Result<()> {
         // Proves the plan before anything is given up.
         let fresh = CacheBook::with_windows(plan, self.windows)?;
         if let Some(manager) = &self.manager {
@@ -159,7 +155,7 @@ impl CacheSet {
     }
 
     /// Gives up the pools for those of `plan`, or for new ones as they were.
-    fn replace(&mut self, plan: &CachePlan, fresh: CacheBook) -> Result<(), ManagerError> {
+    fn replace(&mut self, plan: &CachePlan, fresh: CacheBook) -> Result<()> {
         self.generation += 1;
         let Some(manager) = self.manager.take() else {
             return self.assemble(plan, fresh, HostMemory::default());
@@ -186,7 +182,7 @@ impl CacheSet {
     /// # Errors
     /// A plan with other pools, or units in use that would be cut off; nothing has changed then.
     /// A device without the memory for a pool: what has moved stays moved, and the smaller of both sizes holds.
-    pub fn rebalance(&mut self, plan: &CachePlan) -> Result<(), ManagerError> {
+    pub fn rebalance(&mut self, plan: &CachePlan) -> Result<()> {
         self.generation += 1;
         let generation = self.generation;
         self.manager_mut()?.rebalance(plan, generation)?;
@@ -200,7 +196,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// A device without the memory, or one that fails; then nothing has changed.
-    pub fn to_device(&mut self, on: impl Into<Backend>) -> Result<(), ManagerError> {
+    pub fn to_device(&mut self, on: impl Into<Backend>) -> Result<()> {
         let on = on.into();
         if on.device().same_device(&self.on.device()) {
             return self.manager().map(|_| ());
@@ -208,7 +204,7 @@ impl CacheSet {
         self.move_to(on)
     }
 
-    pub(super) fn move_to(&mut self, on: Backend) -> Result<(), ManagerError> {
+    pub(super) fn move_to(&mut self, on: Backend) -> Result<()> {
         let generation = self.generation + 1;
         self.manager_mut()?.move_to(&on, generation)?;
         (self.generation, self.on) = (generation, on);
@@ -216,7 +212,7 @@ impl CacheSet {
     }
 
     /// Allocates the pools of a plan for books that suit it.
-    fn assemble(&mut self, plan: &CachePlan, book: CacheBook, host: HostMemory) -> Result<(), ManagerError> {
+    fn assemble(&mut self, plan: &CachePlan, book: CacheBook, host: HostMemory) -> Result<()> {
         let allocation = tracing::debug_span!("allocation", pools = plan.pools.len(), generation = self.generation);
         let pools = allocation.in_scope(|| Pools::allocate(plan, book.layout(), &self.on))?;
         self.adopt(plan.clone(), book, pools, host);
@@ -233,7 +229,7 @@ impl CacheSet {
     ///
     /// # Errors
     /// Pools in which something lives; then nothing has changed.
-    pub fn shutdown(&mut self) -> Result<(), ManagerError> {
+    pub fn shutdown(&mut self) -> Result<()> {
         self.manager()?.book().ensure_idle()?;
         self.manager = None;
         Ok(())

@@ -170,17 +170,6 @@ impl Tree {
         Ok(live)
     }
 
-    fn units(&self, node: u32, component: Component) -> (usize, bool) {
-        let n = &self.nodes[node];
-        match component {
-            Component::Kv => (n.kv.len() * self.config.page, n.locked()),
-            Component::Window => (n.window.len() * self.config.page, n.window_pins > 0),
-            Component::State => (usize::from(n.state.is_some()), n.state_pins > 0),
-            Component::HostKv => (n.host_kv.len() * self.config.page, n.locked()),
-            Component::HostState => (usize::from(n.host_state.is_some()), n.state_pins > 0),
-        }
-    }
-
     /// What the other checks take for granted of a node.
     fn check_span(&self, node: u32) -> Result<(), Violation> {
         let n = &self.nodes[node];

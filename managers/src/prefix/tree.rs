@@ -347,16 +347,22 @@ impl Tree {
         }
     }
 
-    /// Books units of a component that a node gained or lost.
-    pub(super) fn book(&mut self, node: u32, component: Component, change: Change) {
+    /// How much a node holds of a component, and whether that is protected.
+    pub(super) fn units(&self, node: u32, component: Component) -> (usize, bool) {
         let n = &self.nodes[node];
-        let (units, protected) = match component {
+        match component {
             Component::Kv => (n.kv.len() * self.config.page, n.locked()),
             Component::Window => (n.window.len() * self.config.page, n.window_pins > 0),
             Component::State => (usize::from(n.state.is_some()), n.state_pins > 0),
             Component::HostKv => (n.host_kv.len() * self.config.page, n.locked()),
             Component::HostState => (usize::from(n.host_state.is_some()), n.state_pins > 0),
-        };
+        }
+    }
+
+    /// Books units of a component that a node gained or lost.
+    pub(super) fn book(&mut self, node: u32, component: Component, change: Change) {
+        let (units, protected) = self.units(node, component);
+        let n = &self.nodes[node];
         let tenant = &mut self.tenants[usize::from(n.tenant.0)][component as usize];
         let held = self.usage.of(component);
         let side = if protected { &mut held.protected } else { &mut held.evictable };

@@ -5,6 +5,7 @@ use candle_core::{Device, Tensor};
 use super::{FoundPrefix, PrefixFiles};
 use crate::ManagerError;
 use crate::book::SequenceId;
+use crate::device::error::Result;
 use crate::device::mamba::MambaCacheManager;
 use crate::device::manager::CacheManager;
 use crate::device::pool::PoolTensor;
@@ -16,12 +17,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// A stale handle, a sequence that is not settled, a failing device; [`ManagerError::Disk`].
-    pub fn keep_in_file(
-        &self,
-        sequence: SequenceId,
-        tokens: &[Token],
-        files: &mut PrefixFiles,
-    ) -> Result<(), ManagerError> {
+    pub fn keep_in_file(&self, sequence: SequenceId, tokens: &[Token], files: &mut PrefixFiles) -> Result<()> {
         self.ready()?;
         let settled = self.book.settled(sequence)?;
         if settled.tokens as usize != tokens.len() || files.has(tokens) {
@@ -55,11 +51,7 @@ impl CacheManager {
     ///
     /// # Errors
     /// What lacks, or a failing device; the books have not the sequence then. [`ManagerError::Disk`].
-    pub fn admit_from_file(
-        &mut self,
-        found: &FoundPrefix,
-        files: &mut PrefixFiles,
-    ) -> Result<Option<SequenceId>, ManagerError> {
+    pub fn admit_from_file(&mut self, found: &FoundPrefix, files: &mut PrefixFiles) -> Result<Option<SequenceId>> {
         self.settle()?;
         let (tokens, of) = (found.tokens as u32, found.of.len() as u32);
         let counts = |tokens| self.book.stored_counts(tokens);
@@ -84,13 +76,7 @@ impl CacheManager {
         }
     }
 
-    fn write_parts(
-        &self,
-        sequence: SequenceId,
-        held: &[u32],
-        wanted: &[u32],
-        parts: &[Vec<u8>],
-    ) -> Result<(), ManagerError> {
+    fn write_parts(&self, sequence: SequenceId, held: &[u32], wanted: &[u32], parts: &[Vec<u8>]) -> Result<()> {
         let (blocks, states) = parts.split_at(held.len());
         let ids = self.book.held_blocks(sequence)?;
         for (paged, (((ids, part), &held), &wanted)) in ids.iter().zip(blocks).zip(held).zip(wanted).enumerate() {
@@ -118,7 +104,7 @@ impl CacheManager {
     }
 }
 
-fn bytes_of(values: &Tensor) -> Result<Vec<u8>, ManagerError> {
+fn bytes_of(values: &Tensor) -> Result<Vec<u8>> {
     let values = values.to_device(&Device::Cpu)?;
     let mut bytes = Vec::with_capacity(values.elem_count() * values.dtype().size_in_bytes());
     values.write_bytes(&mut bytes)?;
@@ -126,6 +112,6 @@ fn bytes_of(values: &Tensor) -> Result<Vec<u8>, ManagerError> {
 }
 
 /// Units of a pool, on the CPU.
-fn tensor_of(bytes: &[u8], pool: &PoolTensor, units: usize) -> Result<Tensor, ManagerError> {
+fn tensor_of(bytes: &[u8], pool: &PoolTensor, units: usize) -> Result<Tensor> {
     Ok(Tensor::from_raw_buffer(bytes, pool.tensor.dtype(), &[units, pool.unit_elems], &Device::Cpu)?)
 }
