@@ -11,7 +11,7 @@ use cacheplan_planner::Limits;
 use candle_core::Device;
 
 use crate::decoder::Decoder;
-use crate::error::{RequestError, RuntimeError};
+use crate::error::{RequestError, Result};
 use crate::request::Request;
 use crate::sampling::Sampler;
 
@@ -65,7 +65,7 @@ struct NextToken {
 
 impl Search<'_> {
     /// The best continuations of a request's prompt, the best first. No sequence is left in the caches.
-    pub(crate) fn run(mut self, request: &Request, beams: Beams) -> Result<Vec<Hypothesis>, RuntimeError> {
+    pub(crate) fn run(mut self, request: &Request, beams: Beams) -> Result<Vec<Hypothesis>> {
         request.check(0, self.model.vocab_size(), self.limits.max_seq_len)?;
         let most = self.limits.max_batch_size.min(self.model.vocab_size() as u64 / 2);
         if beams.width == 0 || beams.width as u64 > most {
@@ -80,12 +80,7 @@ impl Search<'_> {
     }
 
     /// `held` are the beams whose sequences are in the caches.
-    fn search(
-        &mut self,
-        request: &Request,
-        beams: Beams,
-        held: &mut Vec<Beam>,
-    ) -> Result<Vec<Hypothesis>, RuntimeError> {
+    fn search(&mut self, request: &Request, beams: Beams, held: &mut Vec<Beam>) -> Result<Vec<Hypothesis>> {
         let prompt = request.prompt.as_slice();
         let sequence = self.with_room(|caches| caches.admit(prompt.len() as u32))?;
         let sampler = Sampler::new(&request.sampling, prompt, prompt.len());
@@ -147,7 +142,7 @@ impl Search<'_> {
     }
 
     /// Lets each beam go the ways that were chosen: none, its own, or several.
-    fn follow(&mut self, held: &mut Vec<Beam>, going: &[NextToken]) -> Result<(), RuntimeError> {
+    fn follow(&mut self, held: &mut Vec<Beam>, going: &[NextToken]) -> Result<()> {
         // Those that nothing goes on from make room first.
         let mut place = 0;
         let mut kept: Vec<Option<usize>> = Vec::new();
@@ -187,7 +182,7 @@ impl Search<'_> {
     }
 
     /// Computes `tokens`: a chunk of the prompt of the only beam, or the last one of each.
-    fn step(&mut self, held: &mut [Beam], tokens: &[u32]) -> Result<(), RuntimeError> {
+    fn step(&mut self, held: &mut [Beam], tokens: &[u32]) -> Result<()> {
         let each = (tokens.len() / held.len()) as u32;
         let work: Vec<Work> = held.iter().map(|beam| Work { sequence: beam.sequence, tokens: each }).collect();
         let mut metadata = StepMetadata::default();
@@ -202,10 +197,7 @@ impl Search<'_> {
     }
 
     /// Does what the pools may have no room for, until no cached prefix is left to make way.
-    fn with_room<R>(
-        &mut self,
-        mut act: impl FnMut(&mut CacheManager) -> Result<R, ManagerError>,
-    ) -> Result<R, RuntimeError> {
+    fn with_room<R>(&mut self, mut act: impl FnMut(&mut CacheManager) -> Result<R, ManagerError>) -> Result<R> {
         loop {
             let lack = match act(self.caches) {
                 Err(ManagerError::Book(BookError::Lack(lack))) => lack,

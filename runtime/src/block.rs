@@ -3,7 +3,7 @@
 use cacheplan_kernels::Rows;
 use candle_core::Tensor;
 
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::Writer;
 use crate::layers::{Mixer, RmsNorm, Streams};
 use crate::step::Step;
@@ -56,7 +56,7 @@ impl Block {
         Self { streams: Some(Box::new(streams)), ..self }
     }
 
-    pub(crate) fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let on = step.on();
         let (x, back) = match &self.streams {
             Some(streams) => {
@@ -80,7 +80,7 @@ impl Block {
         Ok(Rows(&residual).weighted_sum(on, self.residual_scale as f32, &y, self.output_scale as f32)?)
     }
 
-    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let normed = match &self.norm {
             Some(norm) => norm.trace(writer, x)?,
             None => x.to_owned(),

@@ -5,14 +5,14 @@ use cacheplan_managers::book::{Accepted, SequenceId};
 use cacheplan_managers::device::CacheManager;
 
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 
 /// Commits the candidates that were accepted; states whose inputs were kept are moved on over them by `model`.
 pub(crate) fn commit(
     model: &Decoder,
     caches: &mut CacheManager,
     accepted: &[(SequenceId, Accepted<'_>)],
-) -> Result<(), RuntimeError> {
+) -> Result<()> {
     let mut failed = None;
     let committed = caches.commit_replaying(accepted, &mut |kept| {
         model.replay(kept).map_err(|error| {

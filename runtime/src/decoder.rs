@@ -15,7 +15,7 @@ use crate::block::Block;
 use crate::cache_use::CacheUse;
 use crate::device_steps::{DeviceSteps, Place};
 use crate::drafts::Drafts;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{GraphForm, Writer, int, refuse};
 use crate::inputs::{HostStep, StepInputs};
 use crate::layers::{Ending, LayerInputs, Linear, widened};
@@ -37,7 +37,7 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     ///
     /// # Errors
     /// Inputs that are not there, or that a kernel refuses.
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<()> {
         let _ = (on, kept);
         Ok(())
     }
@@ -71,7 +71,7 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     ///
     /// # Errors
     /// A model that is no sequence of blocks, a layer that has no nodes.
-    fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+    fn to_graph(&self, form: GraphForm) -> Result<ModelProto> {
         let _ = form;
         Err(refuse("the model", "it is a graph already"))
     }
@@ -84,7 +84,7 @@ pub(crate) trait TextModel: Debug + Send + Sync {
     ///
     /// # Errors
     /// A layer that the plan has no cache for, operands that a kernel refuses, a failing device.
-    fn forward(&self, on: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor, RuntimeError>;
+    fn forward(&self, on: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor>;
 }
 
 /// A model of text and its vocabulary projection, which turn the tokens of a step into logits.
@@ -112,7 +112,7 @@ pub(crate) struct Head {
 impl Head {
     /// The stored projection, or the embedding where it is tied and the checkpoint has no other: some architectures are
     /// never tied, whatever their configs say.
-    pub(crate) fn load(embedding: &Matrix, weights: &Weights, hidden: usize, tied: bool) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(embedding: &Matrix, weights: &Weights, hidden: usize, tied: bool) -> Result<Self> {
         let stored = weights.scope("lm_head");
         let projection = if tied && !stored.stores("weight") {
             Linear::of(embedding.clone())
@@ -122,7 +122,7 @@ impl Head {
         Ok(Self { projection, scale: 1.0, softcap: None })
     }
 
-    fn forward(&self, on: &Run<'_>, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, on: &Run<'_>, hidden: &Tensor) -> Result<Tensor> {
         let logits = scaled(self.projection.forward(on, hidden)?.to_dtype(DType::F32)?, self.scale)?;
         match self.softcap {
             Some(cap) => Ok(((logits / cap)?.tanh()? * cap)?),
@@ -169,7 +169,7 @@ impl Decoder {
     }
 
     /// Moves the state of a layer on over the candidates that were accepted.
-    pub(crate) fn replay(&self, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+    pub(crate) fn replay(&self, kept: &ReplayLayer<'_>) -> Result<()> {
         self.text.replay(&self.backend.run(), kept)
     }
 
@@ -188,7 +188,7 @@ impl Decoder {
         rows: &[u32],
         caches: &CacheManager,
         metadata: &StepMetadata,
-    ) -> Result<[Tensor; 2], RuntimeError> {
+    ) -> Result<[Tensor; 2]> {
         let all: Vec<u32> = (0..tokens.len() as u32).collect();
         self.launched(HostStep { tokens, rows: &all, metadata }, caches, |on, inputs| {
             let hidden = self.text.forward(on, inputs, caches)?;
@@ -209,7 +209,7 @@ impl Decoder {
         rows: &[u32],
         caches: &CacheManager,
         metadata: &StepMetadata,
-    ) -> Result<[Tensor; 2], RuntimeError> {
+    ) -> Result<[Tensor; 2]> {
         let Some((prediction, embedding)) = self.text.prediction() else {
             return Err(candle_core::Error::Msg("the model has no prediction layer".into()).into());
         };
@@ -220,17 +220,12 @@ impl Decoder {
         })
     }
 
-    fn projected(&self, on: &Run<'_>, hidden: &Tensor) -> Result<Tensor, RuntimeError> {
+    fn projected(&self, on: &Run<'_>, hidden: &Tensor) -> Result<Tensor> {
         self.head.as_ref().map_or(Ok(hidden.clone()), |head| head.forward(on, hidden))
     }
 
     /// Runs a step's tokens for what they leave in the caches alone.
-    pub(crate) fn fill(
-        &self,
-        tokens: &[u32],
-        caches: &CacheManager,
-        metadata: &StepMetadata,
-    ) -> Result<(), RuntimeError> {
+    pub(crate) fn fill(&self, tokens: &[u32], caches: &CacheManager, metadata: &StepMetadata) -> Result<()> {
         let step = HostStep { tokens, rows: &[0], metadata };
         self.launched(step, caches, |on, inputs| self.text.forward(on, inputs, caches).map(|_| ()))
     }
@@ -244,7 +239,7 @@ impl Decoder {
     ///
     /// # Errors
     /// As there.
-    pub fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+    pub fn to_graph(&self, form: GraphForm) -> Result<ModelProto> {
         self.text.to_graph(form)
     }
 
@@ -286,7 +281,7 @@ impl Decoder {
         rows: &[u32],
         caches: &CacheManager,
         metadata: &StepMetadata,
-    ) -> Result<Tensor, RuntimeError> {
+    ) -> Result<Tensor> {
         let step = HostStep { tokens, rows, metadata };
         let compute = |on: &Run<'_>, inputs: &StepInputs<'_>| {
             self.in_pool(|| self.projected(on, &self.text.forward(on, inputs, caches)?))
@@ -305,8 +300,8 @@ impl Decoder {
         &self,
         step: HostStep<'_>,
         caches: &CacheManager,
-        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R, RuntimeError> + Send,
-    ) -> Result<R, RuntimeError> {
+        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R> + Send,
+    ) -> Result<R> {
         let compute = |on: &Run<'_>, inputs: &StepInputs<'_>| self.in_pool(|| compute(on, inputs));
         match self.place(caches) {
             Some(place) => self.steps.run(step, &place, compute),
@@ -339,7 +334,7 @@ impl Decoder {
 }
 
 impl TextModel for Blocks {
-    fn to_graph(&self, form: GraphForm) -> Result<ModelProto, RuntimeError> {
+    fn to_graph(&self, form: GraphForm) -> Result<ModelProto> {
         let Ending::Norm(norm) = &self.ending else {
             return Err(refuse("the model", "it has several residual streams"));
         };
@@ -368,7 +363,7 @@ impl TextModel for Blocks {
         self.blocks.iter().flat_map(|block| block.mixer.caches()).collect()
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<(), RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<()> {
         for block in &self.blocks {
             if block.mixer.replay(on, kept)? {
                 return Ok(());
@@ -391,7 +386,7 @@ impl TextModel for Blocks {
         Some(self.blocks.iter().chain(predicting).flat_map(|block| block.mixer.ropes()).collect())
     }
 
-    fn forward(&self, on: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, on: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor> {
         let embedded = self.embedding.embed(on, inputs.tokens)?;
         let embedded = scaled(embedded, self.embedding_scale)?;
         let drafts = Drafts::of(caches, inputs);

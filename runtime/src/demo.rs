@@ -3,15 +3,13 @@
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_kernels::{Backend, GateOrder, Routing};
 use cacheplan_planner::{Budget, DeviceInfo, Grouping, Memory};
-use cacheplan_transforms::{
-    GraphBuilder, Model,
-    layers::{Attention as AttentionSpec, BlockSpec, FeedForward, Mamba2 as Mamba2Spec},
-    registry::{Cache, Descriptor},
-};
+use cacheplan_transforms::layers::{Attention as AttentionSpec, BlockSpec, FeedForward, Mamba2 as Mamba2Spec};
+use cacheplan_transforms::registry::{Cache, Descriptor};
+use cacheplan_transforms::{GraphBuilder, Model};
 
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::layers::{
     Activation, Attention, CausalConv, ExpertMlps, Linear, Mamba2, Mamba2Rules, Mamba2Shape, Mixer, Mlp, Moe,
     TokenShift, size,
@@ -59,7 +57,7 @@ impl Session {
     ///
     /// # Errors
     /// A device without the memory.
-    pub fn demo(backend: Backend) -> Result<Self, RuntimeError> {
+    pub fn demo(backend: Backend) -> Result<Self> {
         let budget = Budget {
             // The original's rule: it leaves generic states to local allocation, so that the demo shows both owners.
             grouping: Some(Grouping::FirstReference),
@@ -114,12 +112,12 @@ fn model() -> Model {
     builder.build()
 }
 
-fn decoder(model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+fn decoder(model: &Model, weights: &Weights) -> Result<Decoder> {
     let frame = TensorNames { root: "", ..TensorNames::new(NORM_EPS, false) };
     models::decoder(model, weights, frame, |layer| Ok(vec![Block::boxed(layer.norm("norm")?, mixer(layer)?)]))
 }
 
-fn mixer(layer: &Layer<'_>) -> Result<Box<dyn Mixer>, RuntimeError> {
+fn mixer(layer: &Layer<'_>) -> Result<Box<dyn Mixer>> {
     let plain = |sizes: &FeedForward| layer.mlp(sizes.intermediate_size, Activation::Relu2);
     let weights = &layer.weights;
     let mixer: Box<dyn Mixer> = match layer.blocks {

@@ -5,10 +5,10 @@ use cacheplan_kernels::Backend;
 use cacheplan_planner::DeviceInfo;
 use candle_core::Device;
 
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 
 /// The device called `cpu` or `cuda:N`.
-pub(crate) fn open_device(name: &str) -> Result<Backend, RuntimeError> {
+pub(crate) fn open_device(name: &str) -> Result<Backend> {
     let ordinal = match name.split_once(':') {
         None if name == "cpu" => return Ok(Backend::Cpu),
         Some(("cuda", ordinal)) => ordinal.parse().ok(),
@@ -59,12 +59,12 @@ fn host_memory() -> Option<DeviceInfo> {
 }
 
 #[cfg(feature = "cuda")]
-fn open_cuda(ordinal: usize) -> Result<Backend, RuntimeError> {
+fn open_cuda(ordinal: usize) -> Result<Backend> {
     Ok(Backend::cuda(ordinal)?)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_cuda(_: usize) -> Result<Backend, RuntimeError> {
+fn open_cuda(_: usize) -> Result<Backend> {
     Err(RuntimeError::WithoutCuda)
 }
 

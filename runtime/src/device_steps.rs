@@ -16,7 +16,7 @@ use cacheplan_kernels::{Backend, Graph, Rope, Rotations, Run, StepBuffer, StepLi
 use cacheplan_managers::book::StepMetadata;
 use candle_core::Tensor;
 
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::inputs::{HostStep, StepInputs};
 
 /// Where a model's steps run, and what its layers make of positions.
@@ -67,8 +67,8 @@ impl DeviceSteps {
         &self,
         step: HostStep<'_>,
         place: &Place<'_>,
-        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R, RuntimeError>,
-    ) -> Result<R, RuntimeError> {
+        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R>,
+    ) -> Result<R> {
         let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         steps.upload_once(step, place, compute)
     }
@@ -78,8 +78,8 @@ impl DeviceSteps {
         &self,
         step: HostStep<'_>,
         place: &Place<'_>,
-        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor, RuntimeError>,
-    ) -> Result<Tensor, RuntimeError> {
+        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let mut steps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if steps.plain || !step.decodes() {
             return steps.upload_once(step, place, compute);
@@ -121,8 +121,8 @@ impl Steps {
         &mut self,
         step: HostStep<'_>,
         place: &Place<'_>,
-        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R, RuntimeError>,
-    ) -> Result<R, RuntimeError> {
+        compute: impl FnOnce(&Run<'_>, &StepInputs<'_>) -> Result<R>,
+    ) -> Result<R> {
         listed(step, place, |inputs, lists| {
             let words = lists.words().len();
             let buffer = match self.any.take().filter(|buffer| buffer.capacity() >= words) {
@@ -139,8 +139,8 @@ impl Steps {
 fn listed<R>(
     step: HostStep<'_>,
     place: &Place<'_>,
-    body: impl FnOnce(&StepInputs<'_>, &StepLists) -> Result<R, RuntimeError>,
-) -> Result<R, RuntimeError> {
+    body: impl FnOnce(&StepInputs<'_>, &StepLists) -> Result<R>,
+) -> Result<R> {
     let mut rotations = Rotations::new(&step.metadata.positions, place.ropes.iter().copied());
     let mut lists = StepLists::default();
     let inputs = step.listed(&mut rotations, &mut lists);
@@ -155,8 +155,8 @@ impl Progress {
         inputs: &StepInputs<'_>,
         padded: &Padded,
         place: &Place<'_>,
-        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor, RuntimeError>,
-    ) -> Result<Tensor, RuntimeError> {
+        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let Backend::Launching(launcher) = place.backend else { return compute(&buffer.run(), inputs) };
         match mem::replace(self, Self::Refused) {
             Self::New => {
@@ -257,7 +257,7 @@ mod tests {
     }
 
     /// What a step gives that adds up each token and its position, read of what was uploaded.
-    fn sums(on: &Run<'_>, inputs: &StepInputs<'_>) -> Result<Tensor, RuntimeError> {
+    fn sums(on: &Run<'_>, inputs: &StepInputs<'_>) -> Result<Tensor> {
         let read = |numbers| on.tensor(numbers);
         Ok((read(inputs.tokens)? + read(inputs.positions.numbers())?)?.unsqueeze(1)?)
     }
@@ -275,7 +275,7 @@ mod tests {
         steps: &DeviceSteps,
         pools: (u64, u32),
         positions: impl IntoIterator<Item = u32>,
-        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor, RuntimeError>,
+        compute: impl Fn(&Run<'_>, &StepInputs<'_>) -> Result<Tensor>,
     ) -> Vec<(Vec<u32>, u32)> {
         let (backend, mut found) = (Backend::Launching(Arc::new(Nothing)), Vec::new());
         let place = Place { backend: &backend, ropes: Vec::new(), pools, most: 8 };

@@ -12,7 +12,7 @@ use candle_core::{Device, Tensor};
 
 use crate::decoder::Decoder;
 use crate::device::compute_dtype;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::models;
 use crate::step::Names;
 use crate::weights::Weights;
@@ -44,7 +44,7 @@ impl DraftPlan {
     ///
     /// # Errors
     /// One that cannot be read, has no decoder, or keeps states, which no plan takes back.
-    pub(crate) fn read(path: &Path, budget: &Budget) -> Result<Self, RuntimeError> {
+    pub(crate) fn read(path: &Path, budget: &Budget) -> Result<Self> {
         let model = Model::read(path, &ReadOptions::default())?;
         models::refuse_unknown(&model)?;
         let model = Arc::new(model);
@@ -64,7 +64,7 @@ impl DraftPlan {
     ///
     /// # Errors
     /// Weights that cannot be used, another vocabulary.
-    pub(crate) fn load(self, verifier: &Decoder, on: &Backend) -> Result<DraftModel, RuntimeError> {
+    pub(crate) fn load(self, verifier: &Decoder, on: &Backend) -> Result<DraftModel> {
         let weights = Weights::of_model(&self.path, compute_dtype(self.model.info.dtype, on), on)?;
         let decoder = Decoder::load(&self.model, &weights)?;
         decoder.caches().iter().try_for_each(|cache| cache.check(&self.resources))?;
@@ -94,22 +94,12 @@ impl DraftModel {
     }
 
     /// Computes the caches of a step's tokens.
-    pub(crate) fn fill(
-        &self,
-        tokens: &[u32],
-        caches: &CacheManager,
-        metadata: &StepMetadata,
-    ) -> Result<(), RuntimeError> {
+    pub(crate) fn fill(&self, tokens: &[u32], caches: &CacheManager, metadata: &StepMetadata) -> Result<()> {
         self.decoder.fill(tokens, caches, metadata)
     }
 
     /// What comes behind candidates, each the next of its sequence: logits `[candidates.len(), vocab_size]` on the CPU.
-    pub(crate) fn next(
-        &self,
-        candidates: &[Candidate],
-        caches: &CacheManager,
-        step: &StepMetadata,
-    ) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn next(&self, candidates: &[Candidate], caches: &CacheManager, step: &StepMetadata) -> Result<Tensor> {
         let tokens: Vec<u32> = candidates.iter().map(|candidate| candidate.token).collect();
         let rows: Vec<u32> = (0..tokens.len() as u32).collect();
         let logits = self.decoder.forward(&tokens, &rows, caches, &one_each(candidates, step))?;

@@ -12,7 +12,7 @@ use cacheplan_kernels::{StateBatch, StateLayerView, StateWrites};
 use cacheplan_managers::device::{CacheManager, Route, StateLayer};
 use candle_core::Tensor;
 
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::inputs::StepInputs;
 use crate::layer_cache::{KeptInputs, StateCache};
 
@@ -61,7 +61,7 @@ impl<'a> Drafts<'a> {
         own: Route,
         twin: Option<Route>,
         live: &StateLayer<'_>,
-    ) -> Result<StateCache<'_>, RuntimeError> {
+    ) -> Result<StateCache<'_>> {
         self.keep()?;
         let Self { caches, inputs, parents, .. } = self;
         let metadata = inputs.metadata;
@@ -85,7 +85,7 @@ impl<'a> Drafts<'a> {
     }
 
     /// Brings what the last layer wrote into the planned rows.
-    pub(crate) fn keep(&self) -> Result<(), RuntimeError> {
+    pub(crate) fn keep(&self) -> Result<()> {
         let Some((pool, twin)) = self.pending.borrow_mut().take() else { return Ok(()) };
         let planned = self.caches.state_layer(twin)?;
         let rows = planned.pool.flatten_all()?;

@@ -1,5 +1,6 @@
 //! What can go wrong between a model folder and its tokens.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use cacheplan_files::Shown;
@@ -240,6 +241,16 @@ pub enum ConfigError {
         /// The values that would do.
         known: &'static str,
     },
+}
+
+/// What most of this crate's functions return.
+pub(crate) type Result<T, E = RuntimeError> = std::result::Result<T, E>;
+
+impl ConfigError {
+    /// A value that the decoder does not know.
+    pub(crate) fn unsupported(key: &'static str, found: impl fmt::Display, known: &'static str) -> Self {
+        Self::Unsupported { key, found: found.to_string(), known }
+    }
 }
 
 /// A prompt that cannot be served.

@@ -19,7 +19,7 @@ use candle_core::Tensor;
 use crate::costs::Costs;
 use crate::decoder::Decoder;
 use crate::draft_model::DraftModel;
-use crate::error::{RequestError, RuntimeError};
+use crate::error::{RequestError, Result, RuntimeError};
 use crate::follow::{Admission, Follow};
 use crate::request::{Finish, Output, Request, Times};
 use crate::sampling::Sampler;
@@ -146,7 +146,7 @@ impl<'a, 'b> Generator<'a, 'b> {
 
     /// Serves all requests; outputs come in their order. No sequence is left in the caches, whatever happens; prefixes
     /// may be.
-    pub(crate) fn run(&mut self, requests: &[Request]) -> Result<Vec<Output>, RuntimeError> {
+    pub(crate) fn run(&mut self, requests: &[Request]) -> Result<Vec<Output>> {
         for (place, request) in requests.iter().enumerate() {
             request.check(place, self.serving.model.vocab_size(), self.serving.limits.max_seq_len)?;
         }
@@ -172,7 +172,7 @@ impl<'a, 'b> Generator<'a, 'b> {
         Ok(outputs.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    fn serve(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+    fn serve(&mut self, outputs: &mut [Option<Output>]) -> Result<()> {
         loop {
             match self.serving.follower.admission() {
                 Admission::Open => {}
@@ -202,7 +202,7 @@ impl<'a, 'b> Generator<'a, 'b> {
     }
 
     /// Ends the jobs that have begun and that nobody wants any more.
-    fn cancel_unwanted(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+    fn cancel_unwanted(&mut self, outputs: &mut [Option<Output>]) -> Result<()> {
         let follower = &mut *self.serving.follower;
         let unwanted: Vec<Running> =
             self.running.extract_if(.., |running| !follower.wants(running.job.place)).collect();
@@ -218,7 +218,7 @@ impl<'a, 'b> Generator<'a, 'b> {
     }
 
     /// Ends a waiting job unless it is wanted; whether it is gone.
-    fn cancel_waiting(&mut self, at: usize, outputs: &mut [Option<Output>]) -> Result<bool, RuntimeError> {
+    fn cancel_waiting(&mut self, at: usize, outputs: &mut [Option<Output>]) -> Result<bool> {
         if self.waiting.get(at).is_none_or(|job| self.serving.follower.wants(job.place)) {
             return Ok(false);
         }
@@ -230,7 +230,7 @@ impl<'a, 'b> Generator<'a, 'b> {
     }
 
     /// Takes in waiting jobs while sequences, tokens of a step, blocks and slots last.
-    fn admit(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+    fn admit(&mut self, outputs: &mut [Option<Output>]) -> Result<()> {
         let now = self.now();
         while let Some(job) = self.waiting.front().filter(|job| job.request.arrival <= now) {
             if job.admitted.is_none() && self.cancel_waiting(0, outputs)? {
@@ -271,7 +271,7 @@ impl<'a, 'b> Generator<'a, 'b> {
     }
 
     /// Gives a job caches, with what is cached of its tokens.
-    fn enter(&mut self, job: &Job) -> Result<(SequenceId, Option<ReuseLease>, usize), RuntimeError> {
+    fn enter(&mut self, job: &Job) -> Result<(SequenceId, Option<ReuseLease>, usize)> {
         if let Some((sequence, lease, computed)) = self.enter_from_file(job)? {
             self.serving.recorder.computes(job.tokens.len() - computed);
             return Ok((sequence, lease, computed));
@@ -292,7 +292,7 @@ impl<'a, 'b> Generator<'a, 'b> {
     }
 
     /// Takes everything from a sequence.
-    fn vacate(&mut self, Running { job, sequence, lease, .. }: Running) -> Result<Job, RuntimeError> {
+    fn vacate(&mut self, Running { job, sequence, lease, .. }: Running) -> Result<Job> {
         if let (Some(prefixes), Some(lease)) = (&mut self.serving.prefixes, lease) {
             prefixes.abandon(lease)?;
         }
@@ -301,7 +301,7 @@ impl<'a, 'b> Generator<'a, 'b> {
     }
 
     /// Moves finished jobs to their outputs and frees their caches.
-    fn retire(&mut self, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+    fn retire(&mut self, outputs: &mut [Option<Output>]) -> Result<()> {
         let (finished, running): (Vec<_>, Vec<_>) =
             self.running.drain(..).partition(|running| running.job.finish.is_some());
         self.running = running;
@@ -323,7 +323,7 @@ impl<'a, 'b> Generator<'a, 'b> {
         Ok(())
     }
 
-    fn deliver(&mut self, job: Job, outputs: &mut [Option<Output>]) -> Result<(), RuntimeError> {
+    fn deliver(&mut self, job: Job, outputs: &mut [Option<Output>]) -> Result<()> {
         for (start, chain) in &job.chains {
             let right = job.tokens[*start..].iter().zip(chain).take_while(|(token, guess)| token == guess).count();
             self.serving.recorder.chained(chain.len(), right);
@@ -370,7 +370,7 @@ impl Job {
         &self.tokens[self.request.prompt.len()..]
     }
 
-    fn into_output(self, now: Duration) -> Result<Output, RuntimeError> {
+    fn into_output(self, now: Duration) -> Result<Output> {
         let logits = if self.logits.is_empty() { None } else { Some(Tensor::stack(&self.logits, 0)?) };
         let since_arrival = |at: Duration| at.saturating_sub(self.request.arrival);
         Ok(Output {

@@ -7,7 +7,7 @@ use std::path::Path;
 use cacheplan_files::replace;
 use candle_core::Tensor;
 
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::request::Output;
 use crate::speed::Speed;
 use crate::timeline::Timeline;
@@ -31,7 +31,7 @@ impl Generation {
     ///
     /// # Errors
     /// A file that cannot be written.
-    pub fn save_logits(&self, file: &Path) -> Result<(), RuntimeError> {
+    pub fn save_logits(&self, file: &Path) -> Result<()> {
         let name = |request: usize| if request == 0 { "logits".to_owned() } else { format!("logits.{request}") };
         let kept = self.outputs.iter().enumerate();
         let tensors: HashMap<String, Tensor> =

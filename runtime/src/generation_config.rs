@@ -29,7 +29,9 @@ impl GenerationConfig {
         let eos = tokens(value(EOS).or_else(|| config.get(EOS)).unwrap_or(&Value::Null))?;
         let number = |key: &'static str, default: f32| match value(key) {
             None => Ok(default),
-            Some(value) => value.as_f64().map(|value| value as f32).ok_or_else(|| unsupported(key, value, "a number")),
+            Some(value) => {
+                value.as_f64().map(|value| value as f32).ok_or_else(|| ConfigError::unsupported(key, value, "a number"))
+            }
         };
         let plain = Sampling::default();
         let mut sampling = Sampling {
@@ -47,7 +49,7 @@ impl GenerationConfig {
                 sampling.top_p = number("top_p", 1.0)?;
                 sampling.min_p = number("min_p", 0.0)?;
             }
-            Some(other) => return Err(unsupported("do_sample", other, "true and false")),
+            Some(other) => return Err(ConfigError::unsupported("do_sample", other, "true and false")),
         }
         sampling.check()?;
         Ok(Self { eos, sampling })
@@ -61,11 +63,7 @@ fn tokens(value: &Value) -> Result<Vec<u32>, ConfigError> {
         Value::Array(ids) => ids.iter().map(id).collect(),
         one => id(one).map(|id| vec![id]),
     };
-    ids.ok_or_else(|| unsupported(EOS, value, "a token id, a list of token ids, and null"))
-}
-
-fn unsupported(key: &'static str, found: &Value, known: &'static str) -> ConfigError {
-    ConfigError::Unsupported { key, found: found.to_string(), known }
+    ids.ok_or_else(|| ConfigError::unsupported(EOS, value, "a token id, a list of token ids, and null"))
 }
 
 #[cfg(test)]

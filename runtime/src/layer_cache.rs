@@ -8,7 +8,7 @@ use cacheplan_managers::book::StepMetadata;
 use cacheplan_managers::device::{CacheManager, Route};
 use candle_core::{DType, Tensor};
 
-use crate::error::RuntimeError;
+use crate::error::Result;
 
 /// A layer's paged cache and the step's way into it.
 #[derive(Clone, Copy, Debug)]
@@ -88,7 +88,7 @@ pub(crate) struct KeptInputs<'a> {
 
 impl StateCache<'_> {
     /// Keeps the inputs `[tokens, elems]` of a recurrence, by what kinds call them, `x` of `replay.x`.
-    pub(crate) fn keep<const N: usize>(&self, inputs: [(&str, &Tensor); N]) -> Result<(), RuntimeError> {
+    pub(crate) fn keep<const N: usize>(&self, inputs: [(&str, &Tensor); N]) -> Result<()> {
         let Some(KeptInputs { caches, metadata, layer, .. }) = self.inputs else { return Ok(()) };
         for (name, input) in inputs {
             let route = caches.route(layer, &Kind::Custom(format!("replay.{name}")))?;
@@ -98,7 +98,7 @@ impl StateCache<'_> {
     }
 
     /// Keeps the inputs of a convolution in its own columns for candidates.
-    pub(crate) fn keep_columns(&self, input: &Tensor) -> Result<(), RuntimeError> {
+    pub(crate) fn keep_columns(&self, input: &Tensor) -> Result<()> {
         let Some(KeptInputs { caches, metadata, own, .. }) = self.inputs else { return Ok(()) };
         Ok(caches.stash(own, metadata, input)?)
     }
@@ -106,7 +106,7 @@ impl StateCache<'_> {
 
 impl PagedCache<'_> {
     /// Writes the step's keys and values `[tokens, num_kv_heads, head_dim]`; a latent cache takes no values.
-    pub(crate) fn write(&self, k: &Tensor, v: Option<&Tensor>) -> Result<(), RuntimeError> {
+    pub(crate) fn write(&self, k: &Tensor, v: Option<&Tensor>) -> Result<()> {
         let write = KvWrite { k, v, slot_mapping: self.slot_mapping, quant: self.quant };
         Ok(write.run(self.on, self.pool, &self.view)?)
     }
@@ -119,7 +119,7 @@ impl PagedCache<'_> {
         v: &Tensor,
         rope: &Rope,
         positions: Positions<'_>,
-    ) -> Result<Tensor, RuntimeError> {
+    ) -> Result<Tensor> {
         let write = KvWrite { k, v: Some(v), slot_mapping: self.slot_mapping, quant: self.quant };
         Ok(write.run_rotated(self.on, q, rope, positions, self.pool, &self.view)?)
     }

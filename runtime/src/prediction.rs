@@ -11,7 +11,7 @@ use candle_core::Tensor;
 
 use crate::block::Block;
 use crate::cache_use::{CacheUse, Unplanned};
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::inputs::StepInputs;
 use crate::layers::{Linear, RmsNorm};
 use crate::step::{Names, Step};
@@ -84,7 +84,7 @@ impl PredictionLayer {
     }
 
     /// That a plan has its caches.
-    pub(crate) fn check(&self, plan: &CachePlan) -> Result<(), RuntimeError> {
+    pub(crate) fn check(&self, plan: &CachePlan) -> Result<()> {
         for cache in self.blocks.iter().flat_map(|block| block.mixer.caches()) {
             let name = &self.names[&(cache.layer, cache.kind.clone())];
             let planned = plan.resource(name).and_then(|planned| CacheUse::of_handler(cache.layer, &planned.handler));
@@ -104,7 +104,7 @@ impl PredictionLayer {
         hidden: &Tensor,
         inputs: &StepInputs<'_>,
         caches: &CacheManager,
-    ) -> Result<[Tensor; 2], RuntimeError> {
+    ) -> Result<[Tensor; 2]> {
         let next: Vec<usize> = inputs.tokens.iter().map(|&token| token as usize).collect();
         let embedded = embedding.select(&next)?.computed()?;
         let both = [self.token_norm.forward(on, &embedded)?, self.hidden_norm.forward(on, hidden)?];

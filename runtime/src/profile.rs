@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::commit::commit;
 use crate::decoder::Decoder;
 use crate::draft_model::DraftModel;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 
 /// The measurement of one forward over a full step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -34,7 +34,7 @@ pub(crate) fn profile(
     draft: Option<&DraftModel>,
     caches: &mut CacheManager,
     limits: &Limits,
-) -> Result<MemoryProfile, RuntimeError> {
+) -> Result<MemoryProfile> {
     if !decoder.is_counted() {
         return Err(RuntimeError::Uncounted);
     }
@@ -73,14 +73,14 @@ fn measured(
     caches: &mut CacheManager,
     metadata: &StepMetadata,
     sequences: &[SequenceId],
-) -> Result<MemoryProfile, RuntimeError> {
+) -> Result<MemoryProfile> {
     let tokens = vec![0; metadata.total_tokens()];
     let last_rows: Vec<u32> = metadata.last_rows().collect();
     let rows = match step {
         Measure::Full => last_rows.clone(),
         Measure::Verifying => (0..tokens.len() as u32).collect(),
     };
-    let forward = || -> Result<(), RuntimeError> {
+    let forward = || -> Result<()> {
         // What a step has of the model is there while its prediction layer or a draft goes over the same tokens.
         let had = if decoder.prediction().is_some() {
             let [logits, hidden] = decoder.forward_with_hidden(&tokens, &rows, caches, metadata)?;
@@ -118,7 +118,7 @@ impl Measure {
         caches: &mut CacheManager,
         limits: &Limits,
         sequences: &mut Vec<SequenceId>,
-    ) -> Result<StepMetadata, RuntimeError> {
+    ) -> Result<StepMetadata> {
         let batch = limits.max_batch_size.min(limits.max_num_tokens).max(1);
         let share = match self {
             Self::Full => limits.max_num_tokens.div_ceil(batch),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use cacheplan_text::{ChatTemplate, Message, TextError, Tokenizer};
 use cacheplan_transforms::Model;
 
-use crate::error::RuntimeError;
+use crate::error::Result;
 
 /// A prompt as it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Prompts {
     ///
     /// # Errors
     /// A tokenizer or a template that is not there, is another model's, or fails.
-    pub fn ids(&self, prompt: &Prompt) -> Result<Vec<u32>, RuntimeError> {
+    pub fn ids(&self, prompt: &Prompt) -> Result<Vec<u32>> {
         Ok(match prompt {
             Prompt::Ids(ids) => ids.clone(),
             Prompt::Text(text) => self.cut(text, true)?,
@@ -70,7 +70,7 @@ impl Prompts {
         })
     }
 
-    fn cut(&self, text: &str, special: bool) -> Result<Vec<u32>, RuntimeError> {
+    fn cut(&self, text: &str, special: bool) -> Result<Vec<u32>> {
         match text.len() as u64 > self.most.saturating_mul(LONGEST_TOKEN) {
             true => Err(TextError::TooLong { bytes: text.len(), most: self.most }.into()),
             false => Ok(self.tokenizer()?.encode(text, special)?),
@@ -81,7 +81,7 @@ impl Prompts {
     ///
     /// # Errors
     /// As [`Tokenizer::beside`], and [`Tokenizer::embedded`] where none lies beside a GGUF file.
-    pub fn tokenizer(&self) -> Result<&Tokenizer, RuntimeError> {
+    pub fn tokenizer(&self) -> Result<&Tokenizer> {
         once(&self.tokenizer, || match (Tokenizer::beside(&self.folder, self.vocab_size), &self.gguf) {
             (Err(TextError::NoTokenizer { .. }), Some(file)) => {
                 let own = Model::gguf_tokenizer(file)?;
@@ -96,7 +96,7 @@ impl Prompts {
     ///
     /// # Errors
     /// None there; one that cannot be read, or is not of its language.
-    pub fn template(&self) -> Result<&ChatTemplate, RuntimeError> {
+    pub fn template(&self) -> Result<&ChatTemplate> {
         once(&self.template, || match (ChatTemplate::beside(&self.folder), &self.gguf) {
             (Err(TextError::NoTemplate { .. }), Some(file)) => {
                 let own = Model::gguf_tokenizer(file)?;
@@ -107,7 +107,7 @@ impl Prompts {
     }
 }
 
-fn once<T>(cell: &OnceCell<T>, make: impl FnOnce() -> Result<T, RuntimeError>) -> Result<&T, RuntimeError> {
+fn once<T>(cell: &OnceCell<T>, make: impl FnOnce() -> Result<T>) -> Result<&T> {
     match cell.get() {
         Some(made) => Ok(made),
         None => {

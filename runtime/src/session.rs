@@ -22,7 +22,7 @@ use crate::decoder::Decoder;
 use crate::device::{compute_dtype, device_info, open_device, stored_dtype};
 use crate::disk::identity;
 use crate::draft_model::{DraftModel, DraftPlan};
-use crate::error::{RequestError, RuntimeError};
+use crate::error::{RequestError, Result, RuntimeError};
 use crate::exported::{self, Exported};
 use crate::features::{Feature, refuse_unused};
 use crate::follow::{Follow, Nobody};
@@ -133,7 +133,7 @@ impl Session {
     ///
     /// # Errors
     /// Another name, a build without CUDA, a device that does not answer.
-    pub fn open_device(name: &str) -> Result<Backend, RuntimeError> {
+    pub fn open_device(name: &str) -> Result<Backend> {
         open_device(name)
     }
 
@@ -142,7 +142,7 @@ impl Session {
     ///
     /// # Errors
     /// Whatever is wrong with the config, the weights, the budget or the device.
-    pub fn open(path: &Path, options: SessionOptions) -> Result<Self, RuntimeError> {
+    pub fn open(path: &Path, options: SessionOptions) -> Result<Self> {
         exported::refuse_program(path)?;
         let model = Model::read(path, &options.read)?;
         let folder = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
@@ -190,7 +190,7 @@ impl Session {
     }
 
     /// Keeps prefixes in files from here on, and finds those of earlier processes.
-    fn open_files(&mut self, folder: &Path, identity: [u8; 32]) -> Result<(), RuntimeError> {
+    fn open_files(&mut self, folder: &Path, identity: [u8; 32]) -> Result<()> {
         let limit = self.request.config().budget.disk.ok_or(RuntimeError::NoDiskBytes)?;
         let refused = match self.reuse() {
             Some(Ok(_)) => None,
@@ -224,8 +224,8 @@ impl Session {
     pub fn new(
         model: Model,
         options: SessionOptions,
-        load: impl FnOnce(&Model, &Backend) -> Result<Decoder, RuntimeError>,
-    ) -> Result<Self, RuntimeError> {
+        load: impl FnOnce(&Model, &Backend) -> Result<Decoder>,
+    ) -> Result<Self> {
         let SessionOptions {
             budget,
             settings,
@@ -321,7 +321,7 @@ impl Session {
     }
 
     /// An empty prefix cache over the pools, if they allow one.
-    fn start_reuse(&mut self) -> Result<(), RuntimeError> {
+    fn start_reuse(&mut self) -> Result<()> {
         // The old one holds the host tier until it is gone.
         if self.prefixes.take().is_some() {
             let strategy = strategy(self.caches.plan(), &self.request.config().budget);
@@ -336,7 +336,7 @@ impl Session {
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn forget_prefixes(&mut self) -> Result<(), RuntimeError> {
+    pub fn forget_prefixes(&mut self) -> Result<()> {
         if let Some(Ok(prefixes)) = &mut self.prefixes {
             self.caches.manager_mut()?.with_book(|book| prefixes.clear(book))?;
         }
@@ -386,7 +386,7 @@ impl Session {
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn share_among(&mut self, tenants: u32) -> Result<(), RuntimeError> {
+    pub fn share_among(&mut self, tenants: u32) -> Result<()> {
         let before = std::mem::replace(&mut self.tenants, tenants.max(1));
         match &mut self.prefixes {
             Some(Ok(prefixes)) if self.tenants >= before => {
@@ -405,7 +405,7 @@ impl Session {
     ///
     /// # Errors
     /// A request that cannot be served, caches that run out, a failing forward. No sequence is left in the caches.
-    pub fn generate(&mut self, requests: &[Request], keep_logits: bool) -> Result<Generation, RuntimeError> {
+    pub fn generate(&mut self, requests: &[Request], keep_logits: bool) -> Result<Generation> {
         self.serve(requests, keep_logits, &mut Nobody)
     }
 
@@ -413,12 +413,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::generate`].
-    pub fn serve(
-        &mut self,
-        requests: &[Request],
-        keep_logits: bool,
-        follower: &mut dyn Follow,
-    ) -> Result<Generation, RuntimeError> {
+    pub fn serve(&mut self, requests: &[Request], keep_logits: bool, follower: &mut dyn Follow) -> Result<Generation> {
         let tenants = requests.iter().map(|request| u32::from(request.tenant) + 1).max().unwrap_or(1);
         if tenants > self.tenants {
             self.share_among(tenants)?;
@@ -455,7 +450,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::generate`]; more beams than a step has sequences.
-    pub fn beam_search(&mut self, request: &Request, beams: Beams) -> Result<Vec<Hypothesis>, RuntimeError> {
+    pub fn beam_search(&mut self, request: &Request, beams: Beams) -> Result<Vec<Hypothesis>> {
         let limits = self.caches.plan().limits.clone();
         let caches = self.caches.manager_mut()?;
         let prefixes = self.prefixes.as_mut().and_then(|prefixes| prefixes.as_mut().ok());
@@ -467,7 +462,7 @@ impl Session {
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn stats(&self) -> Result<Stats, RuntimeError> {
+    pub fn stats(&self) -> Result<Stats> {
         let prefixes = self.reuse().and_then(Result::ok).copied();
         Ok(Stats { prefixes, ..self.caches.manager()?.book().stats() })
     }
@@ -477,7 +472,7 @@ impl Session {
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn metrics(&self) -> Result<String, RuntimeError> {
+    pub fn metrics(&self) -> Result<String> {
         let mut out = Exposition::default();
         self.stats()?.expose(&mut out);
         self.totals.expose(&mut out);
@@ -488,7 +483,7 @@ impl Session {
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn report(&self, requests: &[Request], generation: &Generation) -> Result<RunReport, RuntimeError> {
+    pub fn report(&self, requests: &[Request], generation: &Generation) -> Result<RunReport> {
         let plan = self.caches.plan();
         let pools = self.caches.bytes()?.into_iter().map(|pool| {
             let owner = plan.pool(&pool.id).map(|planned| planned.owner);

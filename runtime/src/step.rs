@@ -11,7 +11,7 @@ use cacheplan_managers::{BookError, ManagerError};
 use candle_core::Tensor;
 
 use crate::drafts::{Drafts, twin};
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::inputs::StepInputs;
 use crate::layer_cache::{PagedCache, RingCache, StateCache};
 use crate::layers::Choice;
@@ -66,7 +66,7 @@ impl<'a> Step<'a> {
     }
 
     /// The paged cache of `kind` in `layer`.
-    pub(crate) fn paged(&self, layer: u32, kind: &Kind) -> Result<PagedCache<'a>, RuntimeError> {
+    pub(crate) fn paged(&self, layer: u32, kind: &Kind) -> Result<PagedCache<'a>> {
         let cache = self.caches.kv_layer(self.route(layer, kind)?)?;
         let foreign = || BookError::UnknownPool(format!("paged pool {}", cache.paged));
         let &(batch, slot_mapping) = self.inputs.pools.get(cache.paged).ok_or_else(foreign)?;
@@ -75,23 +75,18 @@ impl<'a> Step<'a> {
     }
 
     /// The state of `kind` in `layer`.
-    pub(crate) fn state(&self, layer: u32, kind: &Kind) -> Result<StateCache<'a>, RuntimeError> {
+    pub(crate) fn state(&self, layer: u32, kind: &Kind) -> Result<StateCache<'a>> {
         self.state_at(layer, self.route(layer, kind)?, || self.caches.route(layer, &twin(kind)).ok())
     }
 
     /// The state of `layer` that the model's description calls `part`, where a layer has several of a kind.
-    pub(crate) fn state_called(&self, layer: u32, part: &str) -> Result<StateCache<'a>, RuntimeError> {
+    pub(crate) fn state_called(&self, layer: u32, part: &str) -> Result<StateCache<'a>> {
         let name = format!("{part}_{layer}");
         let twin = || self.caches.route_of(&format!("intermediate.{name}")).ok();
         self.state_at(layer, self.caches.route_of(&name)?, twin)
     }
 
-    fn state_at(
-        &self,
-        layer: u32,
-        own: Route,
-        twin: impl FnOnce() -> Option<Route>,
-    ) -> Result<StateCache<'a>, RuntimeError> {
+    fn state_at(&self, layer: u32, own: Route, twin: impl FnOnce() -> Option<Route>) -> Result<StateCache<'a>> {
         let state = self.caches.state_layer(own)?;
         if let Some(drafts) = self.drafts {
             return drafts.state(layer, own, twin(), &state);
@@ -101,7 +96,7 @@ impl<'a> Step<'a> {
     }
 
     /// The ring of `layer`, which holds what candidates wrote as it does all else: by position.
-    pub(crate) fn ring(&self, layer: u32) -> Result<RingCache<'a>, RuntimeError> {
+    pub(crate) fn ring(&self, layer: u32) -> Result<RingCache<'a>> {
         let ring = self.caches.state_layer(self.route(layer, &Kind::Ring)?)?;
         Ok(RingCache { pool: ring.pool, view: ring.view })
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use cacheplan_planner::Budget;
 use candle_core::{DType, Device};
 
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::exported::GraphExport;
 use crate::request::Request;
 use crate::session::{Session, SessionOptions};
@@ -34,13 +34,7 @@ impl GraphExport {
     ///
     /// # Errors
     /// As [`Session::open`] and [`Session::generate`]: a prompt with its new tokens that the caches do not hold.
-    pub fn verify(
-        &self,
-        path: &Path,
-        out: &Path,
-        prompt: Option<&[u32]>,
-        max_new_tokens: usize,
-    ) -> Result<Verified, RuntimeError> {
+    pub fn verify(&self, path: &Path, out: &Path, prompt: Option<&[u32]>, max_new_tokens: usize) -> Result<Verified> {
         let has_weights =
             || !matches!(Weights::of_model(path, DType::F32, &Device::Cpu), Err(WeightError::NoFile { .. }));
         // Weights that were invented lie beside the graphs.

@@ -1,6 +1,6 @@
 //! Which graph computes how many of a sequence's tokens.
 
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 
 /// One run of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(super) fn calls(
     mut tokens: usize,
     sequence: usize,
     mut row: usize,
-) -> Result<Vec<Call>, RuntimeError> {
+) -> Result<Vec<Call>> {
     let mut calls = Vec::new();
     let too_long = || past.saturating_add(tokens);
     if let Some(limit) = limit.filter(|&limit| too_long() > limit) {

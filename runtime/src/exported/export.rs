@@ -14,7 +14,7 @@ use prost::bytes::Bytes;
 use super::random;
 use super::write::{GraphDType, GraphForm};
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::weights::{WeightError, Weights};
 
 /// Weights of at most so many bytes lie in the graph's own file, which cannot be larger than 2 GiB.
@@ -50,7 +50,7 @@ impl GraphExport {
     /// # Errors
     /// A model that cannot be loaded, a layer that cannot be exported, a weight beyond f16, a bucket beyond the cache, a
     /// file that cannot be written.
-    pub fn write(&self, path: &Path, out: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+    pub fn write(&self, path: &Path, out: &Path) -> Result<Vec<PathBuf>> {
         let within = |what, found, unit, most, bound| match found {
             found if (1..=most).contains(&found) => Ok(()),
             found => Err(RuntimeError::OutOfRange { what, found, unit, most, bound }),
@@ -94,7 +94,7 @@ impl GraphExport {
     }
 
     /// Refuses a folder with graphs that this export does not replace: whoever runs the folder would compute with them too.
-    fn refuse_stale(&self, out: &Path) -> Result<(), RuntimeError> {
+    fn refuse_stale(&self, out: &Path) -> Result<()> {
         let Ok(entries) = std::fs::read_dir(out) else { return Ok(()) };
         let written: Vec<String> = self.buckets.iter().map(|bucket| format!("{}.onnx", name_of(*bucket))).collect();
         let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
@@ -121,7 +121,7 @@ fn name_of(bucket: Option<u64>) -> String {
 }
 
 /// Writes a graph; where its weights are more than `inside` bytes, they lie in a file beside it.
-fn save(mut model: ModelProto, folder: &Path, name: &str, inside: usize) -> Result<PathBuf, RuntimeError> {
+fn save(mut model: ModelProto, folder: &Path, name: &str, inside: usize) -> Result<PathBuf> {
     let tensors = model.graph.iter_mut().flat_map(|graph| &mut graph.initializer);
     let tensors: Vec<_> = tensors.filter(|tensor| tensor.raw_data.len() > 64).collect();
     if tensors.iter().map(|tensor| tensor.raw_data.len()).sum::<usize>() > inside {

@@ -34,7 +34,7 @@ pub(crate) use self::write::{Attending, Writer, int, refuse};
 pub use self::write::{GraphDType, GraphForm};
 use crate::cache_use::CacheUse;
 use crate::decoder::{Decoder, TextModel};
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result, RuntimeError};
 use crate::inputs::StepInputs;
 use crate::layers::RopeConfig;
 
@@ -121,7 +121,7 @@ impl Role {
 const STEP_TOKENS: u64 = 2048;
 
 /// Refuses a program of torch.export, which nothing here runs.
-pub(crate) fn refuse_program(path: &Path) -> Result<(), RuntimeError> {
+pub(crate) fn refuse_program(path: &Path) -> Result<()> {
     if path.extension().is_none_or(|extension| extension != "pt2") {
         return Ok(());
     }
@@ -131,7 +131,7 @@ pub(crate) fn refuse_program(path: &Path) -> Result<(), RuntimeError> {
 }
 
 /// The graphs in a folder.
-pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
+pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let name = folder.display().to_string();
     let unread = |source| ConfigError::Source(SourceError::Io { name: name.clone(), source });
     let mut files = Vec::new();
@@ -146,7 +146,7 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
 }
 
 /// What the graphs in a folder are planned by: the one that takes the most tokens.
-pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>), RuntimeError> {
+pub(crate) fn read(folder: &Path, native: &Model) -> Result<(Model, Vec<PathBuf>)> {
     let refuse = |file: &Path, reason: String| RuntimeError::Exported {
         file: file.display().to_string(),
         what: "the graph".to_owned(),
@@ -221,12 +221,7 @@ impl Exported {
     ///
     /// # Errors
     /// A graph that cannot be run, an input that nobody knows what to give, graphs over different states.
-    pub(crate) fn open(
-        files: &[PathBuf],
-        engine: &GraphEngine,
-        model: &Model,
-        on: &Backend,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn open(files: &[PathBuf], engine: &GraphEngine, model: &Model, on: &Backend) -> Result<Self> {
         let mut exported = Self {
             graphs: Mutex::default(),
             sizes: Vec::new(),
@@ -246,7 +241,7 @@ impl Exported {
         Ok(exported)
     }
 
-    fn bind(&mut self, file: &Path, model: &Model, on: &Backend) -> Result<BoundGraph, RuntimeError> {
+    fn bind(&mut self, file: &Path, model: &Model, on: &Backend) -> Result<BoundGraph> {
         let refuse = |what: &str, reason: String| RuntimeError::Exported {
             file: file.display().to_string(),
             what: what.to_owned(),
@@ -359,24 +354,14 @@ impl Exported {
     }
 
     /// The model of these graphs: alone where they give logits, else with what `around` them is another's.
-    pub(crate) fn decoder(
-        self,
-        around: impl FnOnce() -> Result<Decoder, RuntimeError>,
-        on: &Backend,
-    ) -> Result<Decoder, RuntimeError> {
+    pub(crate) fn decoder(self, around: impl FnOnce() -> Result<Decoder>, on: &Backend) -> Result<Decoder> {
         if self.gives_logits { Ok(Decoder::new(self, None, on)) } else { Ok(around()?.with_text(self)) }
     }
 
     /// Runs calls of as many sequences at once, and writes what is new; returns the rows of each one's tokens.
     ///
     /// Where they are fewer than the graph takes, the first one is there several times, and what that makes is dropped.
-    fn run(
-        &self,
-        graph: &mut BoundGraph,
-        calls: &[Call],
-        tokens: &[u32],
-        pools: &Pools<'_>,
-    ) -> Result<Vec<Vec<f32>>, RuntimeError> {
+    fn run(&self, graph: &mut BoundGraph, calls: &[Call], tokens: &[u32], pools: &Pools<'_>) -> Result<Vec<Vec<f32>>> {
         let batch = graph.batch;
         let Some(&first) = calls.first() else { return Ok(Vec::new()) };
         let size = first.size;
@@ -465,7 +450,7 @@ impl Exported {
 }
 
 /// Cosines and sines of each position, as the rotation turns a one in each first half.
-fn rope_table(rope: &Rope, positions: usize, rotary: usize) -> Result<Vec<f32>, RuntimeError> {
+fn rope_table(rope: &Rope, positions: usize, rotary: usize) -> Result<Vec<f32>> {
     let unit: Vec<f32> = (0..positions * rotary).map(|at| f32::from(at % rotary < rotary / 2)).collect();
     let unit = Tensor::from_vec(unit, (positions, 1, rotary), &Device::Cpu)?;
     let places: Vec<u32> = (0..positions as u32).collect();
@@ -489,7 +474,7 @@ impl TextModel for Exported {
         self.engine == GraphEngine::Interpreter
     }
 
-    fn forward(&self, _: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, _: &Run<'_>, inputs: &StepInputs<'_>, caches: &CacheManager) -> Result<Tensor> {
         let StepInputs { tokens, rows, metadata, .. } = inputs;
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         let pools = Pools { caches, metadata };

@@ -9,7 +9,7 @@ use candle_core::{DType, Device};
 
 use super::write::refuse;
 use crate::device::stored_dtype;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::weights::{SINGLE_FILE, Weights};
 
 const CONFIG: &str = "config.json";
@@ -28,7 +28,7 @@ pub(super) fn weights(seed: u64, model: &Model) -> Weights {
 }
 
 /// Refuses what no folder could be made a model of, before anything is written.
-pub(super) fn check(model: &Path, out: &Path) -> Result<(), RuntimeError> {
+pub(super) fn check(model: &Path, out: &Path) -> Result<()> {
     config(model)?;
     if is_same(&folder(model), out) && out.join(SINGLE_FILE).exists() {
         let reason = "random weights would take the place of the model's own; name another folder";
@@ -38,7 +38,7 @@ pub(super) fn check(model: &Path, out: &Path) -> Result<(), RuntimeError> {
 }
 
 /// Writes what was invented for a model, and what describes it, to the folder of its graphs.
-pub(super) fn save(model: &Path, out: &Path, weights: &Weights) -> Result<Vec<PathBuf>, RuntimeError> {
+pub(super) fn save(model: &Path, out: &Path, weights: &Weights) -> Result<Vec<PathBuf>> {
     let mut files = vec![out.join(SINGLE_FILE)];
     weights.save_invented(&files[0])?;
     let folder = folder(model);
@@ -58,7 +58,7 @@ pub(super) fn save(model: &Path, out: &Path, weights: &Weights) -> Result<Vec<Pa
     Ok(files)
 }
 
-fn config(model: &Path) -> Result<Source, RuntimeError> {
+fn config(model: &Path) -> Result<Source> {
     let file = if model.is_dir() { model.join(CONFIG) } else { model.to_owned() };
     if file.extension().is_none_or(|extension| extension != "json") {
         let reason = "random weights need a config.json, which says what they are for";

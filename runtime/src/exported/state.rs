@@ -17,7 +17,7 @@ use half::{bf16, f16};
 
 use super::bucket::Call;
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 
 /// The step's pools.
 pub(super) struct Pools<'a> {
@@ -47,7 +47,7 @@ enum StateInput<'a> {
 }
 
 /// A part of a pool, as it is stored.
-fn numbers(storage: &Storage, range: Range<usize>) -> Result<Slice<'_>, RuntimeError> {
+fn numbers(storage: &Storage, range: Range<usize>) -> Result<Slice<'_>> {
     match storage {
         Storage::Cpu(CpuStorage::F32(values)) => Ok(Slice::Float(&values[range])),
         Storage::Cpu(CpuStorage::F16(values)) => Ok(Slice::Half(&values[range])),
@@ -57,7 +57,7 @@ fn numbers(storage: &Storage, range: Range<usize>) -> Result<Slice<'_>, RuntimeE
 }
 
 /// Adds a part of a pool.
-fn extend(values: &mut Vec<f32>, storage: &Storage, range: Range<usize>) -> Result<(), RuntimeError> {
+fn extend(values: &mut Vec<f32>, storage: &Storage, range: Range<usize>) -> Result<()> {
     match numbers(storage, range)? {
         Slice::Float(stored) => values.extend_from_slice(stored),
         Slice::Half(stored) => values.extend(stored.iter().map(|x| x.to_f32())),
@@ -105,7 +105,7 @@ struct FixedRow<'a> {
 
 impl<'a> Pools<'a> {
     /// What the pools hold of a sequence's state, with room for so many tokens.
-    fn held(&self, state: &StateBinding, capacity: usize, call: Call) -> Result<StateInput<'a>, RuntimeError> {
+    fn held(&self, state: &StateBinding, capacity: usize, call: Call) -> Result<StateInput<'a>> {
         let layer = layer_of(state);
         match state.part {
             StatePart::Keys => self.gathered(layer, &[0], call.past, call),
@@ -122,12 +122,7 @@ impl<'a> Pools<'a> {
     }
 
     /// The same of several sequences, one behind the other.
-    fn held_by(
-        &self,
-        state: &StateBinding,
-        port: &[Option<usize>],
-        lanes: Lanes<'_>,
-    ) -> Result<StateInput<'a>, RuntimeError> {
+    fn held_by(&self, state: &StateBinding, port: &[Option<usize>], lanes: Lanes<'_>) -> Result<StateInput<'a>> {
         let lanes = lanes.calls;
         let most = lanes.iter().map(|call| call.past + call.size).max().unwrap_or(0);
         let capacity = port.get(3).copied().flatten().unwrap_or(most);
@@ -156,7 +151,7 @@ impl<'a> Pools<'a> {
     }
 
     /// The states of all sequences where they lie, to be renewed there.
-    fn renewed(&self, state: &StateBinding, lanes: Lanes<'_>) -> Result<StateInput<'a>, RuntimeError> {
+    fn renewed(&self, state: &StateBinding, lanes: Lanes<'_>) -> Result<StateInput<'a>> {
         let kind = if state.part == StatePart::Convolution { Kind::CausalConv } else { Kind::Ssm };
         let StateLayer { pool, view, .. } = self.caches.state_layer(self.caches.route(layer_of(state), &kind)?)?;
         let slot = |(lane, call): (usize, &Call)| match self.metadata.slots.get(call.sequence) {
@@ -168,7 +163,7 @@ impl<'a> Pools<'a> {
     }
 
     /// A sequence's rows of a fixed cache, in the order of the graph's.
-    fn fixed_rows(&self, state: &StateBinding, call: Call) -> Result<Vec<FixedRow<'a>>, RuntimeError> {
+    fn fixed_rows(&self, state: &StateBinding, call: Call) -> Result<Vec<FixedRow<'a>>> {
         let row = |layer: &u32| {
             let layer = self.caches.state_layer(self.caches.route_of(&format!("{}_{layer}", state.input))?)?;
             let slot = self.slot(call).ok_or_else(|| ManagerError::UnknownResource(state.input.clone()))?;
@@ -185,7 +180,7 @@ impl<'a> Pools<'a> {
         capacity: usize,
         call: Call,
         pool: Option<&Tensor>,
-    ) -> Result<StateInput<'a>, RuntimeError> {
+    ) -> Result<StateInput<'a>> {
         let rows = self.fixed_rows(state, call)?;
         let Some(first) = rows.first() else { return Err(RuntimeError::NotFloat) };
         let [heads, _, head_dim] = first.layer.view.shape;
@@ -219,8 +214,8 @@ impl<'a> Pools<'a> {
         ports: &dyn Fn(usize) -> &'p [Option<usize>],
         renews: bool,
         lanes: Lanes<'_>,
-        body: impl FnOnce(Vec<Input<'_>>) -> Result<R, RuntimeError>,
-    ) -> Result<R, RuntimeError> {
+        body: impl FnOnce(Vec<Input<'_>>) -> Result<R>,
+    ) -> Result<R> {
         let mut held = Vec::with_capacity(states.len());
         for (number, state) in states.iter().enumerate() {
             held.push(match renews && is_replaced(state.part) {
@@ -286,20 +281,14 @@ impl<'a> Pools<'a> {
     }
 
     /// A layer's state and the first element of the sequence's part of its pool.
-    fn state(&self, layer: u32, kind: &Kind, call: Call) -> Result<(StateLayer<'a>, usize), RuntimeError> {
+    fn state(&self, layer: u32, kind: &Kind, call: Call) -> Result<(StateLayer<'a>, usize)> {
         let state = self.caches.state_layer(self.caches.route(layer, kind)?)?;
         let slot = self.slot(call).ok_or_else(|| ManagerError::UnknownLayer { layer, kind: kind.clone() })?;
         Ok((state, slot * state.view.slot_elems + state.view.layer_offset))
     }
 
     /// Keys, values or both of the tokens so far, `[1, heads, capacity, head_dim]` with an axis before the heads for both.
-    fn gathered(
-        &self,
-        layer: u32,
-        sides: &[usize],
-        capacity: usize,
-        call: Call,
-    ) -> Result<StateInput<'a>, RuntimeError> {
+    fn gathered(&self, layer: u32, sides: &[usize], capacity: usize, call: Call) -> Result<StateInput<'a>> {
         let KvLayer { pool, view, paged, .. } = self.caches.kv_layer(self.caches.route(layer, &Kind::KvPaged)?)?;
         let step = &self.metadata.pools[paged];
         let table = &step.block_tables[call.sequence * step.max_blocks..][..step.max_blocks];
@@ -320,7 +309,7 @@ impl<'a> Pools<'a> {
 
     /// The last inputs of a convolution, `[1, channels, columns]`. Graphs may keep a column more than the pool does, which
     /// carries nothing.
-    fn convolution(&self, layer: u32, call: Call) -> Result<StateInput<'a>, RuntimeError> {
+    fn convolution(&self, layer: u32, call: Call) -> Result<StateInput<'a>> {
         let (state, start) = self.state(layer, &Kind::CausalConv, call)?;
         let guard = state.pool.storage_and_layout().0;
         let mut stored = Vec::new();
@@ -341,7 +330,7 @@ impl<'a> Pools<'a> {
         new: Vec<Option<Vec<f32>>>,
         call: Call,
         count: usize,
-    ) -> Result<(), RuntimeError> {
+    ) -> Result<()> {
         let mut paged: BTreeMap<u32, [Option<Vec<f32>>; 2]> = BTreeMap::new();
         for (state, values) in states.iter().zip(new) {
             let Some(values) = values else { continue };
@@ -419,12 +408,12 @@ fn layer_of(state: &StateBinding) -> u32 {
 /// Calls a body with a pool's numbers, which candle lends to be written within an op only.
 struct Lent<F, R> {
     body: RefCell<Option<F>>,
-    result: RefCell<Option<Result<R, RuntimeError>>>,
+    result: RefCell<Option<Result<R>>>,
 }
 
 impl<F, R> InplaceOp1 for Lent<F, R>
 where
-    F: FnOnce(Option<SliceMut<'_>>) -> Result<R, RuntimeError>,
+    F: FnOnce(Option<SliceMut<'_>>) -> Result<R>,
 {
     fn name(&self) -> &'static str {
         "lend_state"

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 pub(crate) use self::attention::Attending;
 use self::attention::KeyCache;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 
 /// The version of the standard operators, where none is newer.
 const OPSET: i64 = 18;
@@ -64,8 +64,6 @@ pub(crate) struct Writer {
     latent_width: Option<usize>,
     functions: Vec<FunctionProto>,
 }
-
-type Result<T> = std::result::Result<T, RuntimeError>;
 
 pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto { name: name.to_owned(), i: value, r#type: 2, ..AttributeProto::default() }

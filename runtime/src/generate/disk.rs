@@ -5,14 +5,11 @@ use cacheplan_managers::prefix::{Key, ReuseLease, TenantId};
 use cacheplan_managers::{BookError, ManagerError};
 
 use super::{Generator, Job, Running, Serving};
-use crate::error::RuntimeError;
+use crate::error::Result;
 
 impl Generator<'_, '_> {
     /// Brings in what a file has of a job's tokens, where that is at least a block more than the caches have.
-    pub(super) fn enter_from_file(
-        &mut self,
-        job: &Job,
-    ) -> Result<Option<(SequenceId, Option<ReuseLease>, usize)>, RuntimeError> {
+    pub(super) fn enter_from_file(&mut self, job: &Job) -> Result<Option<(SequenceId, Option<ReuseLease>, usize)>> {
         // The last token is computed, so that there are logits.
         let Some(known) = job.tokens.len().checked_sub(1).map(|end| &job.tokens[..end]) else { return Ok(None) };
         loop {
@@ -45,7 +42,7 @@ impl Generator<'_, '_> {
     }
 
     /// Leaves what was computed of a job in a file: at its end, and where the prefixes keep a state of its prompt.
-    pub(super) fn leave_in_file(serving: &mut Serving<'_, '_>, running: &Running) -> Result<(), RuntimeError> {
+    pub(super) fn leave_in_file(serving: &mut Serving<'_, '_>, running: &Running) -> Result<()> {
         let Running { job, sequence, lease: Some(lease), computed } = running else { return Ok(()) };
         let Serving { caches, prefixes: Some(prefixes), disk: Some(disk), .. } = serving else { return Ok(()) };
         let tokens = &job.tokens[..*computed];

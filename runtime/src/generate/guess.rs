@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 
 use super::{Generator, Part, Predicted, Running, Serving};
 use crate::draft_model::{Candidate, one_each};
-use crate::error::RuntimeError;
+use crate::error::Result;
 
 impl Generator<'_, '_> {
     /// Whether the model's own prediction layer guesses.
@@ -25,7 +25,7 @@ impl Generator<'_, '_> {
 
     /// Lets a draft model or the model's own layer make the guesses that there is room for, each drawn as the model's own
     /// token at its place will be, so that models which agree draw alike.
-    pub(super) fn guess(&mut self, parts: &mut [Part]) -> Result<(), RuntimeError> {
+    pub(super) fn guess(&mut self, parts: &mut [Part]) -> Result<()> {
         let Serving { model, caches, draft, .. } = &self.serving;
         if draft.is_none() && !self.predicts() {
             return Ok(());
@@ -81,7 +81,7 @@ impl Generator<'_, '_> {
 
     /// Lets the model's own layer go over a step that the model has made: `hidden` are its rows, `starts` the tokens that
     /// each job had before.
-    pub(super) fn predict(&mut self, parts: &[Part], starts: &[usize], hidden: &Tensor) -> Result<(), RuntimeError> {
+    pub(super) fn predict(&mut self, parts: &[Part], starts: &[usize], hidden: &Tensor) -> Result<()> {
         let (mut next, mut rows, mut jobs) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (part, start)) in parts.iter().zip(starts).enumerate().filter(|(_, (part, _))| part.tokens > 0) {
             let tokens = &self.running[index].job.tokens;
@@ -105,7 +105,7 @@ impl Generator<'_, '_> {
 
     /// Computes a draft model's caches of what a verifying step has left it: its last guess where all were right, and
     /// the known token where it made none.
-    pub(super) fn catch_up(&self, parts: &[Part], accepted: &[(usize, Vec<u32>)]) -> Result<(), RuntimeError> {
+    pub(super) fn catch_up(&self, parts: &[Part], accepted: &[(usize, Vec<u32>)]) -> Result<()> {
         let Serving { caches, draft: Some(draft), .. } = &self.serving else { return Ok(()) };
         let behind = parts.iter().zip(accepted).enumerate().filter_map(|(sequence, (part, (_, path)))| {
             let place = part.drafts();

@@ -8,12 +8,12 @@ use cacheplan_managers::{BookError, Lack, ManagerError};
 
 use super::{Generator, Job, Offloaded, Part, Running, Serving};
 use crate::costs::ResumeBy;
-use crate::error::RuntimeError;
+use crate::error::Result;
 
 impl Generator<'_, '_> {
     /// Plans a step and reserves its blocks; where they do not suffice, it guesses nothing, and then the youngest job
     /// gives up its caches.
-    pub(super) fn make_room(&mut self) -> Result<Vec<Part>, RuntimeError> {
+    pub(super) fn make_room(&mut self) -> Result<Vec<Part>> {
         let mut drafting = self.serving.limits.draft_positions > 1;
         loop {
             let parts = self.parts(drafting);
@@ -57,13 +57,13 @@ impl Generator<'_, '_> {
     }
 
     /// Lets prefixes that nobody uses make way; whether any did.
-    pub(super) fn drop_prefixes(&mut self, lack: &Lack) -> Result<bool, RuntimeError> {
+    pub(super) fn drop_prefixes(&mut self, lack: &Lack) -> Result<bool> {
         let Serving { caches, prefixes, .. } = &mut self.serving;
         let dropped = prefixes.as_mut().map(|prefixes| caches.with_book(|book| prefixes.make_room(book, lack)));
         Ok(dropped.transpose()?.unwrap_or(false))
     }
 
-    fn preempt_youngest(&mut self) -> Result<(), RuntimeError> {
+    fn preempt_youngest(&mut self) -> Result<()> {
         if let Some(running) = self.running.pop() {
             let mut job = match self.cheaper(&running)? {
                 ResumeBy::Host => self.offload(running)?,
@@ -78,7 +78,7 @@ impl Generator<'_, '_> {
     }
 
     /// How a job would come back sooner, as far as its plan has a choice.
-    fn cheaper(&self, running: &Running) -> Result<ResumeBy, RuntimeError> {
+    fn cheaper(&self, running: &Running) -> Result<ResumeBy> {
         let Serving { caches, prefixes, .. } = &self.serving;
         if caches.book().layout().host_bytes.is_none() || running.computed == 0 {
             return Ok(ResumeBy::Recompute);
@@ -89,7 +89,7 @@ impl Generator<'_, '_> {
     }
 
     /// Moves the caches of a job to host memory; without room there they are given up.
-    fn offload(&mut self, mut running: Running) -> Result<Job, RuntimeError> {
+    fn offload(&mut self, mut running: Running) -> Result<Job> {
         let Running { sequence, computed, .. } = running;
         let bytes = self.serving.caches.book().bytes_to_park(sequence)?;
         let begun = Instant::now();
@@ -112,7 +112,7 @@ impl Generator<'_, '_> {
         &mut self,
         job: &Job,
         Offloaded { sequence, bytes, computed }: Offloaded,
-    ) -> Result<(SequenceId, Option<ReuseLease>, usize), RuntimeError> {
+    ) -> Result<(SequenceId, Option<ReuseLease>, usize)> {
         let time = loop {
             let begun = Instant::now();
             let lack = match self.serving.caches.onload(sequence) {
@@ -133,7 +133,7 @@ impl Generator<'_, '_> {
     }
 
     /// Gives up the caches that a job has in host memory.
-    pub(super) fn forget_offloaded(&mut self, job: &Job) -> Result<(), RuntimeError> {
+    pub(super) fn forget_offloaded(&mut self, job: &Job) -> Result<()> {
         match job.offloaded {
             Some(offloaded) => Ok(self.serving.caches.finish(offloaded.sequence)?),
             None => Ok(()),

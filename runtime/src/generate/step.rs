@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::shares::Shares;
 use super::{Generator, Part, Running, Serving};
 use crate::commit::commit;
-use crate::error::{RequestError, RuntimeError};
+use crate::error::{RequestError, Result};
 use crate::request::Finish;
 use crate::sampling::Sampler;
 use crate::speculate::Guesses;
@@ -63,7 +63,7 @@ impl Generator<'_, '_> {
     }
 
     /// Runs the step and appends a token to each job whose tokens are all computed, and more where guesses were right.
-    pub(super) fn step(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
+    pub(super) fn step(&mut self, parts: &[Part]) -> Result<()> {
         let verifies = parts.iter().any(|part| part.drafts() > 0);
         let starts: Vec<usize> = self.running.iter().map(|running| running.computed).collect();
         let predicts = self.predicts();
@@ -125,12 +125,7 @@ impl Generator<'_, '_> {
     /// guess that was right before it. The jobs, and the rows of each step whose tokens count.
     ///
     /// Each is drawn as it would be without the guess, so that what is generated is the same.
-    fn verify(
-        &mut self,
-        complete: &[usize],
-        parts: &[Part],
-        logits: &Tensor,
-    ) -> Result<Vec<(usize, Vec<u32>)>, RuntimeError> {
+    fn verify(&mut self, complete: &[usize], parts: &[Part], logits: &Tensor) -> Result<Vec<(usize, Vec<u32>)>> {
         let mut first = vec![None; parts.len()];
         let mut row = 0;
         for &index in complete {
@@ -192,7 +187,7 @@ impl Generator<'_, '_> {
     }
 
     /// Tells the prefixes what was computed.
-    fn remember(&mut self, parts: &[Part]) -> Result<(), RuntimeError> {
+    fn remember(&mut self, parts: &[Part]) -> Result<()> {
         let Serving { caches, prefixes: Some(prefixes), .. } = &mut self.serving else { return Ok(()) };
         let stepped = self.running.iter_mut().zip(parts).filter(|(_, part)| part.tokens > 0);
         for (Running { job, lease, computed, .. }, _) in stepped {

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use super::{Chooser, Linear, Mixer, RmsNorm, sigmoid};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Attending, Writer, refuse};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -86,12 +86,7 @@ pub(crate) struct AttentionShape {
 
 impl Attention {
     /// Reads `q_proj`, `k_proj`, `v_proj` and `o_proj` of absolute layer `layer`, or those of them that it has.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        layer: u32,
-        shape: AttentionShape,
-        rope: Option<Rope>,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: AttentionShape, rope: Option<Rope>) -> Result<Self> {
         Self::load_with_output(weights, ("o_proj", shape.bias), layer, shape, rope)
     }
 
@@ -103,7 +98,7 @@ impl Attention {
         layer: u32,
         shape: AttentionShape,
         rope: Option<Rope>,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self> {
         let AttentionShape { hidden, heads, kv_heads, head_dim, bias, keys, .. } = shape;
         let parts = [("q_proj", heads), ("k_proj", kv_heads), ("v_proj", kv_heads)];
         let inward = parts.into_iter().take(keys.projections());
@@ -119,7 +114,7 @@ impl Attention {
         layer: u32,
         shape: AttentionShape,
         rope: Option<Rope>,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self> {
         let AttentionShape { hidden, heads, kv_heads, head_dim, bias, .. } = shape;
         let both = Linear::load(&weights.enter("q_proj"), hidden, 2 * heads * head_dim, bias)?;
         let half = |start: usize| {
@@ -221,13 +216,7 @@ impl Attention {
     }
 
     /// The same as nodes of a graph, of a part `[1, tokens, heads · head_dim]`.
-    fn trace_heads(
-        &self,
-        writer: &mut Writer,
-        part: &str,
-        heads: usize,
-        norm: Option<&RmsNorm>,
-    ) -> Result<String, RuntimeError> {
+    fn trace_heads(&self, writer: &mut Writer, part: &str, heads: usize, norm: Option<&RmsNorm>) -> Result<String> {
         let apart = [0, 0, heads as i64, self.shape.head_dim as i64];
         match norm {
             None => Ok(writer.reshape(part, &apart)),
@@ -244,7 +233,7 @@ impl Attention {
 }
 
 impl Mixer for Attention {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let AttentionShape { heads, kv_heads, head_dim, keys, .. } = self.shape;
         let (on, tokens) = (step.on(), x.dim(0)?);
         let flat = self.inward.forward(on, x)?;
@@ -278,7 +267,7 @@ impl Mixer for Attention {
         Ok(self.o.forward(on, &y)?)
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let AttentionShape { heads, kv_heads, head_dim, keys, window, .. } = self.shape;
         if self.chooser.is_some() {
             return Err(refuse("attention", "it chooses the tokens that it sees"));

@@ -5,7 +5,7 @@ use cacheplan_transforms::onnx::EDGE_LLM;
 use candle_core::Tensor;
 
 use super::Activation;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Writer, recurrent};
 use crate::layer_cache::StateCache;
 use crate::weights::Scope;
@@ -26,7 +26,7 @@ impl CausalConv {
     }
 
     /// Reads `weight`, which checkpoints store as `[channels, 1, d_conv]`, and `bias` if the config states one.
-    pub(crate) fn load(weights: &Scope<'_>, channels: usize, d_conv: usize, bias: bool) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, channels: usize, d_conv: usize, bias: bool) -> Result<Self> {
         let weight = weights.get("weight", (channels, 1, d_conv))?.squeeze(1)?.t()?.contiguous()?;
         Ok(Self { bias: weights.bias(bias, channels)?, ..Self::new(weight) })
     }
@@ -53,7 +53,7 @@ impl CausalConv {
     }
 
     /// As nodes of a graph that keeps the last inputs of `layer`.
-    pub(crate) fn trace(&self, writer: &mut Writer, x: &str, layer: u32) -> Result<String, RuntimeError> {
+    pub(crate) fn trace(&self, writer: &mut Writer, x: &str, layer: u32) -> Result<String> {
         let [d_conv, channels] = self.dims();
         let weight = writer.weight(&self.weight.t()?.unsqueeze(1)?.contiguous()?)?;
         let bias = match &self.bias {
@@ -72,7 +72,7 @@ impl CausalConv {
     }
 
     /// `[tokens, channels]` to `[tokens, channels]`; moves the state on.
-    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor, state: &StateCache<'_>) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor, state: &StateCache<'_>) -> Result<Tensor> {
         // The kernel has SiLU only.
         let (silu, after) = match self.activation {
             Some(Activation::Silu) => (true, None),

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 use super::linear::LinearStack;
 use super::mlp::Inner;
 use super::{Activation, Linear, Mlp, MlpShape};
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Chosen, Writer, refuse};
 use crate::weights::Scope;
 
@@ -55,12 +55,7 @@ impl ExpertMlps {
     }
 
     /// Reads so many gated experts: each by itself with its projections under `names`, or all of them stacked.
-    pub(crate) fn read(
-        weights: &Scope<'_>,
-        count: usize,
-        names: [&str; 3],
-        expert: MlpShape,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn read(weights: &Scope<'_>, count: usize, names: [&str; 3], expert: MlpShape) -> Result<Self> {
         if !weights.stores("gate_up_proj") {
             return Self::load(weights.backend(), count, |i| Mlp::load_named(&weights.enter(i), names, expert));
         }
@@ -86,7 +81,7 @@ impl ExpertMlps {
     }
 
     /// What the chosen experts make of `x`, as nodes of a graph.
-    pub(super) fn written(&self, writer: &mut Writer, x: &str, chosen: &Chosen) -> Result<String, RuntimeError> {
+    pub(super) fn written(&self, writer: &mut Writer, x: &str, chosen: &Chosen) -> Result<String> {
         let first = self.each.first().ok_or_else(|| refuse("experts", "there are none"))?;
         let inward = Linear::stack(writer, self.each.iter().map(|mlp| &mlp.inward))?;
         let down = Linear::stack(writer, self.each.iter().map(|mlp| &mlp.down))?;

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{Activation, CausalConv, Linear, Mixer, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Decay, Recurrence, Writer, int};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -55,7 +55,7 @@ pub(crate) struct GatedDeltaRest {
 
 impl GatedDeltaRest {
     /// Reads it by the names that most checkpoints have.
-    pub(crate) fn load(weights: &Scope<'_>, shape: &GatedDeltaShape) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, shape: &GatedDeltaShape) -> Result<Self> {
         Ok(Self {
             conv: CausalConv::load(&weights.enter("conv1d"), 2 * shape.keys() + shape.values(), shape.d_conv, false)?,
             norm_weight: weights.enter("norm").get("weight", shape.value_dim)?,
@@ -110,7 +110,7 @@ impl GatedDelta {
         shape: GatedDeltaShape,
         projections: GatedDeltaProjections,
         GatedDeltaRest { conv, norm_weight, out_proj }: GatedDeltaRest,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self> {
         let a_log = weights.float("A_log", shape.value_heads)?;
         Ok(Self {
             layer,
@@ -158,7 +158,7 @@ impl GatedDelta {
     }
 
     /// Each head's output `y` `[tokens, values]` normalised, behind the gate `z`.
-    fn gated(&self, on: &Run<'_>, y: &Tensor, z: &Tensor) -> Result<Tensor, RuntimeError> {
+    fn gated(&self, on: &Run<'_>, y: &Tensor, z: &Tensor) -> Result<Tensor> {
         let norm = RmsNorm { weight: &self.norm_weight, eps: self.shape.norm_eps };
         let GatedDeltaShape { value_heads, value_dim, .. } = self.shape;
         Ok(match self.shape.gate {
@@ -177,7 +177,7 @@ impl GatedDelta {
 }
 
 impl Mixer for GatedDelta {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
         let on = step.on();
         let (keys, values) = (self.shape.keys(), self.shape.values());
@@ -202,14 +202,14 @@ impl Mixer for GatedDelta {
         Ok(self.out_proj.forward(on, &y)?)
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool> {
         // Nothing is read out.
         replay(kept, self.layer, ["k", "v", "g", "beta"], |[k, v, decay, beta], state, batch| {
             self.scan(k, [k, v, decay, beta]).run(on, state.pool, &state.view, batch)
         })
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let GatedDeltaShape { key_heads, value_heads, key_dim, value_dim, norm_eps, strength, .. } = self.shape;
         let GatedDeltaProjections { qkv, z, b, a } = &self.projections;
         let qkv = qkv.trace(writer, x)?;

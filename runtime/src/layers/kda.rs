@@ -7,7 +7,7 @@ use candle_core::{DType, Tensor};
 
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, sigmoid, softplus};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Decay, Recurrence, Writer, int, refuse};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -65,7 +65,7 @@ impl KdaDecay {
 
 impl Kda {
     /// Reads the mixer of absolute layer `layer`, whose heads decay by `a_log` in f32.
-    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: KdaShape, a_log: &Tensor) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: KdaShape, a_log: &Tensor) -> Result<Self> {
         let KdaShape { hidden, heads, head_dim, d_conv, activation, norm_eps, .. } = shape;
         let channels = heads * head_dim;
         let linear = |name: &str, from: usize, to: usize| Linear::load(&weights.enter(name), from, to, false);
@@ -99,7 +99,7 @@ impl Kda {
 }
 
 impl Mixer for Kda {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let KdaShape { heads, head_dim, .. } = self.shape;
         let (on, tokens, channels) = (step.on(), x.dim(0)?, heads * head_dim);
         let through = |[a, b]: &[Linear; 2]| b.forward(on, &a.forward(on, x)?);
@@ -120,14 +120,14 @@ impl Mixer for Kda {
         Ok(self.o.forward(on, &(y * sigmoid(&through(&self.gate)?)?)?)?)
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool> {
         // Nothing is read out.
         replay(kept, self.layer, ["k", "v", "g", "beta"], |[k, v, decay, beta], state, batch| {
             self.scan(k, [k, v, decay, beta]).run(on, state.pool, &state.view, batch)
         })
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let KdaShape { heads, head_dim, .. } = self.shape;
         let (channels, apart) = (heads * head_dim, [0, 0, heads as i64, head_dim as i64]);
         let flat = [0, 0, channels as i64];

@@ -6,7 +6,7 @@ use candle_core::{DType, Tensor};
 
 use super::MlaShape;
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layer_cache::PagedCache;
 use crate::step::Step;
 
@@ -35,7 +35,7 @@ impl Latents {
         mode: MlaCacheMode,
         dtype: DType,
         scale: Option<&Tensor>,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self> {
         let widths = [shape.kv_lora_rank, shape.rope];
         let elems = COLUMN_BYTES / dtype.size_in_bytes();
         let columns = match mode {
@@ -61,14 +61,14 @@ impl Latents {
     }
 
     /// Where a step's latents and rope keys are kept; in the first mode together.
-    pub(super) fn pools<'a>(&self, step: &Step<'a>) -> Result<(PagedCache<'a>, Option<PagedCache<'a>>), RuntimeError> {
+    pub(super) fn pools<'a>(&self, step: &Step<'a>) -> Result<(PagedCache<'a>, Option<PagedCache<'a>>)> {
         let ropes = (self.mode != MlaCacheMode::KvCache).then(|| step.paged(self.layer, &Kind::MlaRope));
         Ok((step.paged(self.layer, &Kind::MlaPaged)?, ropes.transpose()?))
     }
 
     /// Attends with `q` `[tokens, heads, latent + rope]` to what the pools hold, this step's included: `[tokens, heads,
     /// latent]`.
-    pub(super) fn attend(&self, q: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    pub(super) fn attend(&self, q: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let rule = PagedAttention::new(self.score_scale, self.widths[0]);
         let (latents, ropes) = self.pools(step)?;
         let Some(ropes) = ropes else {
@@ -108,7 +108,7 @@ fn seen(batch: &PagedBatch<'_>, tokens_per_block: usize) -> Vec<usize> {
 }
 
 /// Blocks of a pool as rows, `[blocks, tokens, width]` in f32; one block of nothing where none is seen.
-fn rows(cache: &PagedCache<'_>, places: &[usize], scale: Option<f32>) -> Result<Tensor, RuntimeError> {
+fn rows(cache: &PagedCache<'_>, places: &[usize], scale: Option<f32>) -> Result<Tensor> {
     let view = &cache.view;
     let (columns, tokens, width) = (view.num_kv_heads, view.tokens_per_block, view.head_dim);
     let mut blocks: Vec<u32> = places.iter().map(|&place| cache.batch.block_tables[place].max(0) as u32).collect();

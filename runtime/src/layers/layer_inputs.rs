@@ -7,7 +7,7 @@ use cacheplan_kernels::{Numbers, Run};
 use candle_core::Tensor;
 
 use super::{Activation, Linear, Mixer, RmsNorm};
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Writer, int, refuse};
 use crate::step::Step;
 use crate::weights::{Matrix, Scope};
@@ -37,12 +37,7 @@ pub(crate) struct LayerInputs {
 
 impl LayerInputs {
     /// Reads `embed_tokens_per_layer`, `per_layer_model_projection` and `per_layer_projection_norm`.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        hidden: usize,
-        layers: usize,
-        shape: LayerInputsShape,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, hidden: usize, layers: usize, shape: LayerInputsShape) -> Result<Self> {
         let LayerInputsShape { vocab_size, channels, eps } = shape;
         let all = layers * channels;
         Ok(Self {
@@ -56,12 +51,7 @@ impl LayerInputs {
     }
 
     /// Those of a step's tokens, whose embeddings are `embedded` `[tokens, hidden]`: `[tokens, layers, channels]`.
-    pub(crate) fn forward(
-        &self,
-        on: &Run<'_>,
-        tokens: Numbers<'_, u32>,
-        embedded: &Tensor,
-    ) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, on: &Run<'_>, tokens: Numbers<'_, u32>, embedded: &Tensor) -> Result<Tensor> {
         let by_layer = (embedded.dim(0)?, self.layers, self.channels);
         let own = (self.table.embed(on, tokens)?.reshape(by_layer)? * self.own_scale())?;
         let mixed = (self.projection.forward(on, embedded)? * self.projection_scale)?.reshape(by_layer)?;
@@ -69,7 +59,7 @@ impl LayerInputs {
     }
 
     /// The same as nodes of a graph.
-    pub(crate) fn trace(&self, writer: &mut Writer, embedded: &str) -> Result<(), RuntimeError> {
+    pub(crate) fn trace(&self, writer: &mut Writer, embedded: &str) -> Result<()> {
         let by_layer = [0, 0, self.layers as i64, self.channels as i64];
         let table = writer.weight(&self.table.computed()?)?;
         let own = writer.node_with("Gather", &[&table, "input_ids"], vec![int("axis", 0)]);
@@ -107,7 +97,7 @@ impl LayerInput {
         layer: u32,
         [hidden, channels]: [usize; 2],
         activation: Activation,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self> {
         Ok(Self {
             layer: layer as usize,
             gate: Linear::load(&weights.enter("per_layer_input_gate"), hidden, channels, false)?,
@@ -118,14 +108,14 @@ impl LayerInput {
 }
 
 impl Mixer for LayerInput {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let on = step.on();
         let input = step.layer_input(self.layer)?;
         let gated = (self.activation.forward(&self.gate.forward(on, x)?)? * input)?;
         Ok(self.projection.forward(on, &gated)?)
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let inputs = writer.layer_inputs().ok_or_else(|| refuse("a layer's input", "the model has none"))?.to_owned();
         let layer = writer.whole(self.layer as i64);
         let input = writer.node_with("Gather", &[&inputs, &layer], vec![int("axis", 2)]);

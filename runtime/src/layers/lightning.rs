@@ -7,7 +7,7 @@ use candle_core::Tensor;
 
 use super::{Activation, Linear, Mixer, RmsNorm, replay, sigmoid};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Decay, Recurrence, Writer};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -39,7 +39,7 @@ impl Lightning {
         hidden: usize,
         (heads, head_dim): (usize, usize),
         activation: Activation,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self> {
         let channels = heads * head_dim;
         let qkv = Linear::load(&weights.enter("qkv_proj"), hidden, 3 * channels, false)?;
         // Each head's query, key and value lie side by side.
@@ -75,7 +75,7 @@ impl Lightning {
 }
 
 impl Mixer for Lightning {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let (on, [q, k, v]) = (step.on(), &self.qkv);
         let project = |linear: &Linear| self.activation.forward(&linear.forward(on, x)?);
         let state = step.state(self.layer, &Kind::Ssm)?;
@@ -86,14 +86,14 @@ impl Mixer for Lightning {
         Ok(self.out_proj.forward(on, &(self.norm.forward(on, &y)? * gate)?)?)
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool> {
         // Nothing is read out.
         replay(kept, self.layer, ["k", "v"], |[k, v], state, batch| {
             self.scan([k, k, v]).run(on, state.pool, &state.view, batch)
         })
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let (heads, head_dim) = self.heads;
         let mut project = |linear: &Linear| {
             let projected = linear.trace(writer, x)?;

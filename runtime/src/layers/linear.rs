@@ -3,7 +3,7 @@
 use cacheplan_kernels::{Rows, Run};
 use candle_core::Tensor;
 
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Stack, Writer};
 use crate::weights::{Matrix, Scope, WeightError};
 
@@ -16,15 +16,12 @@ pub(crate) struct Linear {
 
 impl Linear {
     /// As nodes of a graph.
-    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         writer.linear(x, &self.weight.computed()?, self.bias.as_ref())
     }
 
     /// Projections of one size beside each other as constants of a graph; all have a bias or none has.
-    pub(super) fn stack<'a>(
-        writer: &mut Writer,
-        parts: impl Iterator<Item = &'a Self> + Clone,
-    ) -> Result<Stack, RuntimeError> {
+    pub(super) fn stack<'a>(writer: &mut Writer, parts: impl Iterator<Item = &'a Self> + Clone) -> Result<Stack> {
         let weights: Vec<Tensor> =
             parts.clone().map(|part| part.weight.computed()?.t()).collect::<candle_core::Result<_>>()?;
         let weight = writer.weight(&Tensor::stack(&weights, 0)?)?;

@@ -7,7 +7,7 @@ use candle_core::Tensor;
 
 use super::{Activation, CausalConv, Linear, Mixer, RmsNorm, replay, size};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Decay, Recurrence, Writer};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -59,7 +59,7 @@ impl Mamba1Shape {
 
 impl Mamba1 {
     /// Reads the mixer of absolute layer `layer`.
-    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba1Shape) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba1Shape) -> Result<Self> {
         let Mamba1Shape { hidden, d_inner, d_state, d_conv, dt_rank, activation, conv_bias, proj_bias } = shape;
         let dt = weights.enter("dt_proj");
         let a_log = weights.float("A_log", (d_inner, d_state))?;
@@ -90,7 +90,7 @@ impl Mamba1 {
 }
 
 impl Mixer for Mamba1 {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let Mamba1Shape { d_inner, d_state, dt_rank, .. } = self.shape;
         let on = step.on();
         let projected = self.in_proj.forward(on, x)?;
@@ -113,7 +113,7 @@ impl Mixer for Mamba1 {
         Ok(self.out_proj.forward(on, &y)?)
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool> {
         // Nothing is read out.
         replay(kept, self.layer, ["x", "b", "dt"], |[x, b, dt], state, batch| {
             let input = ScanInput { x, dt, b, c: b, z: None };
@@ -122,7 +122,7 @@ impl Mixer for Mamba1 {
     }
 
     /// Each channel is a head whose keys are the elements of its state, and which has a value of one element.
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let Mamba1Shape { d_inner, d_state, dt_rank, .. } = self.shape;
         let projected = self.in_proj.trace(writer, x)?;
         let [x, z] = writer.split(&projected, [d_inner; 2]);

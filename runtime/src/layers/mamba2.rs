@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{Activation, CausalConv, Linear, Mixer, replay, size};
 use crate::cache_use::CacheUse;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::exported::{Writer, int, recurrent};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -97,16 +97,10 @@ impl Mamba2Shape {
 
 impl Mamba2 {
     /// Reads the mixer of absolute layer `layer`.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        layer: u32,
-        shape: Mamba2Shape,
-        rules: Mamba2Rules,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: Mamba2Shape, rules: Mamba2Rules) -> Result<Self> {
         let Mamba2Shape { hidden, heads, d_conv, n_groups, .. } = shape;
         if n_groups == 0 || !heads.is_multiple_of(n_groups) {
-            let (found, known) = (n_groups.to_string(), "divisors of the number of heads");
-            return Err(ConfigError::Unsupported { key: "n_groups", found, known }.into());
+            return Err(ConfigError::unsupported("n_groups", n_groups, "divisors of the number of heads").into());
         }
         let (d_inner, conv_dim) = (shape.d_inner(), shape.conv_dim());
         let a_log = weights.float("A_log", heads)?;
@@ -144,7 +138,7 @@ impl Mamba2 {
 }
 
 impl Mixer for Mamba2 {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let Mamba2Shape { heads, n_groups, d_state, .. } = self.shape;
         let Mamba2Rules { norm_eps, gate, .. } = self.rules;
         let (d_inner, conv_dim, bc) = (self.shape.d_inner(), self.shape.conv_dim(), n_groups * d_state);
@@ -168,7 +162,7 @@ impl Mixer for Mamba2 {
         Ok(self.out_proj.forward(on, &y)?)
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool> {
         // Nothing is read out.
         replay(kept, self.layer, ["x", "b", "dt"], |[x, b, dt], state, batch| {
             let input = ScanInput { x, dt, b, c: b, z: None };
@@ -176,7 +170,7 @@ impl Mixer for Mamba2 {
         })
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let Mamba2Shape { heads, head_dim, n_groups, d_state, .. } = self.shape;
         let Mamba2Rules { norm_eps, gate, dt_limit, .. } = self.rules;
         let (d_inner, bc) = (self.shape.d_inner(), n_groups * d_state);

@@ -6,7 +6,7 @@ use candle_core::Tensor;
 
 use super::{Chooser, Linear, Mixer, RmsNorm};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::{Writer, int, refuse};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -59,12 +59,7 @@ pub(crate) struct MlaShape {
 
 impl Mla {
     /// Reads the attention of absolute layer `layer`.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        layer: u32,
-        shape: MlaShape,
-        rope: Option<Rope>,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: MlaShape, rope: Option<Rope>) -> Result<Self> {
         let MlaShape { hidden, heads, kv_lora_rank, nope, rope: rotated, value, bias, norm_eps, .. } = shape;
         let queries = heads * (nope + rotated);
         let query = match shape.q_lora_rank {
@@ -101,7 +96,7 @@ impl Mla {
 
 /// From a query to the latent that it is compared with, `[heads, nope, latent]`, and from the attended latent to the head's
 /// output, `[heads, latent, value]`.
-pub(super) fn up_projection(weights: &Scope<'_>, shape: &MlaShape) -> Result<[Tensor; 2], RuntimeError> {
+pub(super) fn up_projection(weights: &Scope<'_>, shape: &MlaShape) -> Result<[Tensor; 2]> {
     let MlaShape { heads, kv_lora_rank, nope, value, .. } = *shape;
     let kv_b = weights.enter("kv_b_proj").get("weight", (heads * (nope + value), kv_lora_rank))?;
     let kv_b = kv_b.reshape((heads, nope + value, kv_lora_rank))?;
@@ -133,7 +128,7 @@ impl MlaShape {
 }
 
 impl Mixer for Mla {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let MlaShape { heads, kv_lora_rank, nope, rope: rotated, value, scale, .. } = self.shape;
         let (on, tokens) = (step.on(), x.dim(0)?);
         let (q, query_latent) = match &self.query {
@@ -173,7 +168,7 @@ impl Mixer for Mla {
         self.rope.iter().collect()
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let MlaShape { heads, kv_lora_rank, nope, rope: rotated, value, scale, .. } = self.shape;
         if self.chooser.is_some() {
             return Err(refuse("latent attention", "it chooses the tokens that it sees"));

@@ -13,7 +13,7 @@ use super::latents::{Latents, dequantised};
 use super::mla::{LATENT_NORM_EPS, up_projection};
 use super::{Linear, Mixer, MlaShape};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::layer_cache::PagedCache;
 use crate::step::Step;
 use crate::weights::Scope;
@@ -43,7 +43,7 @@ impl PreprocessedMla {
         shape: MlaShape,
         rope: &Rope,
         eps: f64,
-    ) -> Result<Option<Self>, RuntimeError> {
+    ) -> Result<Option<Self>> {
         let projection = weights.enter("self_attn.kv_a_proj_with_mqa");
         let quant_mode = match ["deq_scale", "weight_scale"].map(|scale| projection.stores(scale)) {
             [true, _] => MlaQuantMode::PerTensorAsymmetric,
@@ -79,7 +79,7 @@ impl PreprocessedMla {
     }
 
     /// The cosines and sines of positions, `[tokens, rotated]` each: what becomes of a pair of one and nothing.
-    fn turns(&self, on: &Run<'_>, positions: Positions<'_>, x: &Tensor) -> Result<[Tensor; 2], RuntimeError> {
+    fn turns(&self, on: &Run<'_>, positions: Positions<'_>, x: &Tensor) -> Result<[Tensor; 2]> {
         let half = (positions.len(), 1, self.operator.shape.rope / 2);
         let device = x.device();
         let pairs =
@@ -90,7 +90,7 @@ impl PreprocessedMla {
     }
 
     /// Queries of all tokens, `[tokens, heads, latent + rope]` in f32, whose latents and rope keys are in the pools then.
-    fn queries(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn queries(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let [cos, sin] = self.turns(step.on(), step.positions(), x)?;
         let x = x.to_dtype(self.dtype)?;
         let (latents, ropes) = self.latents.pools(step)?;
@@ -131,7 +131,7 @@ impl PreprocessedMla {
 }
 
 impl Mixer for PreprocessedMla {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let q = self.queries(x, step)?;
         let y = self.latents.attend(&q, step)?.to_dtype(x.dtype())?;
         let y = y.transpose(0, 1)?.contiguous()?.matmul(&self.from_latent)?.transpose(0, 1)?;
@@ -159,7 +159,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn operator(&self, cache_mode: MlaCacheMode, epsilon: MlaEpsilon) -> Result<MlaPreprocess, RuntimeError> {
+    fn operator(&self, cache_mode: MlaCacheMode, epsilon: MlaEpsilon) -> Result<MlaPreprocess> {
         let MlaShape { hidden, heads, q_lora_rank, kv_lora_rank, nope, rope, .. } = self.shape;
         let queries = heads * (nope + rope);
         let latent = self.projection("kv_a_proj_with_mqa", hidden, kv_lora_rank + rope, 1)?;
@@ -208,7 +208,7 @@ impl Reader<'_> {
     }
 
     /// A norm, and what quantises its output for `projection`.
-    fn norm(&self, name: &str, size: usize, projection: &str) -> Result<MlaNorm, RuntimeError> {
+    fn norm(&self, name: &str, size: usize, projection: &str) -> Result<MlaNorm> {
         let norm = self.weights.enter(name);
         let read = |name: &str| Ok::<_, RuntimeError>(norm.get(name, size)?.to_dtype(self.dtype)?);
         let quant = self.weights.enter("self_attn").enter(projection);
@@ -233,7 +233,7 @@ impl Reader<'_> {
     }
 
     /// That all of a layer's numbers are what they must be, so that none of them turns others into nonsense.
-    fn check(&self, name: &str, numbers: &Tensor, holds: impl Fn(f32) -> bool) -> Result<(), RuntimeError> {
+    fn check(&self, name: &str, numbers: &Tensor, holds: impl Fn(f32) -> bool) -> Result<()> {
         let numbers: Vec<f32> = numbers.to_dtype(DType::F32)?.to_vec1()?;
         match numbers.into_iter().find(|&number| !holds(number)) {
             None => Ok(()),
@@ -245,13 +245,7 @@ impl Reader<'_> {
     }
 
     /// A projection whose outputs have the rotated ones, the last of each of `heads` groups, in halves; none for 0.
-    fn projection(
-        &self,
-        name: &str,
-        inputs: usize,
-        outputs: usize,
-        heads: usize,
-    ) -> Result<MlaProjection, RuntimeError> {
+    fn projection(&self, name: &str, inputs: usize, outputs: usize, heads: usize) -> Result<MlaProjection> {
         let weights = self.weights.enter("self_attn").enter(name);
         let bits = || weights.stored_as(DType::U8, "weight", (outputs, inputs));
         let read = match self.quant_mode {
@@ -284,7 +278,7 @@ impl Reader<'_> {
     }
 
     /// Factors on the integer product: f32 beside bf16, and beside f16 their bits in i64. A checkpoint may have either.
-    fn descale(&self, weights: &Scope<'_>, name: &str, outputs: usize) -> Result<Tensor, RuntimeError> {
+    fn descale(&self, weights: &Scope<'_>, name: &str, outputs: usize) -> Result<Tensor> {
         let as_bits = self.dtype == DType::F16;
         let device = weights.device();
         let factors = weights.product_scales(name, outputs)?;
@@ -293,7 +287,7 @@ impl Reader<'_> {
     }
 
     /// That a projection has no offsets, for which the operator has no place where each token has a scale of its own.
-    fn check_symmetric(&self, weights: &Scope<'_>, name: &str, outputs: usize) -> Result<(), RuntimeError> {
+    fn check_symmetric(&self, weights: &Scope<'_>, name: &str, outputs: usize) -> Result<()> {
         let stored = weights.stores("weight_offset");
         let offsets = stored.then(|| weights.product_scales("weight_offset", outputs)).transpose()?;
         match offsets.into_iter().flatten().find(|&offset| offset != 0.0) {
@@ -306,7 +300,7 @@ impl Reader<'_> {
     }
 
     /// That two projections of the same rows quantise them alike, since the operator does it once for both.
-    fn check_same_input(&self, one: &str, other: &str) -> Result<(), RuntimeError> {
+    fn check_same_input(&self, one: &str, other: &str) -> Result<()> {
         if self.quant_mode != MlaQuantMode::PerTensorAsymmetric {
             return Ok(());
         }

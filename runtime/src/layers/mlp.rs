@@ -5,7 +5,7 @@ use candle_core::{Module, Tensor};
 use serde::Deserialize;
 
 use super::{Linear, sigmoid};
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::Writer;
 use crate::weights::{Scope, WeightError};
 
@@ -26,7 +26,7 @@ pub(crate) enum Activation {
 
 impl Activation {
     /// As nodes of a graph.
-    pub(crate) fn trace(self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    pub(crate) fn trace(self, writer: &mut Writer, x: &str) -> Result<String> {
         match self {
             Self::Silu => Ok(writer.silu(x)),
             Self::Relu => Ok(writer.node("Relu", &[x])),
@@ -90,7 +90,7 @@ pub(super) enum Inner {
 
 impl Inner {
     /// Of what the inward projection gives, `width` channels, as nodes of a graph.
-    pub(super) fn written(self, writer: &mut Writer, x: &str, width: usize) -> Result<String, RuntimeError> {
+    pub(super) fn written(self, writer: &mut Writer, x: &str, width: usize) -> Result<String> {
         let halves = [width / 2; 2];
         match self {
             Self::Plain(activation) => activation.trace(writer, x),
@@ -163,7 +163,7 @@ pub(crate) struct MlpShape {
 
 impl Mlp {
     /// As nodes of a graph.
-    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let y = self.inward.trace(writer, x)?;
         let inner = self.inner.written(writer, &y, self.inward.outputs())?;
         self.down.trace(writer, &inner)
@@ -177,13 +177,16 @@ impl Mlp {
         Ok(Self { inward, inner: Inner::Plain(activation), down })
     }
 
-    /// Reads `gate_proj`, `up_proj` and `down_proj`.
-    pub(crate) fn load_gated(weights: &Scope<'_>, shape: MlpShape) -> Result<Self, RuntimeError> {
-        Self::load_named(weights, ["gate_proj", "up_proj", "down_proj"], shape)
+    /// What most models call the gate, up and down projection.
+    pub(crate) const NAMES: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+
+    /// Reads the three projections under their usual names.
+    pub(crate) fn load_gated(weights: &Scope<'_>, shape: MlpShape) -> Result<Self> {
+        Self::load_named(weights, Self::NAMES, shape)
     }
 
     /// Reads gate, up and down projection under the names that the model gives them.
-    pub(crate) fn load_named(weights: &Scope<'_>, names: [&str; 3], shape: MlpShape) -> Result<Self, RuntimeError> {
+    pub(crate) fn load_named(weights: &Scope<'_>, names: [&str; 3], shape: MlpShape) -> Result<Self> {
         let MlpShape { hidden, intermediate, bias, activation } = shape;
         let [gate, up, down] = names.map(|name| weights.enter(name));
         let gate = Linear::load(&gate, hidden, intermediate, bias)?;
@@ -228,7 +231,7 @@ pub(crate) struct SharedExpert {
 
 impl SharedExpert {
     /// As nodes of a graph.
-    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let y = self.mlp.written(writer, x)?;
         let Some(gate) = &self.gate else { return Ok(y) };
         let gate = gate.trace(writer, x)?;

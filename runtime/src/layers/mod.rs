@@ -51,17 +51,17 @@ use candle_core::{DType, Tensor};
 use candle_nn::ops::sigmoid;
 
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::{Result, RuntimeError};
 use crate::exported::{Writer, refuse};
 use crate::step::Step;
 
 /// What stands between a norm and the residual sum.
 pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     /// `[tokens, hidden]` to `[tokens, hidden]`; whatever a later step needs goes into the pools behind `step`.
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError>;
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor>;
 
     /// Moves its state on over the accepted candidates, whose inputs it has kept; false where the state is not its own.
-    fn replay(&self, _: &Run<'_>, _: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, _: &Run<'_>, _: &ReplayLayer<'_>) -> Result<bool> {
         Ok(false)
     }
 
@@ -76,7 +76,7 @@ pub(crate) trait Mixer: std::fmt::Debug + Send + Sync {
     }
 
     /// The same as nodes of a graph, from `x` `[1, tokens, hidden]` to the name of what it makes.
-    fn trace(&self, _: &mut Writer, _: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, _: &mut Writer, _: &str) -> Result<String> {
         let name = std::any::type_name::<Self>();
         let name = name.rsplit("::").next().unwrap_or(name);
         Err(refuse(name, "a layer of this kind is not exported"))
@@ -95,7 +95,7 @@ fn replay<const N: usize, T, E>(
     layer: u32,
     names: [&str; N],
     run: impl FnOnce([&Tensor; N], &StateLayer<'_>, &StateBatch<'_>) -> Result<T, E>,
-) -> Result<bool, RuntimeError>
+) -> Result<bool>
 where
     RuntimeError: From<E>,
 {
@@ -103,7 +103,7 @@ where
         return Ok(false);
     }
     let read = |name| Ok(kept.input(&format!("replay.{name}"))?.to_dtype(DType::F32)?);
-    let inputs = names.into_iter().map(read).collect::<Result<Vec<Tensor>, RuntimeError>>()?;
+    let inputs = names.into_iter().map(read).collect::<Result<Vec<Tensor>>>()?;
     let tokens = inputs.first().map_or(Ok(0), |input| input.dim(0))?;
     let (rows, slots) = ([0, tokens as u32], [kept.slot.0 as i32]);
     let batch = StateBatch::new(&rows, &slots).with_writes(StateWrites::Replay);
@@ -139,7 +139,7 @@ impl Branch {
 }
 
 impl Mixer for Parallel {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let mut sum = x.zeros_like()?;
         for branch in &self.0 {
             let behind = |norm: &Option<RmsNorm>, x: Tensor| match norm {
@@ -153,7 +153,7 @@ impl Mixer for Parallel {
         Ok(sum)
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let mut sum: Option<String> = None;
         for branch in &self.0 {
             let mut y = writer.scaled(x, branch.input_scale);
@@ -170,7 +170,7 @@ impl Mixer for Parallel {
         sum.ok_or_else(|| refuse("a layer", "it has no mixers"))
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool> {
         for branch in &self.0 {
             if branch.mixer.replay(on, kept)? {
                 return Ok(true);
@@ -189,21 +189,21 @@ impl Mixer for Parallel {
 }
 
 impl Mixer for Mlp {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         Ok(self.forward(step.on(), x)?)
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         self.written(writer, x)
     }
 }
 
 impl Mixer for Moe {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         Ok(self.forward(step.on(), x)?)
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         self.written(writer, x)
     }
 }

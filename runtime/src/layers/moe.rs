@@ -4,7 +4,7 @@ use cacheplan_kernels::{Routing, Rows, Run};
 use candle_core::Tensor;
 
 use super::{ExpertMlps, Linear, Mlp, MlpShape, RmsNorm, SharedExpert};
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::exported::Writer;
 use crate::weights::Scope;
 
@@ -27,12 +27,7 @@ pub(crate) struct Moe {
 
 impl Moe {
     /// Reads `gate` and `experts`: each by itself with its projections under `names`, or all of them stacked.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        routing: Routing,
-        names: [&str; 3],
-        expert: MlpShape,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, routing: Routing, names: [&str; 3], expert: MlpShape) -> Result<Self> {
         let routing = checked_routing(routing)?;
         let router = Linear::load(&weights.enter("gate"), expert.hidden, routing.experts, false)?;
         let experts = ExpertMlps::read(&weights.enter("experts"), routing.experts, names, expert)?;
@@ -49,9 +44,9 @@ impl Moe {
         weights: &Scope<'_>,
         hidden: usize,
         routing: Routing,
-        expert: impl Fn(&Scope<'_>) -> Result<Mlp, RuntimeError>,
+        expert: impl Fn(&Scope<'_>) -> Result<Mlp>,
         shared: Option<Mlp>,
-    ) -> Result<Self, RuntimeError> {
+    ) -> Result<Self> {
         let routing = checked_routing(routing)?;
         let (gate, experts) = (weights.enter("gate"), weights.enter("experts"));
         let router = Linear::load(&gate, hidden, routing.experts, false)?;
@@ -78,7 +73,7 @@ impl Moe {
     }
 
     /// As nodes of a graph.
-    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    pub(crate) fn written(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let [routed_by, seen] = match &self.norms {
             Some([router, experts]) => [router.trace(writer, x)?, experts.trace(writer, x)?],
             None => [x, x].map(str::to_owned),
@@ -141,5 +136,5 @@ pub(crate) fn checked_routing(routing: Routing) -> Result<Routing, ConfigError> 
     let Routing { experts, experts_per_token, groups, top_groups, .. } = routing;
     let found = format!("{experts_per_token} of {experts} experts, {top_groups} of {groups} groups");
     let known = "groups of equal size, and no more chosen than there are";
-    Err(ConfigError::Unsupported { key: "num_experts_per_tok", found, known })
+    Err(ConfigError::unsupported("num_experts_per_tok", found, known))
 }

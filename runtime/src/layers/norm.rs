@@ -3,7 +3,7 @@
 use cacheplan_kernels::Run;
 use candle_core::Tensor;
 
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::Writer;
 use crate::weights::Scope;
 
@@ -16,7 +16,7 @@ pub(crate) struct RmsNorm {
 
 impl RmsNorm {
     /// As nodes of a graph, over the last axis.
-    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    pub(crate) fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let normalised = writer.normalised(x, self.eps);
         let weight = writer.weight(&self.weight)?;
         Ok(writer.node("Mul", &[&normalised, &weight]))
@@ -28,12 +28,12 @@ impl RmsNorm {
     }
 
     /// Reads `weight` `[size]`.
-    pub(crate) fn load(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self> {
         Ok(Self { weight: weights.get("weight", size)?, eps: eps as f32 })
     }
 
     /// The same for models whose `weight` is stored as the distance from one.
-    pub(crate) fn load_from_one(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, RuntimeError> {
+    pub(crate) fn load_from_one(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self> {
         Ok(Self { weight: (weights.get("weight", size)? + 1.0)?, eps: eps as f32 })
     }
 
@@ -43,7 +43,7 @@ impl RmsNorm {
     }
 
     /// The same for norms that have no weight.
-    pub(crate) fn unweighted(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self, RuntimeError> {
+    pub(crate) fn unweighted(weights: &Scope<'_>, size: usize, eps: f64) -> Result<Self> {
         Ok(Self::of(weights.ones(size)?, eps))
     }
 

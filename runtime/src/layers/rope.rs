@@ -3,7 +3,7 @@
 use cacheplan_kernels::{Rope, RopeScaling};
 use serde::Deserialize;
 
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 
 /// The rope section in its published (`rope_theta` and `rope_scaling`) and its later (`rope_parameters`) spelling.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -53,20 +53,23 @@ pub(crate) struct RopeParameters {
 
 impl RopeConfig {
     /// The embedding of heads of `head_dim` elements, all of which are rotated.
-    pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope, RuntimeError> {
+    pub(crate) fn rope(&self, head_dim: usize) -> Result<Rope> {
         if let Some(share) = self.parameters().partial_rotary_factor.filter(|&share| share != 1.0) {
-            let (found, known) = (share.to_string(), "1 only for this architecture");
-            return Err(ConfigError::Unsupported { key: "partial_rotary_factor", found, known }.into());
+            return Err(ConfigError::unsupported("partial_rotary_factor", share, "1 only for this architecture").into());
         }
         if let Some(rotated) = self.rotary_dim.filter(|&rotated| rotated != head_dim) {
-            let (found, known) = (rotated.to_string(), "the size of a head only for this architecture");
-            return Err(ConfigError::Unsupported { key: "rope.dimension_count", found, known }.into());
+            return Err(ConfigError::unsupported(
+                "rope.dimension_count",
+                rotated,
+                "the size of a head only for this architecture",
+            )
+            .into());
         }
         self.partial_rope(head_dim)
     }
 
     /// The same for a model that rotates a share of each head.
-    pub(crate) fn partial_rope(&self, head_dim: usize) -> Result<Rope, RuntimeError> {
+    pub(crate) fn partial_rope(&self, head_dim: usize) -> Result<Rope> {
         let mut parameters = self.parameters();
         if let Some(rotated) = self.rotary_dim {
             parameters.partial_rotary_factor = Some(rotated as f64 / head_dim as f64);
@@ -152,11 +155,11 @@ impl RopeParameters {
     }
 
     /// The embedding of heads of `head_dim` elements, halves paired.
-    pub(crate) fn rope(&self, head_dim: usize, max_position: Option<usize>) -> Result<Rope, RuntimeError> {
+    pub(crate) fn rope(&self, head_dim: usize, max_position: Option<usize>) -> Result<Rope> {
         self.embedding(head_dim, &self.scaling(head_dim, max_position)?)
     }
 
-    fn embedding(&self, head_dim: usize, scaling: &RopeScaling) -> Result<Rope, RuntimeError> {
+    fn embedding(&self, head_dim: usize, scaling: &RopeScaling) -> Result<Rope> {
         let theta = self.rope_theta.unwrap_or(10_000.0);
         let share = if self.is_proportional() { 1.0 } else { self.partial_rotary_factor.unwrap_or(1.0) };
         Ok(Rope::new(theta, (head_dim as f64 * share) as usize, scaling)?)
@@ -181,7 +184,7 @@ impl RopeParameters {
         if let Some((key, Some(found), _)) =
             factors.into_iter().find(|(_, found, neutral)| found.is_some_and(|f| f != *neutral))
         {
-            return Err(ConfigError::Unsupported { key, found: found.to_string(), known: "no such factor" });
+            return Err(ConfigError::unsupported(key, found, "no such factor"));
         }
         match self.rope_type() {
             "default" | "none" => Ok(RopeScaling::None),
@@ -213,11 +216,10 @@ impl RopeParameters {
                 truncate: self.truncate.unwrap_or(true),
                 attention_factor: self.attention_factor.or_else(|| self.yarn_attention_factor()),
             }),
-            other => Err(ConfigError::Unsupported {
-                key: "rope_parameters.rope_type",
-                found: other.to_owned(),
-                known: "default, linear, llama3, proportional and yarn",
-            }),
+            other => {
+                let known = "default, linear, llama3, proportional and yarn";
+                Err(ConfigError::unsupported("rope_parameters.rope_type", other, known))
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use candle_core::Tensor;
 
 use super::{CausalConv, Linear, Mixer};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::exported::Writer;
 use crate::step::Step;
 use crate::weights::Scope;
@@ -21,13 +21,7 @@ pub(crate) struct ShortConv {
 
 impl ShortConv {
     /// Reads the mixer of absolute layer `layer`, a convolution of width `d_conv`.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        layer: u32,
-        hidden: usize,
-        d_conv: usize,
-        bias: bool,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, hidden: usize, d_conv: usize, bias: bool) -> Result<Self> {
         Ok(Self {
             layer,
             in_proj: Linear::load(&weights.enter("in_proj"), hidden, 3 * hidden, bias)?,
@@ -38,7 +32,7 @@ impl ShortConv {
 }
 
 impl Mixer for ShortConv {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let projected = self.in_proj.forward(step.on(), x)?.chunk(3, 1)?;
         let [b, c, x] = &projected[..] else {
             return Err(candle_core::Error::Msg("a chunk in three gave other than three parts".into()).into());
@@ -47,7 +41,7 @@ impl Mixer for ShortConv {
         Ok(self.out_proj.forward(step.on(), &(c * y)?)?)
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let channels = self.conv.dims()[1];
         let projected = self.in_proj.trace(writer, x)?;
         let [b, c, x] = writer.split(&projected, [channels; 3]);

@@ -7,13 +7,13 @@ use candle_core::{D, DType, Tensor};
 use candle_nn::ops::softmax_last_dim;
 
 use super::{Linear, RmsNorm, sigmoid};
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::weights::Scope;
 
 /// How a block's mixer and the residual streams meet.
 pub(crate) trait Streams: Debug + Send + Sync {
     /// What the mixer reads of the streams `x` `[tokens, streams * hidden]`, `[tokens, hidden]`, and where its output goes.
-    fn read(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Return), RuntimeError>;
+    fn read(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Return)>;
 }
 
 /// The way back of a mixer's output.
@@ -74,7 +74,7 @@ pub(crate) struct MixedShape {
 
 impl MixedStreams {
     /// Reads `{name}_fn`, `{name}_base` and `{name}_scale`.
-    pub(crate) fn load(weights: &Scope<'_>, name: &str, shape: MixedShape) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, name: &str, shape: MixedShape) -> Result<Self> {
         let MixedShape { hidden, streams, .. } = shape;
         let outputs = (2 + streams) * streams;
         let weight = weights.float(&format!("{name}_fn"), (outputs, streams * hidden))?;
@@ -100,7 +100,7 @@ impl MixedStreams {
 }
 
 impl Streams for MixedStreams {
-    fn read(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Return), RuntimeError> {
+    fn read(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Return)> {
         let MixedShape { streams, norm_eps, eps, .. } = self.shape;
         let tokens = x.dim(0)?;
         let wide = x.to_dtype(DType::F32)?;
@@ -145,7 +145,7 @@ pub(crate) struct GatedShape {
 
 impl GatedStreams {
     /// Reads what stands before a mixer, with `block_inject_weight`, or behind the last block, without.
-    pub(crate) fn load(weights: &Scope<'_>, shape: GatedShape, injects: bool) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, shape: GatedShape, injects: bool) -> Result<Self> {
         let GatedShape { hidden, streams, rank, norm_eps } = shape;
         let wide = streams * hidden;
         let linear = |name: &str, from, to| Linear::load(&weights.enter(name), from, to, false);
@@ -158,7 +158,7 @@ impl GatedStreams {
     }
 
     /// One mixture of the streams `x`, `[tokens, hidden]`, and the norm of all.
-    pub(crate) fn mixed(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Tensor), RuntimeError> {
+    pub(crate) fn mixed(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let normed = self.norm.forward(on, x)?;
         let [down, up] = &self.gate;
         let narrow = (down.forward(on, &normed)? / self.streams as f64)?.silu()?;
@@ -168,7 +168,7 @@ impl GatedStreams {
 }
 
 impl Streams for GatedStreams {
-    fn read(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Return), RuntimeError> {
+    fn read(&self, on: &Run<'_>, x: &Tensor) -> Result<(Tensor, Return)> {
         let (mixed, normed) = self.mixed(on, x)?;
         let shares = match &self.inject {
             Some(inject) => (sigmoid(&(inject.forward(on, &normed)? / self.streams as f64)?)? * 2.0)?,
@@ -190,14 +190,14 @@ pub(crate) struct StreamNorm {
 
 impl StreamNorm {
     /// Reads `weight` `[streams * hidden]`.
-    pub(crate) fn load(weights: &Scope<'_>, streams: usize, hidden: usize, eps: f64) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, streams: usize, hidden: usize, eps: f64) -> Result<Self> {
         let weight = (weights.get("weight", streams * hidden)? + 1.0)?;
         let norm = RmsNorm::new(Tensor::ones(hidden, weight.dtype(), weight.device())?, eps);
         Ok(Self { norm, weight, streams })
     }
 
     /// `[tokens, streams * hidden]` of as much.
-    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor> {
         let normed = self.norm.forward(on, &apart(x, self.streams)?)?.flatten_from(1)?;
         Ok(normed.broadcast_mul(&self.weight)?)
     }
@@ -225,7 +225,7 @@ impl Ending {
     }
 
     /// `[rows, hidden]` of rows of all streams.
-    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor, RuntimeError> {
+    pub(crate) fn forward(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Norm(norm) => Ok(norm.forward(on, x)?),
             Self::Mean { streams, norm } => Ok(norm.forward(on, &mean(x, *streams)?)?),

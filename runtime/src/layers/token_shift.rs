@@ -5,7 +5,7 @@ use candle_core::Tensor;
 
 use super::{CausalConv, Mixer, Mlp};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::step::Step;
 
 /// `mlp(mix · x + (1 - mix) · previous x)`. The previous token's input is a generic state of one row per sequence.
@@ -18,7 +18,7 @@ pub(crate) struct TokenShift {
 }
 
 impl Mixer for TokenShift {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let mixed = self.mix.forward(step.on(), x, &step.state(self.layer, &Kind::State)?)?;
         Ok(self.mlp.forward(step.on(), &mixed)?)
     }

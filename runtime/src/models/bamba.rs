@@ -1,16 +1,14 @@
 //! Bamba: Mamba-2 or attention with rope, then a gated MLP, in every layer.
 
 use cacheplan_kernels::GateOrder;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{Activation, Attention, Mamba2Config, Mlp, MlpShape, RopeConfig};
 use crate::weights::Weights;
 
@@ -32,7 +30,7 @@ pub(super) struct Config {
 }
 
 /// Builds a Bamba decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let mamba = config.mamba.rules(config.hidden_act, config.rms_norm_eps, GateOrder::GateThenNorm);
     let frame =
         TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };

@@ -1,16 +1,14 @@
 //! DeepSeek-V2 and V3: latent attention, then a gated MLP or a mixture of experts.
 
 use cacheplan_kernels::Routing;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, SharedExpert, size};
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
@@ -37,10 +35,10 @@ pub(super) struct Config {
     rope: RopeConfig,
 }
 
-type LoadExperts = fn(&Config, &Scope<'_>, &Layer<'_>, &FeedForward) -> Result<Moe, RuntimeError>;
+type LoadExperts = fn(&Config, &Scope<'_>, &Layer<'_>, &FeedForward) -> Result<Moe>;
 
 /// Builds a DeepSeek-V3 decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let names = PredictionNames {
         root: None,
         token_norm: "enorm",
@@ -54,7 +52,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 /// Builds a DeepSeek-V2 decoder.
-pub(super) fn load_v2(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load_v2(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     build(config, model, weights, None, Config::experts)
 }
 
@@ -64,7 +62,7 @@ fn build(
     weights: &Weights,
     prediction: Option<PredictionNames>,
     load_experts: LoadExperts,
-) -> Result<Decoder, RuntimeError> {
+) -> Result<Decoder> {
     let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);
     decoder(model, weights, TensorNames { prediction, ..frame }, |layer| {
         let [BlockSpec::Mla(dims), BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] =
@@ -96,12 +94,7 @@ fn build(
 
 impl Config {
     /// DeepSeek-V3's: sigmoids, corrected for the choice alone.
-    fn corrected_experts(
-        &self,
-        weights: &Scope<'_>,
-        layer: &Layer<'_>,
-        sizes: &FeedForward,
-    ) -> Result<Moe, RuntimeError> {
+    fn corrected_experts(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe> {
         let [groups, top_groups] = self.groups()?;
         let routing = Routing { groups, top_groups, softmax: false, ..self.routing(sizes) };
         let gated = |weights: &Scope<'_>| Mlp::load_gated(weights, layer.mlp(sizes.intermediate_size, self.hidden_act));
@@ -109,24 +102,22 @@ impl Config {
     }
 
     /// DeepSeek-V2's: shares of one.
-    fn experts(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+    fn experts(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe> {
         if self.norm_topk_prob {
             // Implementations differ in what becomes of the factor then.
-            let (found, known) = ("true".to_owned(), "false for this architecture");
-            return Err(ConfigError::Unsupported { key: "norm_topk_prob", found, known }.into());
+            return Err(ConfigError::unsupported("norm_topk_prob", "true", "false for this architecture").into());
         }
         let [groups, top_groups] = match self.topk_method.as_deref() {
             None | Some("greedy") => [1, 1],
             Some("group_limited_greedy") => self.groups()?,
             Some(other) => {
-                let (found, known) = (other.to_owned(), "greedy and group_limited_greedy");
-                return Err(ConfigError::Unsupported { key: "topk_method", found, known }.into());
+                return Err(ConfigError::unsupported("topk_method", other, "greedy and group_limited_greedy").into());
             }
         };
         let routing = Routing { groups, top_groups, best_of_group: 1, ..self.routing(sizes) };
         let expert = layer.mlp(sizes.intermediate_size, self.hidden_act);
         let shared = self.shared_experts(weights, layer, sizes)?.map(|mlp| SharedExpert { mlp, gate: None });
-        Ok(Moe { shared, ..Moe::load(weights, routing, ["gate_proj", "up_proj", "down_proj"], expert)? })
+        Ok(Moe { shared, ..Moe::load(weights, routing, Mlp::NAMES, expert)? })
     }
 
     fn groups(&self) -> Result<[usize; 2], ConfigError> {
@@ -139,12 +130,7 @@ impl Config {
         Routing { scale: self.routed_scaling_factor, ..routing }
     }
 
-    fn shared_experts(
-        &self,
-        weights: &Scope<'_>,
-        layer: &Layer<'_>,
-        sizes: &FeedForward,
-    ) -> Result<Option<Mlp>, RuntimeError> {
+    fn shared_experts(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Option<Mlp>> {
         let shape = match sizes.shared_size {
             0 => return Ok(None),
             size => layer.mlp(size, self.hidden_act),

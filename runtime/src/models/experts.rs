@@ -5,8 +5,8 @@ use cacheplan_transforms::layers::FeedForward;
 use serde::Deserialize;
 
 use super::layer::Layer;
-use crate::error::{ConfigError, RuntimeError};
-use crate::layers::{Activation, Moe, size};
+use crate::error::{ConfigError, Result};
+use crate::layers::{Activation, Mlp, Moe, size};
 use crate::weights::Scope;
 
 /// The keys of a `config.json` that say it.
@@ -30,9 +30,9 @@ impl Experts {
         layer: &Layer<'_>,
         sizes: &FeedForward,
         activation: Activation,
-    ) -> Result<Moe, RuntimeError> {
+    ) -> Result<Moe> {
         let normalise = self.norm_topk_prob.ok_or(ConfigError::Missing { key: "norm_topk_prob" })?;
         let expert = layer.mlp(sizes.intermediate_size, activation);
-        Moe::load(weights, self.routing(sizes, normalise)?, ["gate_proj", "up_proj", "down_proj"], expert)
+        Moe::load(weights, self.routing(sizes, normalise)?, Mlp::NAMES, expert)
     }
 }

@@ -1,16 +1,14 @@
 //! Falcon-H1: Mamba-2 and attention side by side, then a gated MLP, in every layer; scaled everywhere.
 
 use cacheplan_kernels::GateOrder;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{
     Activation, Attention, Branch, Linear, Mamba2Config, Mamba2Rules, Mlp, Parallel, RopeConfig, size,
 };
@@ -48,7 +46,7 @@ pub(super) struct Config {
 }
 
 /// Builds a Falcon-H1 decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let gate = match (config.mamba_rms_norm, config.mamba_norm_before_gate) {
         (false, _) => GateOrder::GateOnly,
         (true, true) => GateOrder::NormThenGate,
@@ -95,7 +93,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
-    fn mlp(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Mlp, RuntimeError> {
+    fn mlp(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Mlp> {
         let weights = layer.enter("feed_forward");
         let (hidden, size, bias) = (layer.hidden, size(sizes.intermediate_size), self.mlp_bias);
         let (gate_scale, down_scale) = self.mlp_multipliers;

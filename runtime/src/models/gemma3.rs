@@ -3,16 +3,14 @@
 use std::collections::HashMap;
 
 use cacheplan_kernels::Rope;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{Activation, Attention, Mlp, RmsNorm, RopeParameters, size};
 use crate::weights::Weights;
 
@@ -37,10 +35,9 @@ pub(super) struct Config {
 }
 
 /// Builds a Gemma 3 decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     if let Some(cap) = config.attn_logit_softcapping {
-        let (found, known) = (cap.to_string(), "null only");
-        return Err(ConfigError::Unsupported { key: "attn_logit_softcapping", found, known }.into());
+        return Err(ConfigError::unsupported("attn_logit_softcapping", cap, "null only").into());
     }
     let frame = TensorNames {
         load_norm: RmsNorm::load_from_one,
@@ -79,7 +76,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 
 impl Config {
     /// The rotation of layers with a window, or of those without.
-    fn rope(&self, windowed: bool, head_dim: usize) -> Result<Rope, RuntimeError> {
+    fn rope(&self, windowed: bool, head_dim: usize) -> Result<Rope> {
         let (layer_type, older, theta) = if windowed {
             ("sliding_attention", None, self.rope_local_base_freq.unwrap_or(10_000.0))
         } else {

@@ -4,16 +4,14 @@
 use std::collections::HashMap;
 
 use cacheplan_kernels::{Rope, Routing};
-use cacheplan_transforms::{
-    Model,
-    layers::{Attention as AttentionSpec, BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{Attention as AttentionSpec, BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{
     Activation, Attention, Branch, ExpertMlps, Keys, LayerInput, LayerInputsShape, Linear, Mlp, Moe, Parallel, RmsNorm,
     RopeParameters, checked_routing, size,
@@ -50,17 +48,17 @@ fn rms_norm_eps() -> f64 {
 }
 
 /// Builds a Gemma 4 decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     build(config, config.hidden_size_per_layer_input.unwrap_or(256), model, weights)
 }
 
 /// Builds that of the types that see without a tower, whose layers have no inputs beside the stream.
-pub(super) fn load_unified(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load_unified(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     build(config, 0, model, weights)
 }
 
 /// `channels` of each layer's input; 0 where there is none.
-fn build(config: &Config, channels: usize, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+fn build(config: &Config, channels: usize, model: &Model, weights: &Weights) -> Result<Decoder> {
     // Files of models that see and hear have the text model as a part.
     let part = "model.language_model";
     let root = if weights.scope(part).enter("embed_tokens").stores("weight") { part } else { "model" };
@@ -78,8 +76,8 @@ fn build(config: &Config, channels: usize, model: &Model, weights: &Weights) -> 
     if let Some(LayerInputsShape { vocab_size, .. }) = frame.layer_inputs
         && model.vocab_size.is_some_and(|all| size(all) > vocab_size)
     {
-        let (key, found, known) = ("vocab_size_per_layer_input", vocab_size.to_string(), "at least `vocab_size`");
-        return Err(ConfigError::Unsupported { key, found, known }.into());
+        let key = "vocab_size_per_layer_input";
+        return Err(ConfigError::unsupported(key, vocab_size, "at least `vocab_size`").into());
     }
     decoder(model, weights, frame, |layer| {
         let [BlockSpec::Attention(attention), BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, .. })] =
@@ -107,7 +105,7 @@ fn build(config: &Config, channels: usize, model: &Model, weights: &Weights) -> 
 }
 
 impl Config {
-    fn attention(&self, layer: &Layer<'_>, dims: &AttentionSpec) -> Result<Block, RuntimeError> {
+    fn attention(&self, layer: &Layer<'_>, dims: &AttentionSpec) -> Result<Block> {
         let (mut shape, weights) = (layer.sharing_attention(dims, self.attention_bias)?, layer.enter("self_attn"));
         if self.attention_k_eq_v && dims.window.is_none() && shape.keys == Keys::Own {
             shape.keys = Keys::AndValues;
@@ -130,7 +128,7 @@ impl Config {
     }
 
     /// An MLP, beside experts where there are any.
-    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Block, RuntimeError> {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Block> {
         let (before, after) = (layer.norm("pre_feedforward_layernorm")?, layer.norm("post_feedforward_layernorm")?);
         let width = if sizes.experts == 0 { sizes.intermediate_size } else { sizes.shared_size };
         let mlp = Mlp::load_gated(&layer.enter("mlp"), layer.mlp(width, self.hidden_activation))?;
@@ -152,13 +150,12 @@ impl Config {
         Ok(Block { post_norm: Some(after), ..block })
     }
 
-    fn experts(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+    fn experts(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe> {
         let per_token = self.top_k_experts.ok_or(ConfigError::Missing { key: "top_k_experts" })?;
         let (weights, hidden, count) = (layer.enter("router"), layer.hidden, size(sizes.experts));
         let scale = (weights.get("scale", hidden)? * (hidden as f64).sqrt().recip())?;
-        let names = ["gate_proj", "up_proj", "down_proj"];
         let expert = layer.mlp(sizes.intermediate_size, self.hidden_activation);
-        let experts = ExpertMlps::read(&layer.enter("experts"), count, names, expert)?;
+        let experts = ExpertMlps::read(&layer.enter("experts"), count, Mlp::NAMES, expert)?;
         let router = Linear::load(&weights.enter("proj"), hidden, count, false)?;
         Ok(Moe {
             norms: Some([RmsNorm::of(scale, self.rms_norm_eps), layer.norm("pre_feedforward_layernorm_2")?]),
@@ -168,7 +165,7 @@ impl Config {
     }
 
     /// The rotation of layers with a window, or of those without.
-    fn rope(&self, windowed: bool, head_dim: usize) -> Result<Rope, RuntimeError> {
+    fn rope(&self, windowed: bool, head_dim: usize) -> Result<Rope> {
         let Some(by_kind) = &self.rope_parameters else {
             let default = RopeParameters::default();
             let default = if windowed { default } else { default.proportional(0.25).with_default_theta(1e6) };

@@ -2,16 +2,14 @@
 //! chooses, then a gated MLP or experts, all among several residual streams.
 
 use cacheplan_kernels::Routing;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward, Mla as MlaSpec},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward, Mla as MlaSpec};
 use serde::Deserialize;
 
 use super::layer::{Ends, Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{
     Activation, Chooser, ClampedSwiglu, GatedKeys, GatedKeysShape, Indexer, IndexerShape, Kda, KdaDecay, MixedShape,
     MixedStreams, Mla, MlaShape, Mlp, Moe, size,
@@ -28,9 +26,9 @@ pub(super) struct Config {
     #[serde(default)]
     tie_word_embeddings: bool,
     num_experts_per_tok: usize,
-    #[serde(default = "one")]
+    #[serde(default = "super::number::<1>")]
     n_group: usize,
-    #[serde(default = "one")]
+    #[serde(default = "super::number::<1>")]
     topk_group: usize,
     #[serde(default = "super::default_true")]
     norm_topk_prob: bool,
@@ -42,7 +40,7 @@ pub(super) struct Config {
     index_topk: usize,
     index_n_heads: usize,
     index_head_dim: usize,
-    #[serde(default = "index_kpool")]
+    #[serde(default = "super::number::<16>")]
     index_kpool: usize,
     #[serde(default = "super::default_true")]
     index_kpool_always_select_tail: bool,
@@ -59,26 +57,18 @@ struct OlderKda {
     safe_gate: bool,
 }
 
-fn one() -> usize {
-    1
-}
-
-fn index_kpool() -> usize {
-    16
-}
-
 fn lower_bound() -> Option<f64> {
     Some(-5.0)
 }
 
 /// Builds a GLM-5.3-Flash decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
-    let unsupported = |key, found: String, known| Err(ConfigError::Unsupported { key, found, known }.into());
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
+    let unsupported = |key, found: &str, known| Err(ConfigError::unsupported(key, found, known).into());
     if config.hidden_act != Activation::Silu {
-        return unsupported("hidden_act", format!("{:?}", config.hidden_act), "silu, since experts have no other");
+        return unsupported("hidden_act", &format!("{:?}", config.hidden_act), "silu, since experts have no other");
     }
     if !config.index_kpool_always_select_tail && config.index_kpool > 1 {
-        return unsupported("index_kpool_always_select_tail", "false".to_owned(), "true, so that a token sees itself");
+        return unsupported("index_kpool_always_select_tail", "false", "true, so that a token sees itself");
     }
     let ends = Ends::Mean { streams: config.hc_mult };
     let frame = TensorNames { ends, ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
@@ -115,7 +105,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
-    fn streams(&self, layer: &Layer<'_>, name: &str) -> Result<MixedStreams, RuntimeError> {
+    fn streams(&self, layer: &Layer<'_>, name: &str) -> Result<MixedStreams> {
         let shape = MixedShape {
             hidden: layer.hidden,
             streams: self.hc_mult,
@@ -137,13 +127,7 @@ impl Config {
         stated.map_or(KdaDecay::Softplus, KdaDecay::Bounded)
     }
 
-    fn attention(
-        &self,
-        weights: &Scope<'_>,
-        layer: &Layer<'_>,
-        dims: &MlaSpec,
-        chooses: bool,
-    ) -> Result<Mla, RuntimeError> {
+    fn attention(&self, weights: &Scope<'_>, layer: &Layer<'_>, dims: &MlaSpec, chooses: bool) -> Result<Mla> {
         let shape = MlaShape { norm_eps: self.rms_norm_eps, ..layer.mla(dims, self.attention_bias)? };
         let Some(rank) = shape.q_lora_rank.filter(|_| shape.rope == 0) else {
             return Err(layer.refuse("mla with a latent of queries and without rope"));
@@ -166,9 +150,9 @@ impl Config {
         Ok(Mla::load(weights, layer.index, shape, None)?.choosing(chooser))
     }
 
-    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Block, RuntimeError> {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Block> {
         let (before, weights) = (layer.norm("post_attention_layernorm")?, layer.enter("mlp"));
-        let clamped = |weights: &Scope<'_>, size: u64| -> Result<Mlp, RuntimeError> {
+        let clamped = |weights: &Scope<'_>, size: u64| -> Result<Mlp> {
             let swiglu = ClampedSwiglu { alpha: 1.0, limit: self.swiglu_limit, lift: 0.0 };
             Ok(Mlp::load_gated(weights, layer.mlp(size, self.hidden_act))?.clamped(swiglu))
         };

@@ -1,17 +1,15 @@
 //! gpt-oss: attention with sinks, every other layer with a sliding window, then biased experts.
 
 use cacheplan_kernels::Routing;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use candle_core::Tensor;
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{
     Activation, Attention, ClampedSwiglu, ExpertMlps, Linear, Mlp, Moe, RopeConfig, checked_routing, size,
 };
@@ -43,7 +41,7 @@ fn swiglu_limit() -> f64 {
 }
 
 /// Builds a gpt-oss decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     if !config.rope.has_parameters() {
         // Hugging Face would take yarn, as the published models have it.
         return Err(ConfigError::Missing { key: "rope_parameters" }.into());
@@ -73,7 +71,7 @@ impl Config {
         ClampedSwiglu { alpha: self.swiglu_alpha, limit: self.swiglu_limit, lift: 1.0 }
     }
 
-    fn moe(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+    fn moe(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe> {
         let (hidden, size, count) = (layer.hidden, size(sizes.intermediate_size), size(sizes.experts));
         let weights = layer.enter("mlp");
         let experts = weights.enter("experts");
@@ -87,20 +85,14 @@ impl Config {
     }
 
     /// An expert of a GGUF file, which has gate and up apart.
-    fn expert(&self, weights: &Scope<'_>, hidden: usize, size: usize) -> Result<Mlp, RuntimeError> {
+    fn expert(&self, weights: &Scope<'_>, hidden: usize, size: usize) -> Result<Mlp> {
         let linear = |name: &str, from, to| Linear::load(&weights.enter(name), from, to, true);
         let gate_up = Linear::stacked(&[linear("gate_proj", hidden, size)?, linear("up_proj", hidden, size)?])?;
         Ok(Mlp::fused(gate_up, linear("down_proj", size, hidden)?, Activation::Silu).clamped(self.swiglu()))
     }
 
     /// The experts of a checkpoint, which has all of them in a few tensors.
-    fn experts_of_all(
-        &self,
-        experts: &Scope<'_>,
-        count: usize,
-        hidden: usize,
-        size: usize,
-    ) -> Result<ExpertMlps, RuntimeError> {
+    fn experts_of_all(&self, experts: &Scope<'_>, count: usize, hidden: usize, size: usize) -> Result<ExpertMlps> {
         let gate_up = experts.matrix("gate_up_proj", (count, hidden, 2 * size))?;
         let gate_up_bias = experts.get("gate_up_proj_bias", (count, 2 * size))?;
         let down = experts.matrix("down_proj", (count, size, hidden))?;

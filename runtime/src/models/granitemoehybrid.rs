@@ -1,16 +1,14 @@
 //! Granite 4 hybrid: Mamba-2 or attention, then experts beside a shared MLP, in every layer; scaled everywhere.
 
 use cacheplan_kernels::{GateOrder, Routing};
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{
     Activation, Attention, ExpertMlps, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, SharedExpert,
     checked_routing, size,
@@ -42,7 +40,7 @@ pub(super) struct Config {
 }
 
 /// Builds a Granite hybrid decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let mamba = config.mamba.rules(config.hidden_act, config.rms_norm_eps, GateOrder::GateThenNorm);
     let rotated = config.rotated || config.position_embedding_type.as_deref() == Some("rope");
     let frame = TensorNames {
@@ -74,7 +72,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 
 impl Config {
     /// The shared MLP, beside experts if the layer has any.
-    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>> {
         let (hidden, activation, experts) = (layer.hidden, self.hidden_act, size(sizes.experts));
         let shared = layer.enter("shared_mlp");
         let width = size(if experts == 0 { sizes.intermediate_size } else { sizes.shared_size });

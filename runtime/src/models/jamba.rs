@@ -1,16 +1,14 @@
 //! Jamba: Mamba-1 or attention without rope, then a gated MLP or experts.
 
 use cacheplan_kernels::Routing;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{
     Activation, Attention, ExpertMlps, Linear, Mamba1, Mamba1Shape, Mixer, Mlp, Moe, checked_routing, size,
 };
@@ -29,7 +27,7 @@ pub(super) struct Config {
 }
 
 /// Builds a Jamba decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let frame =
         TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
     let biases = [config.mamba_conv_bias, config.mamba_proj_bias];
@@ -66,7 +64,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
-    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>> {
         let (weights, mlp) = (layer.enter("feed_forward"), layer.mlp(sizes.intermediate_size, self.hidden_act));
         if sizes.experts == 0 {
             return Ok(Box::new(Mlp::load_gated(&weights, mlp)?));

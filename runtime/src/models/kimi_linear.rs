@@ -1,16 +1,14 @@
 //! Kimi Linear: Kimi delta attention and latent attention without rope, then a gated MLP or experts.
 
 use cacheplan_kernels::Routing;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{Activation, Kda, KdaDecay, Mla, Mlp, Moe, size};
 use crate::weights::{Scope, Weights};
 
@@ -34,10 +32,9 @@ pub(super) struct Config {
 }
 
 /// Builds a Kimi Linear decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     if !config.mla_use_nope {
-        let (found, known) = ("false".to_owned(), "true only");
-        return Err(ConfigError::Unsupported { key: "mla_use_nope", found, known }.into());
+        return Err(ConfigError::unsupported("mla_use_nope", "false", "true only").into());
     }
     decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
         let known = "mla, or delta attention with a decay per channel, and a gated feed-forward block";
@@ -70,7 +67,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
-    fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+    fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe> {
         let routing = Routing {
             groups: self.num_expert_group,
             top_groups: self.topk_group,

@@ -2,14 +2,12 @@
 
 use cacheplan_handlers::DecayKind;
 use cacheplan_kernels::Window;
-use cacheplan_transforms::{
-    Model,
-    layers::{Attention, BlockSpec, LayerSpec, LinearAttention, Mamba2 as Mamba2Spec, Mla},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{Attention, BlockSpec, LayerSpec, LinearAttention, Mamba2 as Mamba2Spec, Mla};
 
 use crate::block::Block;
 use crate::decoder::{Blocks, Decoder, Head};
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result, RuntimeError};
 use crate::layers::{
     Activation, AttentionShape, Ending, GatedDeltaShape, GatedShape, GatedStreams, KdaDecay, KdaShape, Keys,
     LATENT_NORM_EPS, LayerInputs, LayerInputsShape, Linear, Mamba2, Mamba2Rules, Mamba2Shape, MlaShape, MlpShape,
@@ -20,7 +18,7 @@ use crate::step::Names;
 use crate::weights::{Scope, Weights};
 
 /// A norm's weights, its channels and its epsilon give the norm.
-pub(crate) type LoadNorm = fn(&Scope<'_>, usize, f64) -> Result<RmsNorm, RuntimeError>;
+pub(crate) type LoadNorm = fn(&Scope<'_>, usize, f64) -> Result<RmsNorm>;
 
 /// What stands behind the last layer, and of how many residual streams it makes one.
 #[derive(Clone, Copy, Debug)]
@@ -85,11 +83,11 @@ impl TensorNames {
         Self { root: "backbone", embedding: "embeddings", norm: "norm_f", ..Self::new(eps, tied) }
     }
 
-    fn norm(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm, RuntimeError> {
+    fn norm(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm> {
         (self.load_norm)(weights, size, self.eps)
     }
 
-    fn ending(&self, weights: &Scope<'_>, hidden: usize) -> Result<Ending, RuntimeError> {
+    fn ending(&self, weights: &Scope<'_>, hidden: usize) -> Result<Ending> {
         Ok(match self.ends {
             Ends::Norm => Ending::Norm(self.norm(weights, hidden)?),
             Ends::Mean { streams } => Ending::Mean { streams, norm: self.norm(weights, hidden)? },
@@ -121,8 +119,8 @@ pub(crate) fn decoder<'a>(
     model: &'a Model,
     weights: &'a Weights,
     frame: TensorNames,
-    mut blocks_of: impl FnMut(&Layer<'a>) -> Result<Vec<Block>, RuntimeError>,
-) -> Result<Decoder, RuntimeError> {
+    mut blocks_of: impl FnMut(&Layer<'a>) -> Result<Vec<Block>>,
+) -> Result<Decoder> {
     let hidden = size(model.hidden_size.ok_or(ConfigError::Missing { key: "hidden_size" })?);
     let vocab_size = size(model.vocab_size.ok_or(ConfigError::Missing { key: "vocab_size" })?);
     let root = weights.scope(frame.root);
@@ -155,8 +153,8 @@ fn prediction<'a>(
     frame: TensorNames,
     names: PredictionNames,
     hidden: usize,
-    blocks_of: &mut impl FnMut(&Layer<'a>) -> Result<Vec<Block>, RuntimeError>,
-) -> Result<PredictionLayer, RuntimeError> {
+    blocks_of: &mut impl FnMut(&Layer<'a>) -> Result<Vec<Block>>,
+) -> Result<PredictionLayer> {
     let index = model.layers.len() as u32;
     let own = |number: usize| match names.root {
         Some(root) => weights.scope(root).enter("layers").enter(number),
@@ -183,17 +181,17 @@ impl<'a> Layer<'a> {
     }
 
     /// Its norm of that name, over the residual stream.
-    pub(crate) fn norm(&self, name: &str) -> Result<RmsNorm, RuntimeError> {
+    pub(crate) fn norm(&self, name: &str) -> Result<RmsNorm> {
         self.norm_of(&self.enter(name), self.hidden)
     }
 
     /// A norm over `size` channels.
-    pub(crate) fn norm_of(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm, RuntimeError> {
+    pub(crate) fn norm_of(&self, weights: &Scope<'_>, size: usize) -> Result<RmsNorm> {
         self.frame.norm(weights, size)
     }
 
     /// The shape of its attention, which must keep keys and values of its own and of one size.
-    pub(crate) fn attention(&self, dims: &Attention, bias: bool) -> Result<AttentionShape, RuntimeError> {
+    pub(crate) fn attention(&self, dims: &Attention, bias: bool) -> Result<AttentionShape> {
         match dims.shares_layer {
             None => self.sharing_attention(dims, bias),
             Some(_) => Err(self.refuse("attention over keys of its own")),
@@ -201,7 +199,7 @@ impl<'a> Layer<'a> {
     }
 
     /// The same of a layer that may read those of an earlier one.
-    pub(crate) fn sharing_attention(&self, dims: &Attention, bias: bool) -> Result<AttentionShape, RuntimeError> {
+    pub(crate) fn sharing_attention(&self, dims: &Attention, bias: bool) -> Result<AttentionShape> {
         let Attention { num_heads, num_kv_heads, head_dim, value_dim, window, shares_layer, .. } = *dims;
         if value_dim.is_some_and(|values| values != head_dim) {
             return Err(self.refuse("attention with values of the keys' size"));
@@ -218,7 +216,7 @@ impl<'a> Layer<'a> {
     }
 
     /// The shape of its latent attention, which must see everything.
-    pub(crate) fn mla(&self, dims: &Mla, bias: bool) -> Result<MlaShape, RuntimeError> {
+    pub(crate) fn mla(&self, dims: &Mla, bias: bool) -> Result<MlaShape> {
         if dims.window.is_some() {
             return Err(self.refuse("latent attention without a window"));
         }
@@ -284,7 +282,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Its Mamba-2 mixer, whose weights are under `name`.
-    pub(crate) fn mamba2(&self, name: &str, dims: &Mamba2Spec, rules: Mamba2Rules) -> Result<Mamba2, RuntimeError> {
+    pub(crate) fn mamba2(&self, name: &str, dims: &Mamba2Spec, rules: Mamba2Rules) -> Result<Mamba2> {
         Mamba2::load(&self.enter(name), self.index, Mamba2Shape::new(self.hidden, dims), rules)
     }
 

@@ -1,16 +1,14 @@
 //! LFM2: a gated short convolution or attention, then a gated MLP or experts, in every layer.
 
 use cacheplan_kernels::Routing;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{Activation, Attention, Mixer, Mlp, Moe, RopeConfig, ShortConv, size};
 use crate::weights::Weights;
 
@@ -35,7 +33,7 @@ pub(super) struct Config {
 }
 
 /// Builds an LFM2 decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let tied = config.tie_embedding.unwrap_or(config.tie_word_embeddings);
     let rope = config.rope.with_default_theta(1_000_000.0);
     decoder(
@@ -72,7 +70,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
-    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>> {
         let (weights, names) = (layer.enter("feed_forward"), ["w1", "w3", "w2"]);
         let mlp = layer.mlp(sizes.intermediate_size, Activation::Silu);
         if sizes.experts == 0 {

@@ -1,9 +1,7 @@
 //! Llama and its relatives: attention with rope, then a gated MLP or experts, in every layer.
 
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use candle_core::DType;
 use serde::Deserialize;
 
@@ -11,7 +9,7 @@ use super::experts::Experts;
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{Activation, Attention, Mixer, Mlp, MlpShape, Moe, RopeConfig, size};
 use crate::weights::Weights;
 
@@ -27,7 +25,7 @@ pub(super) struct LlamaVariant {
     feed_forward: LoadFeedForward,
 }
 
-type LoadFeedForward = fn(&Config, &Layer<'_>, &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError>;
+type LoadFeedForward = fn(&Config, &Layer<'_>, &FeedForward) -> Result<Box<dyn Mixer>>;
 
 pub(super) const LLAMA: LlamaVariant = LlamaVariant {
     biases: |config| [config.attention_bias; 2],
@@ -61,12 +59,7 @@ pub(super) struct Config {
 }
 
 /// Builds a decoder of this family.
-pub(super) fn load(
-    relative: &LlamaVariant,
-    config: &Config,
-    model: &Model,
-    weights: &Weights,
-) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(relative: &LlamaVariant, config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let [bias, output_bias] = (relative.biases)(config);
     let rope = config.rope.with_default_theta(relative.rope_theta).with_divisors(divisors(model, weights)?);
     decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
@@ -93,7 +86,7 @@ pub(super) fn load(
 }
 
 /// What each frequency of the rotation is divided by; GGUF files of Llama 3 and later have it in place of a rule.
-fn divisors(model: &Model, weights: &Weights) -> Result<Option<Vec<f32>>, RuntimeError> {
+fn divisors(model: &Model, weights: &Weights) -> Result<Option<Vec<f32>>> {
     let head_dim = model.layers.iter().flat_map(|layer| &layer.blocks).find_map(|block| match block {
         BlockSpec::Attention(attention) => Some(size(attention.head_dim)),
         _ => None,
@@ -106,7 +99,7 @@ fn divisors(model: &Model, weights: &Weights) -> Result<Option<Vec<f32>>, Runtim
 }
 
 impl Config {
-    fn mlp(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+    fn mlp(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>> {
         if sizes.experts > 0 {
             return Err(layer.refuse("one feed-forward block without experts in every layer"));
         }
@@ -114,7 +107,7 @@ impl Config {
         Ok(Box::new(Mlp::load_gated(&layer.enter("mlp"), shape)?))
     }
 
-    fn mlp_or_experts(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+    fn mlp_or_experts(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>> {
         if sizes.experts == 0 {
             return self.mlp(layer, sizes);
         }
@@ -122,7 +115,7 @@ impl Config {
     }
 
     /// Published checkpoints have the experts under a name that later ones gave up.
-    fn mixtral_experts(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+    fn mixtral_experts(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>> {
         if sizes.experts == 0 {
             return Err(layer.refuse("experts in every layer, as many as `num_local_experts` says"));
         }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{Activation, Mamba1, Mamba1Shape};
 use crate::weights::Weights;
 
@@ -25,7 +25,7 @@ pub(super) struct Config {
 }
 
 /// Builds a Mamba decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let frame = TensorNames::backbone(config.layer_norm_epsilon, config.tie_word_embeddings);
     decoder(model, weights, frame, |layer| {
         let [BlockSpec::Mamba1(dims)] = layer.blocks else { return Err(layer.refuse("one mamba1")) };

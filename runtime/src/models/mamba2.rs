@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{Activation, Mamba2Rules, dt_limit};
 use crate::weights::Weights;
 
@@ -28,7 +28,7 @@ pub(super) struct Config {
 }
 
 /// Builds a Mamba-2 decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let rules = Mamba2Rules {
         conv_bias: config.use_conv_bias,
         activation: config.hidden_act,

@@ -2,16 +2,14 @@
 
 use cacheplan_handlers::DecayKind;
 use cacheplan_kernels::Routing;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward, LinearAttention},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward, LinearAttention};
 use serde::Deserialize;
 
 use super::layer::{TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{Activation, Attention, Lightning, Moe, RopeConfig, size};
 use crate::weights::Weights;
 
@@ -36,7 +34,7 @@ pub(super) struct Config {
 }
 
 /// Builds a MiniMax decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let rope = config.rope.with_default_theta(1_000_000.0);
     let layers = model.layers.len() as u32;
     decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {

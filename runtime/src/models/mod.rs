@@ -32,7 +32,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::layer::{Layer, TensorNames, decoder};
 
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::Activation;
 use crate::weights::Weights;
 
@@ -40,7 +40,7 @@ use crate::weights::Weights;
 struct Entry {
     /// The type, as [`Model::decoder`] has it.
     model_type: &'static str,
-    load: fn(&Model, &Weights) -> Result<Decoder, RuntimeError>,
+    load: fn(&Model, &Weights) -> Result<Decoder>,
     /// Whether it has the prediction layer of its checkpoints.
     predicts: bool,
     /// Whether it has latent attention behind Ascend's operator.
@@ -122,7 +122,7 @@ impl Decoder {
     /// # Errors
     /// A model type without a decoder, a layer that its decoder cannot run, a missing or unusable key, a missing or
     /// mis-shaped tensor.
-    pub fn load(model: &Model, weights: &Weights) -> Result<Self, RuntimeError> {
+    pub fn load(model: &Model, weights: &Weights) -> Result<Self> {
         let _span = tracing::debug_span!("weights", decoder = %model.decoder).entered();
         match entry(&model.decoder) {
             Some(entry) => (entry.load)(model, weights),
@@ -147,7 +147,7 @@ pub(crate) fn preprocesses(decoder: &str) -> bool {
 }
 
 fn unknown(model: &Model) -> ConfigError {
-    ConfigError::Unsupported { key: "model_type", found: model.decoder.clone(), known: &KNOWN }
+    ConfigError::unsupported("model_type", &model.decoder, &KNOWN)
 }
 
 fn parse<T: DeserializeOwned>(config: &Map<String, Value>) -> Result<T, ConfigError> {
@@ -160,6 +160,11 @@ fn parse<T: DeserializeOwned>(config: &Map<String, Value>) -> Result<T, ConfigEr
 /// What is true where a config does not say.
 fn default_true() -> bool {
     true
+}
+
+/// A number where a config does not say.
+fn number<const N: usize>() -> usize {
+    N
 }
 
 /// The least time step where a config does not say.

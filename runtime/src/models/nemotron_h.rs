@@ -1,16 +1,14 @@
 //! Nemotron-H: each layer is one of Mamba-2 mixer, attention without rope, MLP or mixture of experts.
 
 use cacheplan_kernels::{GateOrder, Routing};
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{Activation, Attention, Linear, Mamba2Rules, Mlp, MlpShape, Moe, size};
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, WeightError, Weights};
@@ -54,7 +52,7 @@ pub(super) struct Config {
 }
 
 /// Builds a Nemotron-H decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let eps = need(config.layer_norm_epsilon.or(config.rms_norm_eps), "layer_norm_epsilon")?;
     let rules = Mamba2Rules {
         conv_bias: config.use_conv_bias,
@@ -99,7 +97,7 @@ impl Config {
         if !known {
             let found = format!("{:?}", (&self.mtp_layers_block_type, &self.mtp_hybrid_override_pattern));
             let known = "a prediction of one attention layer and one of experts";
-            return Err(ConfigError::Unsupported { key: "mtp_layers_block_type", found, known });
+            return Err(ConfigError::unsupported("mtp_layers_block_type", found, known));
         }
         Ok(PredictionNames {
             root: Some("mtp"),
@@ -116,7 +114,7 @@ impl Config {
         MlpShape { bias: self.mlp_bias, ..layer.mlp(intermediate, self.mlp_hidden_act) }
     }
 
-    fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe, RuntimeError> {
+    fn moe(&self, weights: &Scope<'_>, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Moe> {
         let per_token = need(self.num_experts_per_tok, "num_experts_per_tok")?;
         let routing = Routing {
             groups: self.n_group.unwrap_or(1),

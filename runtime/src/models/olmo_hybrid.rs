@@ -1,15 +1,13 @@
 //! OLMo Hybrid: gated delta nets behind norms, and attention with norms behind it, then a gated MLP, in every layer.
 
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{
     Activation, Attention, CausalConv, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mlp,
     RopeConfig,
@@ -35,7 +33,7 @@ pub(super) struct Config {
 }
 
 /// Builds an OLMo Hybrid decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);
     decoder(model, weights, frame, |layer| {
         let known = "attention, or linear attention by the delta rule with a decay per head and a convolution, \
@@ -65,7 +63,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                 let rope = if config.rope.states_no_base() { None } else { Some(config.rope.rope(shape.head_dim)?) };
                 let attention = Attention::load(&weights, layer.index, shape, rope)?
                     .with_whole_norms(norm("q_norm", shape.heads)?, norm("k_norm", shape.kv_heads)?);
-                let behind = |name: &str, block: Block| -> Result<Block, RuntimeError> {
+                let behind = |name: &str, block: Block| -> Result<Block> {
                     Ok(Block { post_norm: Some(layer.norm(name)?), ..block })
                 };
                 Ok(vec![
@@ -78,7 +76,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     })
 }
 
-fn gated_delta(weights: &Scope<'_>, layer: &Layer<'_>, shape: GatedDeltaShape) -> Result<GatedDelta, RuntimeError> {
+fn gated_delta(weights: &Scope<'_>, layer: &Layer<'_>, shape: GatedDeltaShape) -> Result<GatedDelta> {
     let (keys, values) = (shape.keys(), shape.values());
     let inward = |name: &str, outputs: usize| Linear::load(&weights.enter(name), shape.hidden, outputs, false);
     let conv = |name: &str, channels: usize| CausalConv::load(&weights.enter(name), channels, shape.d_conv, false);

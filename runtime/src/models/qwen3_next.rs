@@ -1,17 +1,15 @@
 //! Qwen3-Next and Qwen3.5: gated delta nets and gated attention, then a gated MLP or experts.
 
 use cacheplan_kernels::Rope;
-use cacheplan_transforms::{
-    Model,
-    layers::{BlockSpec, FeedForward},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::experts::Experts;
 use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{
     Activation, Attention, AttentionShape, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear,
     Mixer, Mlp, Moe, RmsNorm, RopeConfig, SharedExpert,
@@ -37,24 +35,19 @@ pub(super) struct Config {
     rope: RopeConfig,
 }
 
-type LoadProjections = fn(&Scope<'_>, GatedDeltaShape) -> Result<GatedDeltaProjections, RuntimeError>;
+type LoadProjections = fn(&Scope<'_>, GatedDeltaShape) -> Result<GatedDeltaProjections>;
 
 /// Builds a Qwen3-Next decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     build(config, model, weights, interleaved_projections)
 }
 
 /// Builds a Qwen3.5 decoder: the same with plain projections.
-pub(super) fn load_qwen3_5(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load_qwen3_5(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     build(config, model, weights, plain_projections)
 }
 
-fn build(
-    config: &Config,
-    model: &Model,
-    weights: &Weights,
-    projections: LoadProjections,
-) -> Result<Decoder, RuntimeError> {
+fn build(config: &Config, model: &Model, weights: &Weights, projections: LoadProjections) -> Result<Decoder> {
     let names = PredictionNames {
         root: Some("mtp"),
         token_norm: "pre_fc_norm_embedding",
@@ -101,7 +94,7 @@ fn build(
 }
 
 /// One matrix for queries, keys, values and gate, and one for strength and decay, each ordered by key head.
-fn interleaved_projections(weights: &Scope<'_>, shape: GatedDeltaShape) -> Result<GatedDeltaProjections, RuntimeError> {
+fn interleaved_projections(weights: &Scope<'_>, shape: GatedDeltaShape) -> Result<GatedDeltaProjections> {
     let GatedDeltaShape { hidden, key_heads, value_heads, key_dim, value_dim, .. } = shape;
     let per_key = value_heads / key_heads.max(1);
     let (values, width) = (per_key * value_dim, 2 * (key_dim + per_key * value_dim));
@@ -133,10 +126,7 @@ fn interleaved_projections(weights: &Scope<'_>, shape: GatedDeltaShape) -> Resul
 }
 
 /// One matrix for queries, keys and values, and one each for gate, strength and decay.
-pub(super) fn plain_projections(
-    weights: &Scope<'_>,
-    shape: GatedDeltaShape,
-) -> Result<GatedDeltaProjections, RuntimeError> {
+pub(super) fn plain_projections(weights: &Scope<'_>, shape: GatedDeltaShape) -> Result<GatedDeltaProjections> {
     let linear = |name: &str, outputs: usize| Linear::load(&weights.enter(name), shape.hidden, outputs, false);
     Ok(GatedDeltaProjections {
         qkv: linear("in_proj_qkv", 2 * shape.keys() + shape.values())?,
@@ -147,7 +137,7 @@ pub(super) fn plain_projections(
 }
 
 impl Config {
-    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>, RuntimeError> {
+    fn feed_forward(&self, layer: &Layer<'_>, sizes: &FeedForward) -> Result<Box<dyn Mixer>> {
         let (weights, activation) = (layer.enter("mlp"), self.hidden_act);
         if sizes.experts == 0 {
             return Ok(Box::new(Mlp::load_gated(&weights, layer.mlp(sizes.intermediate_size, activation))?));
@@ -162,7 +152,7 @@ pub(super) fn shared_experts(
     layer: &Layer<'_>,
     sizes: &FeedForward,
     activation: Activation,
-) -> Result<Moe, RuntimeError> {
+) -> Result<Moe> {
     let weights = layer.enter("mlp");
     if sizes.shared_size == 0 {
         return Err(layer.refuse("a shared expert beside experts, of `shared_expert_intermediate_size`"));
@@ -178,7 +168,7 @@ pub(super) fn shared_experts(
 }
 
 /// Attention with norms over heads, and a gate for its output.
-pub(super) fn gated_attention(layer: &Layer<'_>, shape: AttentionShape, rope: Rope) -> Result<Attention, RuntimeError> {
+pub(super) fn gated_attention(layer: &Layer<'_>, shape: AttentionShape, rope: Rope) -> Result<Attention> {
     let weights = layer.enter("self_attn");
     let norm = |name: &str| layer.norm_of(&weights.enter(name), shape.head_dim);
     let attention = Attention::load_gated(&weights, layer.index, shape, Some(rope))?;

@@ -1,10 +1,8 @@
 //! Qwen4-Exp: gated delta nets, and gated attention over tokens that an indexer chooses, then experts, all among several
 //! residual streams, to which some layers add what a table of n-grams says.
 
-use cacheplan_transforms::{
-    Model,
-    layers::{Attention as AttentionSpec, BlockSpec, FeedForward, LinearAttention},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{Attention as AttentionSpec, BlockSpec, FeedForward, LinearAttention};
 use serde::Deserialize;
 
 use super::experts::Experts;
@@ -12,7 +10,7 @@ use super::layer::{Ends, Layer, TensorNames, decoder};
 use super::qwen3_next::{gated_attention, plain_projections, shared_experts};
 use crate::block::Block;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::layers::{
     Activation, Attention, Chooser, GatedDelta, GatedDeltaRest, GatedDeltaShape, GatedShape, GatedStreams, HashRules,
     Indexer, IndexerShape, MeanKeys, MeanKeysShape, NGramShape, NGrams, OutputGate, RmsNorm, RopeConfig,
@@ -50,19 +48,19 @@ struct NGramConfig {
     #[serde(default)]
     ple_layer_ids: Option<Vec<u32>>,
     ple_embed_dim: Option<usize>,
-    #[serde(default = "conv_kernel")]
+    #[serde(default = "super::number::<4>")]
     ple_conv_kernel_size: usize,
-    #[serde(default = "ngram_size")]
+    #[serde(default = "super::number::<3>")]
     ngram_size: usize,
-    #[serde(default = "heads_per_ngram")]
+    #[serde(default = "super::number::<8>")]
     heads_per_ngram: usize,
     #[serde(default = "least_prime")]
     ngram_vocab_size_base: u64,
-    #[serde(default = "multiple")]
+    #[serde(default = "super::number::<128>")]
     make_ngram_vocab_size_divisible_by: usize,
     #[serde(default = "seed")]
     seed: u64,
-    #[serde(default = "parts")]
+    #[serde(default = "super::number::<512>")]
     split_ngram_parts: usize,
     eos_token_id: Option<EndTokens>,
 }
@@ -75,36 +73,16 @@ enum EndTokens {
     Several(Vec<u32>),
 }
 
-fn conv_kernel() -> usize {
-    4
-}
-
-fn ngram_size() -> usize {
-    3
-}
-
-fn heads_per_ngram() -> usize {
-    8
-}
-
 fn least_prime() -> u64 {
     20_000_000
-}
-
-fn multiple() -> usize {
-    128
 }
 
 fn seed() -> u64 {
     1234
 }
 
-fn parts() -> usize {
-    512
-}
-
 /// Builds a Qwen4-Exp decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let frame = TensorNames {
         load_norm: RmsNorm::load_from_one,
         norm: "hyper_connection_mixer",
@@ -138,20 +116,24 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
 }
 
 impl Config {
-    fn streams(&self, layer: &Layer<'_>, name: &str) -> Result<GatedStreams, RuntimeError> {
+    fn streams(&self, layer: &Layer<'_>, name: &str) -> Result<GatedStreams> {
         let (streams, rank) = (self.hc_count, self.hc_lowrank);
         let shape = GatedShape { hidden: layer.hidden, streams, rank, norm_eps: self.rms_norm_eps };
         GatedStreams::load(&layer.enter(name), shape, true)
     }
 
-    fn delta(&self, layer: &Layer<'_>, dims: &LinearAttention) -> Result<Option<GatedDelta>, RuntimeError> {
+    fn delta(&self, layer: &Layer<'_>, dims: &LinearAttention) -> Result<Option<GatedDelta>> {
         let Some(shape) = layer.gated_delta(dims, self.hidden_act, self.rms_norm_eps) else { return Ok(None) };
         let gate = match self.output_gate_type {
             Some(gate) => gate,
             None if self.hidden_act == Activation::Silu => OutputGate::Silu,
             None => {
-                let (found, known) = (format!("{:?}", self.hidden_act), "silu where `output_gate_type` says nothing");
-                return Err(ConfigError::Unsupported { key: "hidden_act", found, known }.into());
+                return Err(ConfigError::unsupported(
+                    "hidden_act",
+                    format!("{:?}", self.hidden_act),
+                    "silu where `output_gate_type` says nothing",
+                )
+                .into());
             }
         };
         let (shape, weights) = (GatedDeltaShape { gate, ..shape }, layer.enter("linear_attn"));
@@ -159,7 +141,7 @@ impl Config {
         Ok(Some(GatedDelta::load(&weights, layer.index, shape, plain_projections(&weights, shape)?, rest)?))
     }
 
-    fn attention(&self, layer: &Layer<'_>, dims: &AttentionSpec) -> Result<Attention, RuntimeError> {
+    fn attention(&self, layer: &Layer<'_>, dims: &AttentionSpec) -> Result<Attention> {
         let missing = |key| ConfigError::Missing { key };
         let heads = self.indexer_n_heads.ok_or(missing("indexer_n_heads"))?;
         let head_dim = self.indexer_head_dim.ok_or(missing("indexer_head_dim"))?;
@@ -175,7 +157,7 @@ impl Config {
     }
 
     /// What stands before a layer that has n-grams.
-    fn ngrams(&self, layer: &Layer<'_>, model: &Model) -> Result<Vec<Block>, RuntimeError> {
+    fn ngrams(&self, layer: &Layer<'_>, model: &Model) -> Result<Vec<Block>> {
         let of = &self.ngrams;
         let mut layers = of.ple_layer_ids.clone().unwrap_or_default();
         layers.sort_unstable();

@@ -2,10 +2,8 @@
 
 use cacheplan_kernels::{GateOrder, Rope, Run};
 use cacheplan_managers::device::ReplayLayer;
-use cacheplan_transforms::{
-    Model,
-    layers::{Attention as AttentionSpec, BlockSpec, Mamba2 as Mamba2Spec},
-};
+use cacheplan_transforms::Model;
+use cacheplan_transforms::layers::{Attention as AttentionSpec, BlockSpec, Mamba2 as Mamba2Spec};
 use candle_core::Tensor;
 use serde::Deserialize;
 
@@ -13,7 +11,7 @@ use super::layer::{Layer, TensorNames, decoder};
 use crate::block::Block;
 use crate::cache_use::CacheUse;
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, RuntimeError};
+use crate::error::{ConfigError, Result};
 use crate::exported::{Writer, int};
 use crate::layers::{
     Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Rules, Mixer, Mlp, RmsNorm, RopeConfig,
@@ -65,7 +63,7 @@ struct Hybrid {
 }
 
 impl Mixer for Hybrid {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let on = step.on();
         let both = self.input_norm.forward(on, &Tensor::cat(&[x, step.embedded()], 1)?)?;
         let attended = self.feed_forward_norm.forward(on, &self.attention.forward(&both, step)?)?;
@@ -73,7 +71,7 @@ impl Mixer for Hybrid {
         self.mamba.forward(&self.mamba_norm.forward(on, &(x + transformed)?)?, step)
     }
 
-    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String, RuntimeError> {
+    fn trace(&self, writer: &mut Writer, x: &str) -> Result<String> {
         let embedded = writer.embedded().to_owned();
         let both = writer.node_with("Concat", &[x, &embedded], vec![int("axis", -1)]);
         let both = self.input_norm.trace(writer, &both)?;
@@ -86,7 +84,7 @@ impl Mixer for Hybrid {
         self.mamba.trace(writer, &normed)
     }
 
-    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool, RuntimeError> {
+    fn replay(&self, on: &Run<'_>, kept: &ReplayLayer<'_>) -> Result<bool> {
         self.mamba.replay(on, kept)
     }
 
@@ -100,14 +98,12 @@ impl Mixer for Hybrid {
 }
 
 /// Builds a Zamba2 decoder.
-pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder, RuntimeError> {
+pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     if config.use_mem_rope && config.use_long_context {
-        let (found, known) = ("true".to_owned(), "false only");
-        return Err(ConfigError::Unsupported { key: "use_long_context", found, known }.into());
+        return Err(ConfigError::unsupported("use_long_context", "true", "false only").into());
     }
     if config.num_mem_blocks == 0 {
-        let (found, known) = ("0".to_owned(), "1 and more");
-        return Err(ConfigError::Unsupported { key: "num_mem_blocks", found, known }.into());
+        return Err(ConfigError::unsupported("num_mem_blocks", "0", "1 and more").into());
     }
     let frame =
         TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
@@ -157,12 +153,12 @@ impl Config {
         (attention, mamba): (&AttentionSpec, &Mamba2Spec),
         transformer: &Scope<'_>,
         place: usize,
-    ) -> Result<Hybrid, RuntimeError> {
+    ) -> Result<Hybrid> {
         let (hidden, both) = (layer.hidden, self.attention_hidden_size);
         let shape = AttentionShape { hidden: both, ..layer.attention(attention, false)? };
         let rope = self.use_mem_rope.then(|| self.rope.rope(shape.head_dim)).transpose()?;
         let self_attn = transformer.enter("self_attn");
-        let inward = |name: &str, heads: usize| -> Result<Linear, RuntimeError> {
+        let inward = |name: &str, heads: usize| -> Result<Linear> {
             let outputs = heads * shape.head_dim;
             let linear = Linear::load(&self_attn.enter(format!("{name}_proj")), both, outputs, false)?;
             if !self.use_shared_attention_adapter {
@@ -186,14 +182,14 @@ impl Config {
     }
 
     /// A layer's own change of a shared weight `[outputs, inputs]`, a matrix of low rank.
-    fn adapter(&self, weights: &Scope<'_>, inputs: usize, outputs: usize) -> Result<Tensor, RuntimeError> {
+    fn adapter(&self, weights: &Scope<'_>, inputs: usize, outputs: usize) -> Result<Tensor> {
         let down = weights.enter(0).get("weight", (self.adapter_rank, inputs))?;
         let up = weights.enter(1).get("weight", (outputs, self.adapter_rank))?;
         Ok(up.matmul(&down)?)
     }
 
     /// The shared gated MLP with the layer's own adapter added to its inward weight.
-    fn feed_forward(&self, weights: &Scope<'_>, hidden: usize, hybrid: usize) -> Result<Mlp, RuntimeError> {
+    fn feed_forward(&self, weights: &Scope<'_>, hidden: usize, hybrid: usize) -> Result<Mlp> {
         let (size, bias) = (self.intermediate_size, self.add_bias_linear);
         let gate_up = Linear::load(&weights.enter("gate_up_proj"), hidden, 2 * size, bias)?;
         let adapter = weights.enter("gate_up_proj_adapter_list").enter(hybrid);

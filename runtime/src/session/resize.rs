@@ -7,7 +7,7 @@ use super::Session;
 use crate::decoder::Decoder;
 use crate::device::device_info;
 use crate::draft_model::DraftModel;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::profile::{MemoryProfile, profile};
 
 impl Session {
@@ -15,7 +15,7 @@ impl Session {
     ///
     /// # Errors
     /// Nobody who counts bytes; a failing forward.
-    pub fn profile(&mut self) -> Result<MemoryProfile, RuntimeError> {
+    pub fn profile(&mut self) -> Result<MemoryProfile> {
         let _span = tracing::debug_span!("profile").entered();
         self.forget_prefixes()?;
         let limits = self.caches.plan().limits.clone();
@@ -25,7 +25,7 @@ impl Session {
     }
 
     /// What was resident when `measured` was, but for the caches.
-    fn resident_without_caches(&self, measured: &MemoryProfile) -> Result<u64, RuntimeError> {
+    fn resident_without_caches(&self, measured: &MemoryProfile) -> Result<u64> {
         let mut cache_bytes: u64 = self.caches.plan().pools.iter().map(|pool| pool.bytes).sum();
         if self.decoder.device().is_cpu() {
             // There the host tier is memory of the same kind, and was measured too.
@@ -41,7 +41,7 @@ impl Session {
     ///
     /// # Errors
     /// Caches that were shut down.
-    pub fn measured(&self, profile: &MemoryProfile) -> Result<MeasuredLedger, RuntimeError> {
+    pub fn measured(&self, profile: &MemoryProfile) -> Result<MeasuredLedger> {
         let weights = self.resident_without_caches(profile)?;
         Ok(MeasuredLedger::of_forward(weights, profile.forward_bytes, profile.tokens, profile.sequences))
     }
@@ -50,7 +50,7 @@ impl Session {
     ///
     /// # Errors
     /// No plan for what was measured; then the pools are as before. A device that does not give the memory.
-    pub fn resize(&mut self, measured: &MemoryProfile) -> Result<(), RuntimeError> {
+    pub fn resize(&mut self, measured: &MemoryProfile) -> Result<()> {
         let _span = tracing::debug_span!("resize", forward_bytes = measured.forward_bytes).entered();
         let resident_bytes = self.resident_without_caches(measured)?;
         self.forget_prefixes()?;

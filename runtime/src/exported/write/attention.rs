@@ -4,8 +4,8 @@ use cacheplan_kernels::{Backend, Rope, Window};
 use cacheplan_transforms::onnx::{AttributeProto, TensorProto};
 use candle_core::{Device, Tensor};
 
-use super::{GraphDType, OPSET_OF_BF16, Result, Writer, int, refuse};
-use crate::error::RuntimeError;
+use super::{GraphDType, OPSET_OF_BF16, Writer, int, refuse};
+use crate::error::{Result, RuntimeError};
 
 /// The keys and values of layers with as many key heads of the same size.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use candle_core::{DType, Tensor};
 use candle_nn::ops::softmax;
 
 use super::IndexSource;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::Linear;
 use crate::step::Step;
 use crate::weights::Scope;
@@ -42,7 +42,7 @@ pub(crate) struct GatedKeysShape {
 
 impl GatedKeys {
     /// Reads `wq_b`, `wk`, `k_norm`, `weights_proj` and what pools keys.
-    pub(crate) fn load(weights: &Scope<'_>, shape: GatedKeysShape) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, shape: GatedKeysShape) -> Result<Self> {
         let GatedKeysShape { hidden, rank, heads, head_dim, stride } = shape;
         let linear = |name: &str, from, to| Linear::load(&weights.enter(name), from, to, false);
         let norm = |name: &str| weights.enter("k_norm").float(name, head_dim);
@@ -61,7 +61,7 @@ impl GatedKeys {
 }
 
 impl IndexSource for GatedKeys {
-    fn rows(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor, RuntimeError> {
+    fn rows(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor> {
         let [weight, bias] = &self.key_norm;
         let key = self.key.forward(on, x)?.to_dtype(DType::F32)?;
         let key = candle_nn::ops::layer_norm(&key.contiguous()?, weight, bias, KEY_NORM_EPS as f32)?;
@@ -72,18 +72,13 @@ impl IndexSource for GatedKeys {
         2 * self.head_dim
     }
 
-    fn keys(&self, _: &Run<'_>, rows: &Tensor, _: &[u32]) -> Result<Tensor, RuntimeError> {
+    fn keys(&self, _: &Run<'_>, rows: &Tensor, _: &[u32]) -> Result<Tensor> {
         let (keys, gates) = (rows.narrow(2, 0, self.head_dim)?, rows.narrow(2, self.head_dim, self.head_dim)?);
         let weights = softmax(&gates.broadcast_add(&self.place)?, 1)?;
         Ok((weights * keys)?.sum(1)?)
     }
 
-    fn queries(
-        &self,
-        x: &Tensor,
-        latent: Option<&Tensor>,
-        step: &Step<'_>,
-    ) -> Result<(Tensor, Option<Tensor>), RuntimeError> {
+    fn queries(&self, x: &Tensor, latent: Option<&Tensor>, step: &Step<'_>) -> Result<(Tensor, Option<Tensor>)> {
         let on = step.on();
         let q = self.query.forward(on, latent.unwrap_or(x))?.reshape((x.dim(0)?, self.heads, self.head_dim))?;
         let shares = self.shares.forward(on, x)?.to_dtype(DType::F32)?;

@@ -4,7 +4,7 @@ use cacheplan_kernels::{Rope, Run};
 use candle_core::Tensor;
 
 use super::IndexSource;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layers::{Linear, RmsNorm};
 use crate::step::Step;
 use crate::weights::Scope;
@@ -32,7 +32,7 @@ pub(crate) struct MeanKeysShape {
 
 impl MeanKeys {
     /// Reads `index_qk_proj`, which gives the one key behind the queries, `q_layernorm` and `k_layernorm`.
-    pub(crate) fn load(weights: &Scope<'_>, shape: MeanKeysShape, rope: Rope) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, shape: MeanKeysShape, rope: Rope) -> Result<Self> {
         let MeanKeysShape { hidden, heads, head_dim, norm_eps } = shape;
         let both = Linear::load(&weights.enter("index_qk_proj"), hidden, (heads + 1) * head_dim, false)?;
         let norm = |name: &str| RmsNorm::load_from_one(&weights.enter(name), head_dim, norm_eps);
@@ -49,7 +49,7 @@ impl MeanKeys {
 }
 
 impl IndexSource for MeanKeys {
-    fn rows(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor, RuntimeError> {
+    fn rows(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor> {
         Ok(self.key.forward(on, x)?)
     }
 
@@ -57,17 +57,12 @@ impl IndexSource for MeanKeys {
         self.head_dim
     }
 
-    fn keys(&self, on: &Run<'_>, rows: &Tensor, starts: &[u32]) -> Result<Tensor, RuntimeError> {
+    fn keys(&self, on: &Run<'_>, rows: &Tensor, starts: &[u32]) -> Result<Tensor> {
         let normed = self.key_norm.forward(on, &rows.mean(1)?)?;
         Ok(self.rope.apply(on, &normed.unsqueeze(1)?, starts)?.squeeze(1)?)
     }
 
-    fn queries(
-        &self,
-        x: &Tensor,
-        _: Option<&Tensor>,
-        step: &Step<'_>,
-    ) -> Result<(Tensor, Option<Tensor>), RuntimeError> {
+    fn queries(&self, x: &Tensor, _: Option<&Tensor>, step: &Step<'_>) -> Result<(Tensor, Option<Tensor>)> {
         let q = self.query.forward(step.on(), x)?.reshape((x.dim(0)?, self.heads, self.head_dim))?;
         let q = self.query_norm.forward(step.on(), &q)?;
         Ok((self.rope.apply(step.on(), &q, step.positions())?, None))

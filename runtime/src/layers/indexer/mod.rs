@@ -21,28 +21,23 @@ pub(crate) use self::mean::{MeanKeys, MeanKeysShape};
 
 use self::choice::sequences;
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layer_cache::RingCache;
 use crate::step::Step;
 
 /// What an indexer's queries and keys are made of.
 pub(crate) trait IndexSource: Debug + Send + Sync {
     /// What is kept of each token until its key is made, `[tokens, width]`, of `x` `[tokens, hidden]`.
-    fn rows(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor, RuntimeError>;
+    fn rows(&self, on: &Run<'_>, x: &Tensor) -> Result<Tensor>;
 
     /// Elements of such a row.
     fn width(&self) -> usize;
 
     /// Keys `[entries, head_dim]` of rows `[entries, stride, width]` in f32, the first of which stand at `starts`.
-    fn keys(&self, on: &Run<'_>, rows: &Tensor, starts: &[u32]) -> Result<Tensor, RuntimeError>;
+    fn keys(&self, on: &Run<'_>, rows: &Tensor, starts: &[u32]) -> Result<Tensor>;
 
     /// Queries `[tokens, heads, head_dim]` of `x`, or of the latent of attention's own queries, and what each head counts.
-    fn queries(
-        &self,
-        x: &Tensor,
-        latent: Option<&Tensor>,
-        step: &Step<'_>,
-    ) -> Result<(Tensor, Option<Tensor>), RuntimeError>;
+    fn queries(&self, x: &Tensor, latent: Option<&Tensor>, step: &Step<'_>) -> Result<(Tensor, Option<Tensor>)>;
 }
 
 /// The numbers of an [`Indexer`].
@@ -75,12 +70,7 @@ pub(crate) enum Chooser {
 
 impl Chooser {
     /// As [`Indexer::choose`].
-    pub(crate) fn choose(
-        &self,
-        x: &Tensor,
-        latent: Option<&Tensor>,
-        step: &Step<'_>,
-    ) -> Result<Arc<Choice>, RuntimeError> {
+    pub(crate) fn choose(&self, x: &Tensor, latent: Option<&Tensor>, step: &Step<'_>) -> Result<Arc<Choice>> {
         let earlier = || candle_core::Error::Msg("no layer before this one chooses what tokens see".into());
         match self {
             Self::Own(indexer) => indexer.choose(x, latent, step),
@@ -106,12 +96,7 @@ impl Indexer {
     /// Keeps the step's tokens, and chooses what each of them sees, which layers behind this one may use too.
     ///
     /// `latent` is that of attention's own queries, where it has one.
-    pub(crate) fn choose(
-        &self,
-        x: &Tensor,
-        latent: Option<&Tensor>,
-        step: &Step<'_>,
-    ) -> Result<Arc<Choice>, RuntimeError> {
+    pub(crate) fn choose(&self, x: &Tensor, latent: Option<&Tensor>, step: &Step<'_>) -> Result<Arc<Choice>> {
         let (on, metadata) = (step.on(), step.inputs.metadata);
         if !metadata.parents.is_empty() {
             let reason = "candidates that form a tree cannot choose what they see; draft one line of them";
@@ -130,7 +115,7 @@ impl Indexer {
     }
 
     /// Writes the keys whose tokens are all there, and keeps the rows of the others.
-    fn keep(&self, rows: &Tensor, step: &Step<'_>) -> Result<(), RuntimeError> {
+    fn keep(&self, rows: &Tensor, step: &Step<'_>) -> Result<()> {
         let (on, metadata, stride) = (step.on(), step.inputs.metadata, self.shape.stride);
         let cache = step.paged(self.layer, &Kind::IndexKey)?;
         let ring = if stride > 1 { Some(step.ring(self.layer)?) } else { None };
@@ -167,12 +152,7 @@ impl Indexer {
     }
 
     /// The rows of the tokens of a key that is being made.
-    fn waiting(
-        &self,
-        ring: Option<RingCache<'_>>,
-        slot: i32,
-        positions: Range<usize>,
-    ) -> Result<Option<Tensor>, RuntimeError> {
+    fn waiting(&self, ring: Option<RingCache<'_>>, slot: i32, positions: Range<usize>) -> Result<Option<Tensor>> {
         match (ring, usize::try_from(slot)) {
             (Some(ring), Ok(slot)) if !positions.is_empty() => {
                 Ok(Some(ring.read(slot, positions.start, positions.len())?))

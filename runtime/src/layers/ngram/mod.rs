@@ -13,7 +13,7 @@ use self::hash::Hashes;
 
 use super::{Activation, CausalConv, Linear, Mixer, StreamNorm, sigmoid};
 use crate::cache_use::CacheUse;
-use crate::error::RuntimeError;
+use crate::error::Result;
 use crate::layer_cache::StateCache;
 use crate::step::Step;
 use crate::weights::{Matrix, Scope};
@@ -53,12 +53,7 @@ pub(crate) struct NGramShape {
 
 impl NGrams {
     /// Reads those of absolute layer `layer`.
-    pub(crate) fn load(
-        weights: &Scope<'_>,
-        layer: u32,
-        shape: NGramShape,
-        rules: HashRules,
-    ) -> Result<Self, RuntimeError> {
+    pub(crate) fn load(weights: &Scope<'_>, layer: u32, shape: NGramShape, rules: HashRules) -> Result<Self> {
         let NGramShape { hidden, streams, embedding, d_conv, norm_eps, .. } = shape;
         let hashes = Hashes::new(rules);
         let (wide, dilation) = (streams * hidden, rules.ngram);
@@ -80,7 +75,7 @@ impl NGrams {
     }
 
     /// What the table says of each token of the step, `[tokens, embedding]`; the last tokens are kept for the next.
-    fn embedded(&self, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn embedded(&self, step: &Step<'_>) -> Result<Tensor> {
         let (metadata, context) = (step.inputs.metadata, self.hashes.context());
         let tokens = step.inputs.tokens.host();
         let kept = step.state_called(self.layer, CONTEXT)?;
@@ -128,7 +123,7 @@ fn line(before: &[u32], tokens: &[u32], span: &Range<usize>, parents: Option<&[i
 }
 
 impl Mixer for NGrams {
-    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor, RuntimeError> {
+    fn forward(&self, x: &Tensor, step: &Step<'_>) -> Result<Tensor> {
         let NGramShape { hidden, streams, .. } = self.shape;
         let (on, tokens) = (step.on(), x.dim(0)?);
         let embedded = self.embedded(step)?;
@@ -178,7 +173,7 @@ struct Table {
 
 impl Table {
     /// Reads `ngram_embedding`, whole or in parts.
-    fn load(weights: &Scope<'_>, hashes: &Hashes, shape: NGramShape) -> Result<Self, RuntimeError> {
+    fn load(weights: &Scope<'_>, hashes: &Hashes, shape: NGramShape) -> Result<Self> {
         let rows = hashes.rows().next_multiple_of(shape.multiple.max(1));
         let width = shape.embedding / hashes.count().max(1);
         let whole = weights.enter("ngram_embedding");
