@@ -41,8 +41,7 @@ pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag])
         let (name, stuck) =
             word.split_once('=').map_or((word.as_str(), None), |(name, value)| (name, Some(value.to_owned())));
         if name.starts_with("--trtllm.") {
-            let why = "nobody read what a key that is stated so does to caches".to_owned();
-            return Err(ServeError::NotHandled { flag: name.to_owned(), why, remedies: Vec::new() });
+            return Err(ServeError::unread(name, "nobody read what a key that is stated so does to caches", []));
         }
         // TensorRT-LLM's worker reads all flags itself, the others leave the engine its own.
         let is_engines = worker != "trtllm" && known.iter().any(|flag| flag.names().any(|known| known == name));
@@ -59,9 +58,8 @@ pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag])
         match row.becomes {
             "" => {}
             "unread" => {
-                let why = "what this flag of Dynamo does to caches was not read".to_owned();
-                let remedies = vec![Remedy::Remove(row.flag)];
-                return Err(ServeError::NotHandled { flag: row.flag.to_owned(), why, remedies });
+                let why = "what this flag of Dynamo does to caches was not read";
+                return Err(ServeError::unread(row.flag, why, [Remedy::Remove(row.flag)]));
             }
             "model" => taken.extend(values),
             flag => taken.extend(std::iter::once(flag.to_owned()).chain(values)),

@@ -93,6 +93,17 @@ pub enum ServeError {
 }
 
 impl ServeError {
+    /// A flag of which nobody read what it does to caches.
+    pub(crate) fn unread(flag: &str, why: impl Into<String>, remedies: impl IntoIterator<Item = Remedy>) -> Self {
+        Self::NotHandled { flag: flag.into(), why: why.into(), remedies: remedies.into_iter().collect() }
+    }
+
+    /// A flag that changes the bytes of weights, which nobody states.
+    pub(crate) fn weights_unknown(flag: &str, remedy: Remedy) -> Self {
+        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes";
+        Self::unread(flag, why, [remedy])
+    }
+
     /// The exit code of a command that ends with this error: 2 where the engine's parser refuses the words, 3 where it would not start,
     /// 4 where nobody read what a flag does, else as the planner's.
     pub fn exit_code(&self) -> u8 {

@@ -6,11 +6,11 @@
 use cacheplan_handlers::{DType, Growth, Kind};
 use serde_json::json;
 
-use super::known::sglang as rules;
+use super::known::{sglang, vllm};
 use super::version::Version;
 use crate::budget::{Budget, EngineOptions};
 use crate::export::dialect::{Dialect, dtype, flag, own, plan};
-use crate::export::file::{argument, comment, nested, quoted};
+use crate::export::file::{nested, quoted};
 use crate::export::input::{Class, Input, Sourced, listed};
 use crate::export::serving::Setting;
 use crate::export::target_file::TargetFile;
@@ -20,8 +20,6 @@ use crate::size::ByteSize;
 
 /// The first version of vLLM with flags for offloading, and with states in 16 bits.
 const OFFLOADING: usize = 1;
-/// The first version of vLLM that refuses a stated float of 16 bits which is not the model's.
-const OWN_FLOAT: usize = 3;
 
 pub(crate) static VLLM: Dialect = Dialect {
     name: "vLLM",
@@ -84,11 +82,9 @@ pub(crate) static VLLM: Dialect = Dialect {
     ],
     chooses_dtypes: true,
     refuses: |input| {
-        let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype").filter(|_| input.release >= OWN_FLOAT)?;
-        let run_in = if input.plan.model.dtype == DType::F16 { "float16" } else { "bfloat16" };
+        let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype")?;
         let (word, _) = key.value(input)?;
-        let is_other = ["float16", "bfloat16"].into_iter().any(|other| word == other && other != run_in);
-        is_other.then(|| format!("kv_cache_dtype={word} is incompatible with dtype=\"{run_in}\""))
+        vllm::other_float(input.version?, word.as_str()?, vllm::run_in(input.plan.model.dtype))
     },
 };
 
@@ -235,8 +231,7 @@ pub(crate) static VLLM_FILE: TargetFile = TargetFile {
 
 /// A script that starts SGLang's `sglang.launch_server`.
 pub(crate) static SGLANG_FILE: TargetFile = TargetFile::new("sglang", "sglang.sh", &SGLANG, |file| {
-    let line = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&argument(setting)));
-    let lines: String = file.settings.iter().map(line).collect();
+    let lines = file.argument_lines();
     let start = format!("exec python3 -m sglang.launch_server --model-path {}", quoted(file.model));
     let body = format!("args=(\n{lines})\n{start} \"${{args[@]}}\"\n");
     format!("#!/usr/bin/env bash\n{}", file.commented("bash FILE", &body))
@@ -325,7 +320,7 @@ fn tokens(pool: &Pool) -> u64 {
 
 /// Whether SGLang keeps every token of a window.
 fn keeps_all_tokens(input: &Input<'_>) -> bool {
-    windows(input).count() > 0 && !rules::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str())
+    windows(input).count() > 0 && !sglang::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str())
 }
 
 const MAX_TOTAL_TOKENS: &str = "max-total-tokens";
@@ -365,8 +360,7 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.
 fn running(input: &Input<'_>) -> Sourced {
     let slots = input.plan.slots;
-    let version = SGLANG.versions[input.release].parse().unwrap_or(Version(0, 5, 23));
-    let each = rules::slots_per_request(&input.plan.model.model_type, true, version);
+    let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version?);
     let most = (slots.live + slots.checkpoints) / each;
     if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {
         let source = format!("a request for every {each} slots of states, as the radix cache has it");

@@ -21,7 +21,6 @@ mod transfer_flags;
 pub(crate) mod version;
 
 pub use crate::export::FlagMeaning;
-pub use known::llama_cpp::MOST_SEQUENCES as LLAMA_CPP_SEQUENCES;
 pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction};
@@ -30,3 +29,18 @@ pub use stored::Stored;
 pub use tier_flags::{LowerTiers, TierFlags};
 pub use transfer_flags::{Handing, TransferFlags};
 pub use version::Version;
+
+/// What commands of vLLM are read by as well as its plans.
+pub mod vllm {
+    pub use super::known::vllm::{other_float, run_in};
+}
+
+/// What commands of SGLang are read by as well as its plans.
+pub mod sglang {
+    pub use super::known::sglang::{EXTRA_BUFFER, RUNNING_WITH_DRAFTS, SLOTS_WITH_RADIX};
+}
+
+/// What commands of llama.cpp are read by as well as its plans.
+pub mod llama_cpp {
+    pub use super::known::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, MOST_SEQUENCES};
+}

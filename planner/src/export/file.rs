@@ -32,6 +32,12 @@ impl File<'_> {
         self.commented(usage, &format!("{sources}{}\n", Shown::printable(&format!("{document:#}"))))
     }
 
+    /// The settings as lines of a shell's array, each below where it comes from.
+    pub(crate) fn argument_lines(&self) -> String {
+        let line = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&argument(setting)));
+        self.settings.iter().map(line).collect()
+    }
+
     /// What a container of Kubernetes states of GPUs.
     pub(crate) fn gpus(&self) -> Value {
         // Replicas that the engine is told to run are in the container.

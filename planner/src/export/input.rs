@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::serving::{ExportError, Serving};
 use crate::budget::Budget;
-use crate::engines::{EnginePrediction, Stored};
+use crate::engines::{EnginePrediction, Stored, Version};
 use crate::error::{EngineRefusal, PlanError};
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Owner, PlannedResource, Pool, Unit};
@@ -21,6 +21,8 @@ pub(crate) struct Input<'a> {
     pub(crate) serving: &'a Serving,
     /// Index into the engine's versions.
     pub(crate) release: usize,
+    /// The same as a number, where it is one.
+    pub(crate) version: Option<Version>,
     /// Asks the engine's own model; it answers nothing where it has none, or the plan is none that it can judge.
     pub(super) predict: &'a dyn Fn(Budget) -> Prediction,
     /// Asks it how latents are stored where its flag for their dtype is this word, or says the plan's.

@@ -76,7 +76,8 @@ impl CachePlan {
         let engine = Engine::speaking(dialect).zip(version).map(|(engine, version)| EngineSpec { engine, version });
         let predict = |budget| admitted::predicted(self, engine?, budget);
         let stores = |word: Option<&str>| engine.map_or(Ok(None), |engine| admitted::stored(self, engine, word));
-        let mut input = Input { plan: self, serving, release, predict: &predict, stores: &stores, admitted: None };
+        let mut input =
+            Input { plan: self, serving, release, version, predict: &predict, stores: &stores, admitted: None };
         input.refuse_damage()?;
         input.refuse_split(dialect.name)?;
         if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {

@@ -6,9 +6,8 @@
 use serde_json::{Map, Value, json};
 
 use super::dialect::{Dialect, flag, own, plan};
-use super::file::{argument, comment, quoted};
+use super::file::quoted;
 use super::input::{Input, Sourced, listed};
-use super::serving::Setting;
 use super::target_file::TargetFile;
 use crate::plan::Pool;
 
@@ -50,8 +49,7 @@ static LLM_D_SIM_WORDS: Dialect = Dialect {
 };
 
 pub(super) static VIDUR: TargetFile = TargetFile::new("vidur", "vidur.sh", &VIDUR_WORDS, |file| {
-    let line = |setting: &Setting| comment("  ", &setting.source) + &format!("  {}\n", quoted(&argument(setting)));
-    let lines: String = file.settings.iter().map(line).collect();
+    let lines = file.argument_lines();
     let model = quoted(file.model);
     let body = format!(
         "args=(\n{lines})\nexec python3 -m vidur.main --replica_config_model_name {model} \"${{args[@]}}\" \"$@\"\n"

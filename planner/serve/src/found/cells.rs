@@ -2,12 +2,13 @@
 
 use cacheplan_handlers::Growth;
 use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::engines::llama_cpp::CELLS;
 use cacheplan_planner::plan::{LedgerItem, LedgerLine};
 use cacheplan_planner::{EngineSpec, PlanError, PlanRequest};
 
 use super::{At, End};
 use crate::error::ServeError;
-use crate::question::{CELLS, Limits, Placed, Short};
+use crate::question::{Limits, Placed, Short};
 
 /// What it makes of the least and of the most that it may find.
 pub(super) fn ends(

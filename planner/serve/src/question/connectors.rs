@@ -65,8 +65,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         let why = format!(
             "whether {unknown} knows several kinds of layers was not read; state it with --[no-]disable-hybrid-kv-cache-manager"
         );
-        let remedies = vec![Remedy::Set("--disable-hybrid-kv-cache-manager", String::new()), Remedy::Remove(FLAG)];
-        return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies });
+        let remedies = [Remedy::Set("--disable-hybrid-kv-cache-manager", String::new()), Remedy::Remove(FLAG)];
+        return Err(ServeError::unread(FLAG, why, remedies));
     }
     if names.iter().any(|name| KNOW_NONE.contains(&&**name)) {
         question.default_of("engine.hybrid_kv_cache", false);
@@ -85,14 +85,14 @@ fn names(question: &Question) -> Result<Vec<String>, ServeError> {
                 names.extend(all.into_iter().flatten().filter_map(name));
             }
             Some("HiSparseConnector") => {
-                let why = "which pages of sparse attention stay on the GPU is decided by its code".to_owned();
-                return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+                let why = "which pages of sparse attention stay on the GPU is decided by its code";
+                return Err(ServeError::unread(FLAG, why, [Remedy::Remove(FLAG)]));
             }
             name => names.extend(name.map(str::to_owned)),
         }
     }
     if question.flag("--kv-offloading-size").is_some() {
-        let backend = question.flag("--kv-offloading-backend").map_or("native", |setting| setting.value());
+        let backend = question.value("--kv-offloading-backend").unwrap_or("native");
         names.push(if backend == "lmcache" { "LMCacheMPConnector" } else { "OffloadingConnector" }.to_owned());
     }
     Ok(names)

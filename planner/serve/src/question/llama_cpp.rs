@@ -2,7 +2,8 @@
 
 use cacheplan_handlers::DType;
 use cacheplan_planner::ModelCaches;
-use cacheplan_planner::engines::{LLAMA_CPP_SEQUENCES, Version};
+use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, MOST_SEQUENCES};
 
 use super::{Limits, Question};
 use crate::error::ServeError;
@@ -10,7 +11,6 @@ use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
 const SLOTS: u64 = 4;
-const BATCH: u64 = 2048;
 /// From this build on slots that nobody counted share their cells; before there was one.
 const SHARES: Version = Version(6924, 0, 0);
 /// From this build on one slot is one where it is asked for; from [`SHARES`] to here it was taken for the default.
@@ -22,12 +22,10 @@ pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
 /// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`CELLS`], as their log says.
 const PADS: Version = Version(7016, 0, 0);
-/// Cells come in steps of so many.
-pub(crate) const CELLS: u64 = 256;
 
 /// `--model FILE`, or a file of a repository on the hub.
 pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
-    let named = |name: &str| question.flag(name).map(|setting| setting.value().to_owned());
+    let named = |name: &str| question.value(name).map(str::to_owned);
     match (named("--model"), named("--hf-repo"), named("--hf-file")) {
         (Some(file), _, _) => Ok(Some(file)),
         (None, Some(repo), Some(file)) => Ok(Some(format!("{}/{file}", repo.split(':').next().unwrap_or(&repo)))),
@@ -36,7 +34,7 @@ pub(super) fn model(question: &Question) -> Result<Option<String>, ServeError> {
             let why = format!(
                 "which file of {repo} it takes is not known; name it with --hf-file, or its config with --model-config"
             );
-            Err(ServeError::NotHandled { flag: "--hf-repo".into(), why, remedies: Vec::new() })
+            Err(ServeError::unread("--hf-repo", why, []))
         }
         (None, None, _) => Ok(None),
     }
@@ -54,7 +52,7 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
             None if key.starts_with("tokenizer.") => {}
             None => {
                 let why = format!("`{key}` of the file is another then; ask about a file that has it");
-                return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+                return Err(ServeError::unread(FLAG, why, [Remedy::Remove(FLAG)]));
             }
         }
     }
@@ -69,23 +67,15 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         None if version < FITS => Some(CONTEXT),
         stated => stated,
     };
-    let missing = || {
-        question.refused(
-            "the model states no longest sequence; state --ctx-size",
-            [Remedy::Set("--ctx-size", "4096".into())],
-        )
-    };
-    let cells = stated.or(trained).ok_or_else(missing)?;
-    let slots =
-        question.flag("--parallel").and_then(|setting| setting.value().parse::<i64>().ok()).filter(|slots| *slots >= 0);
+    let cells = stated.or(trained).ok_or_else(|| question.without_length("--ctx-size"))?;
+    let slots = question.value("--parallel").and_then(|value| value.parse::<i64>().ok()).filter(|slots| *slots >= 0);
     if slots == Some(0) {
         return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
     }
-    if slots.is_some_and(|slots| slots.unsigned_abs() > LLAMA_CPP_SEQUENCES) {
-        let said = format!(
-            "llama_init_from_model: failed to initialize the context: n_seq_max must be <= {LLAMA_CPP_SEQUENCES}"
-        );
-        return Err(question.refused(said, [Remedy::Set("--parallel", LLAMA_CPP_SEQUENCES.to_string())]));
+    if slots.is_some_and(|slots| slots.unsigned_abs() > MOST_SEQUENCES) {
+        let said =
+            format!("llama_init_from_model: failed to initialize the context: n_seq_max must be <= {MOST_SEQUENCES}");
+        return Err(question.refused(said, [Remedy::Set("--parallel", MOST_SEQUENCES.to_string())]));
     }
     let (sequences, chosen) = match slots {
         Some(1) if (SHARES..COUNTS_ONE).contains(&version) => (SLOTS, true),
@@ -94,7 +84,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         None => (SLOTS, true),
     };
     // Where it chooses the slots they share the cells, whatever is said of that.
-    let shared = chosen || question.flag("--kv-unified").is_some_and(|setting| setting.on);
+    let shared = chosen || question.is_on("--kv-unified");
     let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(CELLS) };
     let cells = padded(cells);
     let each = if shared { cells } else { cells / sequences };
@@ -109,20 +99,16 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.default_of("engine.context", cells);
     }
     for (flag, key) in [("--cache-type-k", "engine.cache_type_k"), ("--cache-type-v", "engine.cache_type_v")] {
-        let Some(word) = question.flag(flag).map(|setting| setting.value().to_owned()) else { continue };
+        let Some(word) = question.value(flag).map(str::to_owned) else { continue };
         let Ok(dtype) = word.parse::<DType>() else {
             let why = format!("caches in `{word}` were not read");
-            let remedies = vec![Remedy::Set(
-                if flag == "--cache-type-k" { "--cache-type-k" } else { "--cache-type-v" },
-                "q8_0".into(),
-            )];
-            return Err(ServeError::NotHandled { flag: flag.into(), why, remedies });
+            return Err(ServeError::unread(flag, why, [Remedy::Set(flag, "q8_0".into())]));
         };
         question.default_of(key, format!("\"{dtype}\""));
     }
     const VALUES: &str = "--cache-type-v";
     let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
-    let quantised = question.flag(VALUES).is_some_and(|setting| !plain(setting.value()));
+    let quantised = question.value(VALUES).is_some_and(|word| !plain(word));
     if quantised && is_without_flash_attention(question) {
         let said = "llama_init_from_model: V cache quantization requires flash_attn";
         // From then on it is `auto` where nobody says.
@@ -133,15 +119,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let remedies = [on, Remedy::Set(VALUES, "f16".into())];
         return Err(question.refused(said, remedies));
     }
-    let batch = question.count("--batch-size").unwrap_or(BATCH);
+    let batch = question.count("--batch-size").unwrap_or(DEFAULT_BATCH);
     if batch == 0 {
         return Err(question.refused("error: n_batch must be at least 1", [Remedy::Remove("--batch-size")]));
     }
-    question.stated.retain(|stated| stated.key != "engine.ubatch");
-    question.default_of("engine.ubatch", ubatch(question));
+    question.put("engine.ubatch", ubatch(question));
     drafts(question)?;
-    let beside = ["--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
-    if beside.into_iter().any(|flag| question.flag(flag).is_some()) {
+    if keeps_weights_on_host(question) {
         question
             .notes
             .push("weights on the host change no cache: each lies where its layer's attention is computed".into());
@@ -151,8 +135,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 
 /// Tokens of a pass, which is no longer than a step.
 pub(super) fn ubatch(question: &Question) -> u64 {
-    let batch = question.count("--batch-size").unwrap_or(BATCH);
-    question.count("--ubatch-size").unwrap_or(512).min(batch).max(1)
+    let batch = question.count("--batch-size").unwrap_or(DEFAULT_BATCH);
+    question.count("--ubatch-size").unwrap_or(DEFAULT_UBATCH).min(batch).max(1)
 }
 
 /// Whether all scores of a pass are kept. From [`FLASH_ATTENTION_HAS_VALUES`] on it is `auto` where nobody says.
@@ -165,6 +149,12 @@ pub(super) fn is_without_flash_attention(question: &Question) -> bool {
     }
 }
 
+/// Whether it is told to leave weights of some layers on the host.
+pub(super) fn keeps_weights_on_host(question: &Question) -> bool {
+    const FLAGS: [&str; 4] = ["--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
+    FLAGS.into_iter().any(|flag| question.flag(flag).is_some())
+}
+
 /// What it takes for no.
 pub(super) const OFF: &[&str] = &["off", "disabled", "false", "0"];
 
@@ -174,16 +164,12 @@ const DRAFTED: u64 = 3;
 /// What drafts, and how many tokens: states are kept once more for each that a model drafts, and never for those from the text.
 fn drafts(question: &mut Question) -> Result<(), ServeError> {
     const TYPE: &str = "--spec-type";
-    let Some(kinds) = question.flag(TYPE).map(|setting| setting.value().to_owned()) else { return Ok(()) };
+    let Some(kinds) = question.value(TYPE).map(str::to_owned) else { return Ok(()) };
     let from_text = |kind: &&str| *kind == "none" || kind.starts_with("ngram");
     let Some(kind) = kinds.split(',').map(str::trim).find(|kind| !from_text(kind)) else { return Ok(()) };
-    let refused = |why: String| ServeError::NotHandled {
-        flag: TYPE.into(),
-        why,
-        remedies: vec![Remedy::Remove(TYPE), Remedy::Set("--spec-draft-n-max", "3".into())],
-    };
     if kind != "draft-mtp" {
-        return Err(refused(format!("what `{kind}` drafts with was not read")));
+        let remedies = [Remedy::Remove(TYPE), Remedy::Set("--spec-draft-n-max", "3".into())];
+        return Err(ServeError::unread(TYPE, format!("what `{kind}` drafts with was not read"), remedies));
     }
     let tokens = question.count("--spec-draft-n-max").or(question.count("--draft-max")).unwrap_or(DRAFTED);
     if tokens > 0 {

@@ -35,7 +35,6 @@ use crate::program::Program;
 use crate::remedy::Remedy;
 use crate::secret;
 
-pub(crate) use llama_cpp::CELLS;
 pub(crate) use placed::{Placed, Short};
 
 /// What a command leaves to whoever asks about it.
@@ -268,9 +267,7 @@ impl Question {
         if flag.name == "--quantization" {
             return Ok(());
         }
-        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes"
-            .to_owned();
-        Err(ServeError::NotHandled { flag: flag.name.into(), why, remedies: vec![Remedy::Remove(flag.name)] })
+        Err(ServeError::weights_unknown(flag.name, Remedy::Remove(flag.name)))
     }
 
     /// Whether somebody states this key.
@@ -292,6 +289,12 @@ impl Question {
             let by = format!("{}'s default", self.engine.engine);
             self.stated.push(Override::by_flag(path, value.to_string(), by));
         }
+    }
+
+    /// The same in place of what flags of the command say of the key.
+    fn put(&mut self, path: &'static str, value: impl std::fmt::Display) {
+        self.stated.retain(|stated| stated.key != path);
+        self.default_of(path, value);
     }
 
     fn read_model(&mut self) -> Result<(), ServeError> {
@@ -351,6 +354,16 @@ impl Question {
         self.parsed.settings.get(name)
     }
 
+    /// The word that a flag states.
+    pub(crate) fn value(&self, name: &str) -> Option<&str> {
+        self.flag(name).map(Setting::value)
+    }
+
+    /// Whether a switch is on.
+    pub(crate) fn is_on(&self, name: &str) -> bool {
+        self.flag(name).is_some_and(|setting| setting.on)
+    }
+
     /// The JSON object that a flag states.
     pub(crate) fn object(&self, flag: &'static str) -> Result<Option<Map<String, Value>>, ServeError> {
         let Some(setting) = self.flag(flag) else { return Ok(None) };
@@ -362,7 +375,7 @@ impl Question {
 
     /// A whole number that a flag states.
     pub(crate) fn count(&self, name: &str) -> Option<u64> {
-        self.flag(name).and_then(|setting| human_int(setting.value()))
+        self.value(name).and_then(human_int)
     }
 
     /// The default of a flag in this version, where its parser has one.
@@ -431,16 +444,35 @@ impl Question {
         self.devices.as_ref().map(Devices::device)
     }
 
+    /// Nothing says how long sequences may be.
+    fn without_length(&self, flag: &'static str) -> ServeError {
+        let said = format!("the model states no longest sequence; state {flag}");
+        self.refused(said, [Remedy::Set(flag, "4096".into())])
+    }
+
     /// Nothing says how many bytes there are.
     pub(crate) fn without_device(&self) -> ServeError {
         self.unknown_device.clone().map_or(ServeError::NoDevice, ServeError::Device)
+    }
+
+    /// Refuses ranks over which the attention heads cannot be divided, in the engine's words.
+    fn divides_heads(
+        &self,
+        model: &ModelCaches,
+        flag: &'static str,
+        ranks: u64,
+        said: impl Fn(u64) -> String,
+    ) -> Result<(), ServeError> {
+        let Some(heads) = attention_heads(model).filter(|heads| !heads.is_multiple_of(ranks)) else { return Ok(()) };
+        let fewer = (1..ranks).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
+        Err(self.refused(said(heads), fewer.map(|fewer| Remedy::Set(flag, fewer.to_string()))))
     }
 
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
     pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
         let counted = self.devices.as_ref().map(Devices::count).filter(|count| *count > 1);
         // Ray's ranks are also those of other nodes, which see devices of their own.
-        let ray = self.flag("--distributed-executor-backend").is_some_and(|setting| setting.value() == "ray");
+        let ray = self.value("--distributed-executor-backend") == Some("ray");
         let there = counted.into_iter().chain(self.gpus.filter(|_| !ray)).min();
         if let Some(there) = there.map(u64::from).filter(|there| ranks > *there) {
             let said = format!("World size ({ranks}) is larger than the number of available GPUs ({there})");
@@ -460,6 +492,21 @@ impl Question {
     }
 }
 
+/// The dtype that `--dtype` names of vLLM and of SGLang; none where it leaves that to the model.
+fn dtype_named(word: &str) -> Option<DType> {
+    match word {
+        "auto" => None,
+        "half" | "float16" => Some(DType::F16),
+        "bfloat16" => Some(DType::Bf16),
+        _ => Some(DType::F32),
+    }
+}
+
+/// The attention heads of each layer, as the config states them.
+fn attention_heads(model: &ModelCaches) -> Option<u64> {
+    model.model()?.config.get("num_attention_heads")?.as_u64()
+}
+
 /// GPUs that `CUDA_VISIBLE_DEVICES` lets a process see, where it lists them.
 fn visible(env: &BTreeMap<String, String>) -> Option<u32> {
     let listed = env.get("CUDA_VISIBLE_DEVICES").map(|value| value.trim()).filter(|value| !value.is_empty())?;
@@ -477,11 +524,11 @@ fn number(setting: &Setting) -> String {
 }
 
 fn unread(flag: &'static Flag, why: &str) -> ServeError {
-    ServeError::NotHandled { flag: flag.name.into(), why: why.to_owned(), remedies: vec![Remedy::Remove(flag.name)] }
+    ServeError::unread(flag.name, why, [Remedy::Remove(flag.name)])
 }
 
 fn unread_value(flag: &'static Flag, word: &str, own: Option<&'static str>) -> ServeError {
     let why = format!("caches in `{word}` were not read");
     let remedies = own.map(|own| Remedy::Set(flag.name, own.to_owned())).into_iter().chain([Remedy::Remove(flag.name)]);
-    ServeError::NotHandled { flag: flag.name.into(), why, remedies: remedies.collect() }
+    ServeError::unread(flag.name, why, remedies)
 }

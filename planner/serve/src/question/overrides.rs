@@ -73,10 +73,9 @@ pub(super) fn unscaled(question: &Question, model: &ModelCaches) -> Option<u64> 
 /// What the command states of the length, and of its scaling.
 fn read(question: &Question, flag: &'static str) -> Result<(Option<u64>, Option<Scaling>), ServeError> {
     let Some(stated) = stated(question, flag)? else { return Ok((None, None)) };
-    let refused = |key: &str| ServeError::NotHandled {
-        flag: flag.into(),
-        why: format!("what `{key}` does to caches was not read; ask about a folder whose config.json says it"),
-        remedies: vec![Remedy::Remove(flag)],
+    let refused = |key: &str| {
+        let why = format!("what `{key}` does to caches was not read; ask about a folder whose config.json says it");
+        ServeError::unread(flag, why, [Remedy::Remove(flag)])
     };
     let nested = stated.get("text_config").and_then(Value::as_object);
     let outer = stated.iter().filter(|(key, _)| *key != "text_config" || nested.is_none());

@@ -8,7 +8,6 @@ use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
 use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::{Resource, Resources};
-use serde_json::Value;
 
 use super::Question;
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
@@ -134,7 +133,7 @@ fn spared(question: &Question, short: Short) -> Result<u64, ServeError> {
     if short == Short::Fails || !fits(question) {
         return Ok(0);
     }
-    let Some(stated) = question.flag(FLAG).map(|setting| setting.value().to_owned()) else { return Ok(FIT_TARGET) };
+    let Some(stated) = question.value(FLAG).map(str::to_owned) else { return Ok(FIT_TARGET) };
     let most = stated.split(',').map(|each| each.trim().parse::<u64>().ok()?.checked_mul(1 << 20)).max().flatten();
     most.ok_or_else(|| {
         question.refused(format!("error: {FLAG}: `{stated}` is no number of MiB"), [Remedy::Remove(FLAG)])
@@ -143,13 +142,12 @@ fn spared(question: &Question, short: Short) -> Result<u64, ServeError> {
 
 /// Bytes of a pass for each cell that every query head scores, in float32.
 fn scores(question: &Question, model: &ModelCaches) -> u64 {
-    let heads = model.model().and_then(|model| model.config.get("num_attention_heads")).and_then(Value::as_u64);
-    heads.unwrap_or(0).saturating_mul(4).saturating_mul(llama_cpp::ubatch(question))
+    super::attention_heads(model).unwrap_or(0).saturating_mul(4).saturating_mul(llama_cpp::ubatch(question))
 }
 
 /// Whether it fits itself to the devices.
 fn fits(question: &Question) -> bool {
-    question.engine.version >= FITS && question.flag("--fit").is_none_or(|setting| !OFF.contains(&setting.value()))
+    question.engine.version >= FITS && question.value("--fit").is_none_or(|value| !OFF.contains(&value))
 }
 
 /// One more than the last layer with caches.
@@ -159,18 +157,16 @@ fn layers(caches: &Resources) -> u64 {
 
 /// The layers that are to lie on the devices, the output among them.
 fn offered(question: &Question) -> Option<u64> {
-    let stated = question.flag("--n-gpu-layers").and_then(|setting| setting.value().parse::<u64>().ok());
+    let stated = question.value("--n-gpu-layers").and_then(|value| value.parse::<u64>().ok());
     stated.or((question.engine.version < ALL_LAYERS && question.flag("--n-gpu-layers").is_none()).then_some(0))
 }
 
 fn short(question: &Question, caches: &Resources) -> Short {
-    let states = |flag: &str| question.flag(flag).is_some();
     let fits = fits(question);
     let free = question.count("--ctx-size").unwrap_or(0) == 0;
-    let places = ["--n-gpu-layers", "--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
-    let keeps_some = places[1..].iter().any(|flag| states(flag));
+    let keeps_some = llama_cpp::keeps_weights_on_host(question);
     let all = offered(question).is_none_or(|offered| offered > layers(caches)) && !keeps_some;
-    let fails = all && (!fits || places.iter().any(|flag| states(flag)));
+    let fails = all && (!fits || keeps_some || question.flag("--n-gpu-layers").is_some());
     match (fits && free, fails) {
         (true, _) => Short::Cells { least: question.count("--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1), fails },
         (false, true) => Short::Fails,

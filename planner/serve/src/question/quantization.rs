@@ -5,7 +5,6 @@ use serde_json::Value;
 
 use super::Question;
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 const FLAG: &str = "--quantization";
@@ -28,7 +27,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     if is_told || question.device().is_none() {
         return Ok(());
     }
-    let named = |flag: &str| question.flag(flag).map(Setting::value).map(str::to_lowercase);
+    let named = |flag: &str| question.value(flag).map(str::to_lowercase);
     let by_format = named(FORMAT).filter(|format| format == BITSANDBYTES);
     let Some(stated) = named(FLAG).or(by_format) else { return Ok(()) };
     let section = model.model().and_then(|model| model.config.get("quantization_config"));
@@ -49,5 +48,5 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     }
     let stored = if method.is_empty() { "in full" } else { method };
     let why = format!("it quantises weights that the files have {stored}; state what they take with --weights");
-    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
+    Err(ServeError::unread(FLAG, why, [Remedy::Remove(FLAG)]))
 }

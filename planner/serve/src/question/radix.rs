@@ -2,6 +2,7 @@
 
 use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::sglang::{EXTRA_BUFFER as BUFFERS, SLOTS_WITH_RADIX as SLOTS};
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
 use super::Question;
@@ -13,21 +14,17 @@ const FLAGS: [&str; 2] = ["--mamba-radix-cache-strategy", "--mamba-scheduler-str
 const KEEPS_STATES: Version = Version(0, 5, 4);
 /// Read in 0.5.10, and not in 0.5.9: it refuses drafts beside states in slots without buffers; before, it kept none then.
 const REFUSES_DRAFTS: Version = Version(0, 5, 10);
-/// Read in 0.5.14, and not in 0.5.13: where nobody says, requests have buffers.
-const BUFFERS: Version = Version(0, 5, 14);
 /// Up to there it kept no states of these.
 const WITHOUT_STATES: [(&str, Version); 1] = [("kimi_linear", BUFFERS)];
-/// Slots of a request without buffers.
-const SLOTS: u64 = 3;
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
-    let is_off = question.flag("--disable-radix-cache").is_some_and(|setting| setting.on);
+    let is_off = question.is_on("--disable-radix-cache");
     if is_off || !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)) {
         return Ok(());
     }
     let version = question.engine.version;
-    let stated = FLAGS.into_iter().find_map(|flag| Some((flag, question.flag(flag)?.value().to_owned())));
+    let stated = FLAGS.into_iter().find_map(|flag| Some((flag, question.value(flag)?.to_owned())));
     let stated = stated.filter(|(_, word)| word != "auto");
     let word = stated.as_ref().map(|(_, word)| &**word);
     let drafts = question.flag("--speculative-algorithm").is_some();
@@ -41,13 +38,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     let model_type = &*model.info().model_type;
     let keeps_none = WITHOUT_STATES.iter().any(|(name, before)| *name == model_type && version < *before);
     if drafts_alone || keeps_none || version < KEEPS_STATES {
-        question.stated.retain(|stated| stated.key != "engine.prefix_caching");
-        question.default_of("engine.prefix_caching", false);
+        question.put("engine.prefix_caching", false);
         question.notes.push("the radix cache is off: this version keeps no such states in it".into());
         return Ok(());
     }
     // One for a copy beside another that is being written, and one alone where steps do not overlap.
-    let overlaps = question.flag("--disable-overlap-schedule").is_none_or(|setting| !setting.on);
+    let overlaps = !question.is_on("--disable-overlap-schedule");
     let overlaps = overlaps && (!drafts || version >= BUFFERS || spec_overlaps(question));
     let pages = question.count("--page-size").is_some_and(|tokens| tokens > 1);
     let each = match word {

@@ -1,21 +1,19 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
+use cacheplan_handlers::DType;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::sglang::RUNNING_WITH_DRAFTS;
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
-use super::{Limits, Question, overrides, quantization, radix};
+use super::{Limits, Question, dtype_named, overrides, quantization, radix};
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// Read in 0.5.21, and not in 0.5.18: what llm-compressor calibrated is the dtype of caches.
 const READS: Reads =
     Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21), overrides: Version(0, 0, 0)..Version(0, 0, 0) };
-
-/// Requests that run at once where something drafts and nobody says.
-const RUNNING_WITH_DRAFTS: u64 = 48;
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let derived = overrides::longest(question, "--json-model-override-args", model)?;
@@ -30,22 +28,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         );
         return Err(question.refused(said, [Remedy::Set("--context-length", derived.to_string())]));
     }
-    let missing = || {
-        question.refused(
-            "the model states no longest sequence; state --context-length",
-            [Remedy::Set("--context-length", "4096".into())],
-        )
-    };
-    let max_seq_len = stated.or(derived).ok_or_else(missing)?;
+    let max_seq_len = stated.or(derived).ok_or_else(|| question.without_length("--context-length"))?;
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let (tp, pp) = (size("--tp-size"), size("--pp-size"));
-    let heads =
-        model.model().and_then(|model| model.config.get("num_attention_heads")).and_then(serde_json::Value::as_u64);
-    if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(tp)) {
-        let fewer = (1..tp).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
-        let remedies: Vec<Remedy> = fewer.map(|fewer| Remedy::Set("--tp-size", fewer.to_string())).collect();
-        return Err(question.refused(format!("{heads} attention heads are not divisible by tp_size {tp}"), remedies));
-    }
+    let said = |heads: u64| format!("{heads} attention heads are not divisible by tp_size {tp}");
+    question.divides_heads(model, "--tp-size", tp, said)?;
     let replicas = attention_replicas(question, tp)?;
     // Replicas of the whole have devices of their own, and of several nodes each has as many devices.
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
@@ -70,13 +57,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     // DeepSeek-V4's own default stands above that of drafts (`apply_deepseek_v4_defaults`).
     let own = model.info().model_type.starts_with("deepseek_v4");
     let drafts = question.flag("--speculative-algorithm").filter(|_| !own).map(|_| RUNNING_WITH_DRAFTS);
-    if let Some(word) = question.flag("--speculative-algorithm").map(|setting| setting.value().to_owned()) {
+    const DRAFTS: &str = "--speculative-algorithm";
+    if let Some(word) = question.value(DRAFTS).map(str::to_owned) {
         let tokens = question
             .count("--speculative-num-draft-tokens")
             .or(question.count("--speculative-num-steps").map(|steps| steps + 1));
         let why = format!("how many tokens {word} drafts is not stated; state --speculative-num-draft-tokens");
-        let remedies = vec![Remedy::Remove("--speculative-algorithm")];
-        let tokens = tokens.ok_or(ServeError::NotHandled { flag: "--speculative-algorithm".into(), why, remedies })?;
+        let tokens = tokens.ok_or_else(|| ServeError::unread(DRAFTS, why, [Remedy::Remove(DRAFTS)]))?;
         question.default_of("speculation.draft_tokens", tokens.max(1));
         if let Some(running) = drafts {
             question.default_of("max_batch_size", running);
@@ -92,23 +79,15 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 /// The dtype that the model is run in, which keys and values follow where nothing else says (`_get_and_verify_dtype`).
 fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const FLAG: &str = "--dtype";
-    let Some(word) = question.flag(FLAG).map(|setting| setting.value().to_lowercase()) else { return Ok(()) };
-    let name = match &*word {
-        "auto" => return Ok(()),
-        "half" | "float16" => "f16",
-        "bfloat16" => "bf16",
-        _ => "f32",
-    };
+    let word = question.value(FLAG).map(str::to_lowercase);
+    let Some(dtype) = word.as_deref().and_then(dtype_named) else { return Ok(()) };
     // Only the share of a device depends on what weights take.
     let known = ["engine.cache_bytes", "engine.max_total_tokens", "memory.weights"];
-    if name == "f32" && model.info().dtype.name() != "f32" && !known.iter().any(|key| question.is_stated(key)) {
-        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes"
-            .to_owned();
-        let remedies = vec![Remedy::Set(FLAG, "auto".into())];
-        return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies });
+    if dtype == DType::F32 && model.info().dtype != DType::F32 && !known.iter().any(|key| question.is_stated(key)) {
+        return Err(ServeError::weights_unknown(FLAG, Remedy::Set(FLAG, "auto".into())));
     }
     if calibrated::is_taken(question, model, &READS) != Some(true) {
-        question.default_of("dtypes.kv", format!("\"{name}\""));
+        question.default_of("dtypes.kv", format!("\"{dtype}\""));
     }
     Ok(())
 }
@@ -117,7 +96,7 @@ fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError>
 fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     let told = ["--dsa-prefill-backend", "--dsa-decode-backend"].map(|name| question.flag(name));
     let Some(request) = request(question, model).filter(|_| told.iter().any(Option::is_some)) else { return Ok(()) };
-    let word = question.flag("--kv-cache-dtype").map(Setting::value);
+    let word = question.value("--kv-cache-dtype");
     let (info, caches, budget) = (model.info(), request.caches()?, request.budget()?);
     let of = |backend| question.engine.stored(info, &caches, &budget, word, backend).map_err(PlanError::from);
     let chosen = of(None)?;
@@ -125,8 +104,8 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
         if of(Some(setting.value()))? != chosen {
             let flag = setting.flag.name;
             let why = format!("how the kernels of `{}` lay out latents of 8 bits is not planned", setting.value());
-            let remedies = vec![Remedy::Remove(flag), Remedy::Set("--kv-cache-dtype", "bfloat16".into())];
-            return Err(ServeError::NotHandled { flag: flag.into(), why, remedies });
+            let remedies = [Remedy::Remove(flag), Remedy::Set("--kv-cache-dtype", "bfloat16".into())];
+            return Err(ServeError::unread(flag, why, remedies));
         }
     }
     Ok(())
@@ -142,7 +121,7 @@ fn windows(question: &mut Question, model: &ModelCaches) {
         None => capability(question, model).is_some_and(|found| found / 10 == 10),
     };
     let unknown = model.info().model_type == "gpt_oss" && question.engine.version < KNOWS_WINDOWS && by_trtllm;
-    if unknown || question.flag("--disable-hybrid-swa-memory").is_some_and(|setting| setting.on) {
+    if unknown || question.is_on("--disable-hybrid-swa-memory") {
         question.default_of("engine.hybrid_kv_cache", false);
     }
 }
@@ -163,7 +142,7 @@ fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeErro
     const OLD: &str = "--enable-dp-attention";
     let (stated, replicas) =
         (question.count(FLAG).unwrap_or(1).max(1), question.count("--dp-size").unwrap_or(1).max(1));
-    let old = question.flag(OLD).is_some_and(|setting| setting.on);
+    let old = question.is_on(OLD);
     let (flag, count) = if stated == 1 && old { ("--dp-size", replicas) } else { (FLAG, stated) };
     if count == 1 {
         return Ok(1);
@@ -176,26 +155,23 @@ fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeErro
         let said = "tp_size must be divisible by attn_dp_size * attn_cp_size";
         return Err(question.refused(said, [Remedy::Set(flag, tp.to_string()), Remedy::Remove(flag)]));
     }
-    question.stated.retain(|stated| !["parallel.tp", "parallel.dp", "parallel.ep"].contains(&&*stated.key));
-    question.default_of("parallel.tp", tp / count);
-    question.default_of("parallel.dp", count);
-    question.default_of("parallel.ep", tp);
+    question.put("parallel.tp", tp / count);
+    question.put("parallel.dp", count);
+    question.put("parallel.ep", tp);
     Ok(count)
 }
 
 /// A server that only decodes keeps no prefixes unless it is told to (`handle_pd_disaggregation`).
 fn role(question: &mut Question) -> Result<(), ServeError> {
-    let decodes = question.flag("--disaggregation-mode").is_some_and(|setting| setting.value() == "decode");
-    let keeps = question.flag("--disaggregation-decode-enable-radix-cache").is_some_and(|setting| setting.on);
+    let decodes = question.value("--disaggregation-mode") == Some("decode");
+    let keeps = question.is_on("--disaggregation-decode-enable-radix-cache");
     if decodes {
-        question.stated.retain(|stated| stated.key != "engine.prefix_caching");
-        question.default_of("engine.prefix_caching", keeps);
+        question.put("engine.prefix_caching", keeps);
     }
-    let device = question.flag("--device").map_or("cuda", |setting| setting.value());
+    let device = question.value("--device").unwrap_or("cuda");
     if device != "cuda" && device != "gpu" {
         let why = format!("rules of `{device}` were not read");
-        let remedies = vec![Remedy::Remove("--device")];
-        return Err(ServeError::NotHandled { flag: "--device".into(), why, remedies });
+        return Err(ServeError::unread("--device", why, [Remedy::Remove("--device")]));
     }
     Ok(())
 }
@@ -231,7 +207,7 @@ fn memory(
     replicas: u64,
 ) -> Result<(), ServeError> {
     const FLAG: &str = "--mem-fraction-static";
-    let stated = question.flag(FLAG).and_then(|setting| setting.value().parse::<f64>().ok());
+    let stated = question.value(FLAG).and_then(|value| value.parse::<f64>().ok());
     if let Some(stated) = stated.filter(|stated| !(*stated > 0.0 && *stated < 1.0)) {
         let percent = (stated > 1.0 && stated < 100.0).then(|| Remedy::Set(FLAG, (stated / 100.0).to_string()));
         let said = format!("mem_fraction_static must be between 0 and 1 (it is {stated})");
@@ -246,7 +222,7 @@ fn memory(
             .count("--cuda-graph-max-bs")
             .or(question.count("--cuda-graph-max-bs-decode"))
             .unwrap_or(defaults.graphs);
-        let prefills = question.flag("--disaggregation-mode").is_some_and(|setting| setting.value() == "prefill");
+        let prefills = question.value("--disaggregation-mode") == Some("prefill");
         let graphs = if question.flag("--disable-cuda-graph").is_some() || prefills { 0 } else { graphs };
         let mut reserved = 512.0 + chunk.max(2048) as f64 * 1.5 + ranks as f64 / 8.0 * 1024.0 + graphs as f64 * 2.0;
         if replicas > 1 {
@@ -299,7 +275,7 @@ pub(super) fn outside(
     let fraction = budget.memory.as_ref().and_then(|memory| memory.fraction);
     let is_stated = question.flag("--mem-fraction-static").is_some() && budget.engine.cache_bytes.is_none();
     let (Some(fraction), Some(device), true) = (fraction, question.device(), is_stated) else { return Ok(None) };
-    let captures = question.flag("--disable-cuda-graph").is_none_or(|setting| !setting.on);
+    let captures = !question.is_on("--disable-cuda-graph");
     let whole = request.changed(|budget| {
         if let Some(memory) = &mut budget.memory {
             memory.activations = stated.activations;

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::Question;
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// The model that drafts, where the speculative config names one of its own.
@@ -21,7 +20,7 @@ fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     let shortcuts =
         [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
     for (flag, key) in shortcuts {
-        let Some(value) = question.flag(flag).map(Setting::value) else { continue };
+        let Some(value) = question.value(flag) else { continue };
         if config.contains_key(key) {
             let said = format!("{flag} and {FLAG}['{key}'] are mutually exclusive");
             return Err(question.refused(said, [Remedy::Remove(flag)]));
@@ -52,7 +51,7 @@ pub(super) fn settle(question: &mut Question) -> Result<(), ServeError> {
         _ if config.get("model").is_some() => {}
         other => {
             let why = format!("what `{other}` drafts with was not read");
-            return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+            return Err(ServeError::unread(FLAG, why, [Remedy::Remove(FLAG)]));
         }
     }
     Ok(())

@@ -74,48 +74,28 @@ fn of_key(key: &str, value: &str, engine: Engine) -> Result<Option<Override>, Se
         Some(FlagMeaning::DType { own: Some(own), .. }) if own == value => Ok(None),
         Some(FlagMeaning::DType { path, names, .. }) => {
             let dtype = names.iter().find(|(_, name, _)| *name == value).map(|(dtype, ..): &(DType, _, _)| *dtype);
-            let dtype = dtype.ok_or_else(|| unread(key, format!("caches in `{value}` were not read")))?;
+            let unread = || ServeError::unread(key, format!("caches in `{value}` were not read"), []);
+            let dtype = dtype.ok_or_else(unread)?;
             of(path, format!("\"{dtype}\""))
         }
-        _ => Err(unread(key, "nobody read what this key of the file of options does to caches".into())),
+        _ => Err(ServeError::unread(key, "nobody read what this key of the file of options does to caches", [])),
     }
-}
-
-fn unread(key: &str, why: String) -> ServeError {
-    ServeError::NotHandled { flag: key.to_owned(), why, remedies: Vec::new() }
 }
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
-    if let Some(backend) =
-        question.flag("--backend").map(|setting| setting.value().to_owned()).filter(|backend| backend != "pytorch")
-    {
+    if let Some(backend) = question.value("--backend").map(str::to_owned).filter(|backend| backend != "pytorch") {
         let why = format!("the caches of backend {backend} were not read");
-        return Err(ServeError::NotHandled {
-            flag: "--backend".into(),
-            why,
-            remedies: vec![Remedy::Remove("--backend")],
-        });
+        return Err(ServeError::unread("--backend", why, [Remedy::Remove("--backend")]));
     }
-    let missing = || {
-        question.refused(
-            "the model states no longest sequence; state --max_seq_len",
-            [Remedy::Set("--max_seq_len", "4096".into())],
-        )
-    };
     // No flag of it states keys of the config otherwise.
     let derived = overrides::longest(question, "", model)?;
-    let max_seq_len = question.count("--max_seq_len").or(derived).ok_or_else(missing)?;
+    let max_seq_len =
+        question.count("--max_seq_len").or(derived).ok_or_else(|| question.without_length("--max_seq_len"))?;
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let tp = size("--tensor_parallel_size");
     let ranks = tp.saturating_mul(size("--pipeline_parallel_size"));
-    let heads =
-        model.model().and_then(|model| model.config.get("num_attention_heads")).and_then(serde_json::Value::as_u64);
-    if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(tp)) {
-        let fewer = (1..tp).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
-        let remedies: Vec<Remedy> =
-            fewer.map(|fewer| Remedy::Set("--tensor_parallel_size", fewer.to_string())).collect();
-        return Err(question.refused(format!("{heads} attention heads are not divisible by tp_size {tp}"), remedies));
-    }
+    let said = |heads: u64| format!("{heads} attention heads are not divisible by tp_size {tp}");
+    question.divides_heads(model, "--tensor_parallel_size", tp, said)?;
     question.use_devices(ranks)?;
     let max_num_tokens = question.count("--max_num_tokens").unwrap_or(STEP);
     let batch = question.count("--max_batch_size").unwrap_or(BATCH);
@@ -123,7 +103,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("max_batch_size", batch.min(max_num_tokens));
     const FLAG: &str = "--free_gpu_memory_fraction";
-    let share: f64 = question.flag(FLAG).map_or("0.9", |setting| setting.value()).parse().unwrap_or(0.9);
+    let share: f64 = question.value(FLAG).unwrap_or("0.9").parse().unwrap_or(0.9);
     if !(share > 0.0 && share <= 1.0) {
         let said = format!("free_gpu_memory_fraction must be greater than 0 and at most 1 (it is {share})");
         return Err(question.refused(said, [Remedy::Remove(FLAG)]));

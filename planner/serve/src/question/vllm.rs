@@ -9,11 +9,9 @@ use std::ops::Range;
 use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
-use serde_json::Value;
 
 use super::{Limits, Question, calibrated, connectors, quantization, speculation};
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// The first read version in which hybrids keep prefixes where nobody says.
@@ -39,8 +37,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let (has_states, has_pages) = kinds(question, model)?;
     if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
         if has_states {
-            let why = "the states of vLLM's first engine were not read".to_owned();
-            return Err(ServeError::NotHandled { flag: "VLLM_USE_V1".into(), why, remedies: Vec::new() });
+            return Err(ServeError::unread("VLLM_USE_V1", "the states of vLLM's first engine were not read", []));
         }
         // It has one kind of block.
         question.default_of("engine.hybrid_kv_cache", false);
@@ -61,7 +58,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     memory::memory(question)?;
     speculation::settle(question)?;
     quantization::settle(question, model)?;
-    if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
+    if question.is_on("--disable-hybrid-kv-cache-manager") {
         question.default_of("engine.hybrid_kv_cache", false);
     }
     if let Some(backend) = dtype::backend(question) {
@@ -92,9 +89,9 @@ fn state_blocks(question: &Question, max_seq_len: u64) -> Result<(), ServeError>
             question.refused(said, [Remedy::Remove(FLAG), Remedy::Set("--enable-prefix-caching", String::new())])
         );
     }
-    if question.flag("--mamba-cache-mode").is_some_and(|setting| setting.value() == "all") {
-        let why = "blocks of states in mode `all` are planned for the model's own chunk alone".to_owned();
-        return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+    if question.value("--mamba-cache-mode") == Some("all") {
+        let why = "blocks of states in mode `all` are planned for the model's own chunk alone";
+        return Err(ServeError::unread(FLAG, why, [Remedy::Remove(FLAG)]));
     }
     Ok(())
 }
@@ -102,10 +99,10 @@ fn state_blocks(question: &Question, max_seq_len: u64) -> Result<(), ServeError>
 /// What the model runs as: only one that generates, in vLLM's own class, is planned.
 fn class(question: &Question) -> Result<(), ServeError> {
     for (flag, own) in [("--runner", "generate"), ("--task", "generate"), ("--model-impl", "vllm")] {
-        let Some(word) = question.flag(flag).map(Setting::value) else { continue };
+        let Some(word) = question.value(flag) else { continue };
         if word != own && word != "auto" {
             let why = format!("what a model that runs as `{word}` keeps was not read");
-            return Err(ServeError::NotHandled { flag: flag.into(), why, remedies: vec![Remedy::Remove(flag)] });
+            return Err(ServeError::unread(flag, why, [Remedy::Remove(flag)]));
         }
     }
     Ok(())
@@ -113,7 +110,7 @@ fn class(question: &Question) -> Result<(), ServeError> {
 
 /// Whether the model keeps states, and whether it keeps pages.
 fn kinds(question: &Question, model: &ModelCaches) -> Result<(bool, bool), ServeError> {
-    let caches = cacheplan_planner::PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
     let has = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|resource| of(&resource.handler));
     Ok((has(ResourceHandler::is_state), has(ResourceHandler::is_paged)))
 }
@@ -127,21 +124,14 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
         let said = format!("{} must be at least 1", flag.trim_start_matches('-'));
         return Err(question.refused(said, [Remedy::Set(flag, "1".into())]));
     }
-    let heads = model.model().and_then(|model| model.config.get("num_attention_heads")).and_then(Value::as_u64);
-    if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(tp)) {
-        let said =
-            format!("Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp}).");
-        let fewer = (1..tp).rev().filter(|fewer| heads.is_multiple_of(*fewer));
-        let remedies: Vec<Remedy> =
-            fewer.take(3).map(|fewer| Remedy::Set("--tensor-parallel-size", fewer.to_string())).collect();
-        return Err(question.refused(said, remedies));
-    }
+    let said = |heads: u64| {
+        format!("Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp}).")
+    };
+    question.divides_heads(model, "--tensor-parallel-size", tp, said)?;
     // Ranks with experts of their own hold the attention of their replica's sequences.
-    if question.flag("--enable-expert-parallel").is_some_and(|setting| setting.on) && tp.saturating_mul(dp) > 1 {
-        question.stated.retain(|stated| stated.key != "parallel.ep");
+    question.stated.retain(|stated| stated.key != "parallel.ep");
+    if question.is_on("--enable-expert-parallel") && tp.saturating_mul(dp) > 1 {
         question.default_of("parallel.ep", tp.saturating_mul(dp));
-    } else {
-        question.stated.retain(|stated| stated.key != "parallel.ep");
     }
     // Of several nodes each has as many devices, and each may run a part of the replicas.
     let local = question.count("--data-parallel-size-local").unwrap_or(dp);

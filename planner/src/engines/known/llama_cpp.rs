@@ -19,10 +19,11 @@ use crate::error::{EngineRefusal, PlanError};
 use crate::solver::solve::last;
 use crate::solver::step::LOGIT_BYTES;
 
+pub use arguments::DEFAULT_BATCH;
 pub(crate) use log::WORDS;
 
 /// Cells come in steps of this many.
-const ALIGNMENT: u64 = 256;
+pub const CELLS: u64 = 256;
 /// From this build on parallel sequences have cells of their own; before they shared them.
 const OWN_CELLS: Version = Version(5913, 0, 0);
 /// From this build on layers that see a window keep cells for it alone.
@@ -34,7 +35,8 @@ const WITHOUT_WINDOWS: [&str; 7] = ["mistral", "mixtral", "phi3", "plamo2", "qwe
 const FEW_LOGITS: Version = Version(9592, 0, 0);
 /// Seen in b9849, and not before it: masks are float16, before float32 and once more in 16 bits.
 const SHORT_MASKS: Version = Version(9849, 0, 0);
-const DEFAULT_UBATCH: u64 = 512;
+/// Tokens of a pass where nobody says.
+pub const DEFAULT_UBATCH: u64 = 512;
 /// What `-ctk` and `-ctv` take.
 pub(crate) const KV_DTYPES: [DType; 9] = [
     DType::F32,
@@ -102,7 +104,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let ubatch = situation.options.ubatch.unwrap_or(DEFAULT_UBATCH);
     // A stated context is what a server that chooses its slots itself shares among them.
     let own_cells = situation.version >= OWN_CELLS && situation.options.context.is_none();
-    let aligned = |cells: u64| cells.saturating_add(ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    let aligned = |cells: u64| cells.saturating_add(CELLS - 1) / CELLS * CELLS;
     // Cells of one stream: of each sequence, or of all together.
     let stream = |sequences: u64| match situation.options.context {
         Some(context) if situation.version >= OWN_CELLS => aligned(context),
@@ -172,7 +174,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         sequences: running,
         notes: [
             own_cells.then(|| "every sequence owns max_seq_len cells from the start".into()),
-            windowed.map(|_| format!("windows own their cells plus a batch of {ubatch}, in steps of {ALIGNMENT}")),
+            windowed.map(|_| format!("windows own their cells plus a batch of {ubatch}, in steps of {CELLS}")),
             Some(if own_cells {
                 format!("cells are each sequence's own, as with -np since b{}", OWN_CELLS.0)
             } else if compressed {
@@ -181,7 +183,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
                 format!("all sequences share the cells, as with automatic slots or before b{}", OWN_CELLS.0)
             }),
             (sequences >= MOST_SEQUENCES).then(|| format!("a context has at most {MOST_SEQUENCES} sequences")),
-            compressed.then(|| format!("cells of compressed entries come in steps of {ALIGNMENT} of each sequence")),
+            compressed.then(|| format!("cells of compressed entries come in steps of {CELLS} of each sequence")),
             states.then(|| "states are float32 whatever the model states".into()),
             (states && situation.draft_tokens > 0).then(|| {
                 "states are copied for each drafted token, as for those of prediction layers and EAGLE-3; drafts from the text \

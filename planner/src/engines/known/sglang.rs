@@ -22,10 +22,11 @@ use crate::solver::solve::last;
 use crate::solver::step::LOGIT_BYTES;
 
 use compressed::Family;
-use states::{EXTRA_BUFFER, PAYS_COPIES_FROM_SHARE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
+use states::{PAYS_COPIES_FROM_SHARE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
 
 pub(crate) use log::WORDS;
 pub(crate) use states::slots_per_request;
+pub use states::{EXTRA_BUFFER, RUNNING_WITH_DRAFTS, SLOTS_WITH_RADIX};
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "sglang",

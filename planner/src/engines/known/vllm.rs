@@ -139,6 +139,20 @@ const NARROW_ON: [(Range<u32>, Version, &[&str]); 3] = [
     (10..11, Version(0, 33, 0), &["glm5_next", "glm5_next_text"]),
     (12..13, kernels::SPARSE_ON_SM120, &["deepseek_v32", "glm_moe_dsa", "glm5_next", "glm5_next_text"]),
 ];
+/// Read in 0.33.0, and not in 0.32.0: a stated dtype of caches of 16 bits is that which the model is run in.
+const OWN_FLOAT: Version = Version(0, 33, 0);
+
+/// The word for the dtype that a model is run in where nobody says; one in float32 is run in bfloat16.
+pub fn run_in(model: DType) -> &'static str {
+    if model == DType::F16 { "float16" } else { "bfloat16" }
+}
+
+/// What it says where caches are to be kept in 16 bits (`word`) that are not those which the model is run in.
+pub fn other_float(version: Version, word: &str, run_in: &str) -> Option<String> {
+    let is_other = matches!(word, "float16" | "bfloat16") && word != run_in && version >= OWN_FLOAT;
+    is_other.then(|| format!("kv_cache_dtype=\"{word}\" is incompatible with dtype=\"{run_in}\""))
+}
+
 /// Model types that it does not divide into pipeline stages.
 const WITHOUT_STAGES: [&str; 4] = ["gemma3n", "gemma3n_text", "mamba2", "zamba2"];
 

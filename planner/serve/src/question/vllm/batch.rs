@@ -21,7 +21,7 @@ const KNOWS_ONLY_TEXT: Version = Version(0, 27, 0);
 pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), ServeError> {
     const FLAG: &str = "--max-model-len";
     let derived = overrides::longest(question, "--hf-overrides", model)?;
-    let stated = question.flag(FLAG).map(|setting| setting.value().to_owned());
+    let stated = question.value(FLAG).map(str::to_owned);
     let auto = stated.as_deref().is_some_and(is_auto);
     match (stated.as_deref().filter(|_| !auto).and_then(human_int), derived) {
         (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
@@ -33,10 +33,7 @@ pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, b
         }
         (Some(stated), _) => Ok((stated, false)),
         (None, Some(derived)) => Ok((overrides::unscaled(question, model).unwrap_or(derived), auto)),
-        (None, None) => Err(question.refused(
-            "the model states no longest sequence; state --max-model-len",
-            [Remedy::Set(FLAG, "4096".into())],
-        )),
+        (None, None) => Err(question.without_length(FLAG)),
     }
 }
 
@@ -59,7 +56,7 @@ pub(super) fn batch(question: &Question, model: &ModelCaches, max_seq_len: u64) 
         _ if bytes >= 70 * GIB && !is_a100 => (8192, 1024),
         _ => (2048, 256),
     };
-    if question.flag("--performance-mode").is_some_and(|setting| setting.value() == "throughput") {
+    if question.value("--performance-mode") == Some("throughput") {
         (tokens, sequences) = (2 * tokens, 2 * sequences);
     }
     let stated_tokens = question.count("--max-num-batched-tokens");
@@ -125,7 +122,7 @@ fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>,
         limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
     };
     let no_item = ["image", "video"].into_iter().chain(stated("audio_config").map(|_| "audio")).all(is_none);
-    let only_text = question.flag("--language-model-only").is_some_and(|setting| setting.on);
+    let only_text = question.is_on("--language-model-only");
     if (only_text || no_item) && question.engine.version >= KNOWS_ONLY_TEXT {
         return Ok(None);
     }

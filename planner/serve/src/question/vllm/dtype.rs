@@ -1,14 +1,14 @@
 //! The dtypes that the model and its caches are kept in.
 
-use cacheplan_planner::engines::{Stored, Version};
+use cacheplan_handlers::DType;
+use cacheplan_planner::engines::{Stored, Version, vllm};
 use cacheplan_planner::error::EngineRefusal;
 use cacheplan_planner::{ModelCaches, PlanError, PlanRequest};
 
-use super::super::Question;
 use super::super::calibrated::{self, Reads};
+use super::super::{Question, dtype_named};
 use super::kinds;
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// Read in 0.14.0, and not in 0.13.0: what ModelOpt calibrated is the dtype of caches. Read in 0.15.1, and not in 0.14.0: so is what
@@ -22,20 +22,12 @@ pub(super) const READS: Reads = Reads {
 /// `_FLOAT16_NOT_SUPPORTED_MODELS` of vllm-project/vllm@18ec662, a build of about this version.
 const WITHOUT_FLOAT16: [&str; 5] = ["gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"];
 const REFUSES_FLOAT16: Version = Version(0, 12, 0);
-/// Read in 0.33.0, and not in 0.32.0: a stated dtype of caches of 16 bits is the model's.
-const REFUSES_OTHER_FLOAT: Version = Version(0, 33, 0);
 
 /// The dtype that the model is run in, which caches follow where nothing else says.
 pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
-    let Some(word) = question.flag("--dtype").map(|setting| setting.value().to_owned()) else { return Ok(()) };
-    let name = match word.as_str() {
-        "auto" => return Ok(()),
-        "half" | "float16" => "f16",
-        "bfloat16" => "bf16",
-        _ => "f32",
-    };
+    let Some(dtype) = question.value("--dtype").and_then(dtype_named) else { return Ok(()) };
     let model_type = &*model.info().model_type;
-    if name == "f16" && WITHOUT_FLOAT16.contains(&model_type) && question.engine.version >= REFUSES_FLOAT16 {
+    if dtype == DType::F16 && WITHOUT_FLOAT16.contains(&model_type) && question.engine.version >= REFUSES_FLOAT16 {
         let said = format!(
             "The model type '{model_type}' does not support float16. Reason: Numerical instability. Please use bfloat16 or float32 instead."
         );
@@ -43,25 +35,19 @@ pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), 
     }
     // `auto` of caches is what the checkpoint says of them first, and what it is anyway where the model has that dtype.
     let kv = Some("dtypes.kv").filter(|_| calibrated::is_taken(question, model, &READS) != Some(true));
-    let kv = kv.filter(|_| name != model.info().dtype.name());
+    let kv = kv.filter(|_| dtype != model.info().dtype);
     for path in kv.into_iter().chain(["dtypes.conv"]) {
-        question.default_of(path, format!("\"{name}\""));
+        question.default_of(path, format!("\"{dtype}\""));
     }
-    if name == "f32" && kinds(question, model)?.0 {
+    if dtype == DType::F32 && kinds(question, model)?.0 {
         question.default_of("dtypes.ssm", "\"f32\"");
     }
-    if name == "f32"
-        && model.info().dtype.name() != "f32"
+    if dtype == DType::F32
+        && model.info().dtype != DType::F32
         && !question.is_stated("engine.cache_bytes")
         && !question.is_stated("memory.weights")
     {
-        let why = "it changes what weights take; state that with --weights, or the bytes of caches with --cache-bytes"
-            .to_owned();
-        return Err(ServeError::NotHandled {
-            flag: "--dtype".into(),
-            why,
-            remedies: vec![Remedy::Set("--dtype", "auto".into())],
-        });
+        return Err(ServeError::weights_unknown("--dtype", Remedy::Set("--dtype", "auto".into())));
     }
     Ok(())
 }
@@ -70,7 +56,7 @@ pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), 
 pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) -> Result<(), ServeError> {
     const FLAG: &str = "--kv-cache-dtype";
     other_float(question, request)?;
-    let word = question.flag(FLAG).map_or("auto", Setting::value).to_owned();
+    let word = question.value(FLAG).unwrap_or("auto").to_owned();
     let backend = backend(question);
     let refusal = |refusal: EngineRefusal| match refusal {
         EngineRefusal::Kernel { said, .. } => {
@@ -96,15 +82,15 @@ pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) 
     }
     let by = backend.map_or(String::new(), |backend| format!(" by {backend}"));
     let why = format!("caches in `{word}`{by} were not read for this model and device");
-    let remedies = vec![Remedy::Set(FLAG, "auto".into()), Remedy::Set(FLAG, "fp8".into()), Remedy::Remove(BACKEND)];
-    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies })
+    let remedies = [Remedy::Set(FLAG, "auto".into()), Remedy::Set(FLAG, "fp8".into()), Remedy::Remove(BACKEND)];
+    Err(ServeError::unread(FLAG, why, remedies))
 }
 
 const BACKEND: &str = "--attention-backend";
 
 /// The kernels that the command names.
 pub(super) fn backend(question: &Question) -> Option<String> {
-    let stated = question.flag(BACKEND).map(|setting| setting.value().to_owned());
+    let stated = question.value(BACKEND).map(str::to_owned);
     stated.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned())
 }
 
@@ -113,7 +99,7 @@ pub(in super::super) fn bfloat16(question: &Question, request: &PlanRequest) -> 
     const FLAG: &str = "--dtype";
     let capability = request.budget()?.engine.compute_capability.filter(|capability| *capability < 80);
     let (Some(capability), Some(device)) = (capability, question.device()) else { return Ok(()) };
-    if question.flag(FLAG).is_none_or(|setting| setting.value() != "bfloat16") {
+    if question.value(FLAG) != Some("bfloat16") {
         return Ok(());
     }
     let said = format!(
@@ -128,21 +114,15 @@ pub(in super::super) fn bfloat16(question: &Question, request: &PlanRequest) -> 
 /// `--kv-cache-dtype` of 16 bits beside a model in others.
 fn other_float(question: &Question, request: &PlanRequest) -> Result<(), ServeError> {
     const FLAG: &str = "--kv-cache-dtype";
-    let word = question.flag(FLAG).map(Setting::value).filter(|word| matches!(*word, "float16" | "bfloat16"));
-    let run_in = match question.flag("--dtype").map_or("auto", Setting::value) {
+    let Some(word) = question.value(FLAG) else { return Ok(()) };
+    let run_in = match question.value("--dtype").unwrap_or("auto") {
         "half" | "float16" => "float16",
         "bfloat16" => "bfloat16",
         "float" | "float32" => "float32",
-        // A model in float32 is run in bfloat16.
-        _ if request.model().info().dtype.name() == "f16" => "float16",
-        _ => "bfloat16",
+        _ => vllm::run_in(request.model().info().dtype),
     };
-    let Some(word) = word.filter(|word| *word != run_in && question.engine.version >= REFUSES_OTHER_FLOAT) else {
-        return Ok(());
-    };
+    let Some(said) = vllm::other_float(question.engine.version, word, run_in) else { return Ok(()) };
     let allowed = if run_in == "float32" { "`auto`".to_owned() } else { format!("`auto` or `{run_in}`") };
-    let said = format!(
-        "kv_cache_dtype=\"{word}\" is incompatible with dtype=\"{run_in}\". Please set `--kv-cache-dtype` to {allowed}."
-    );
+    let said = format!("{said}. Please set `--kv-cache-dtype` to {allowed}.");
     Err(question.refused(said, [Remedy::Set(FLAG, "auto".into())]))
 }

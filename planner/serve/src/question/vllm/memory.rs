@@ -18,7 +18,7 @@ const COUNTS_GRAPHS: Version = Version(0, 21, 0);
 /// The share of the device, or the bytes that are stated.
 pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     const FLAG: &str = "--gpu-memory-utilization";
-    let share = question.flag(FLAG).map(|setting| setting.value().to_owned());
+    let share = question.value(FLAG).map(str::to_owned);
     let usual = question.default(FLAG).unwrap_or("0.9").to_owned();
     let number: f64 = share.as_deref().unwrap_or(&usual).parse().unwrap_or(0.9);
     if !(number > 0.0 && number <= 1.0) {
@@ -47,13 +47,13 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     }
     question.default_of("memory.fraction", (number * 1e6).round() / 1e6);
     question.default_of("memory.of", "total");
-    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on);
+    let eager = question.is_on("--enforce-eager");
     let by_variable = question.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS").map(|value| value.trim() != "0");
     let counts_graphs = by_variable.unwrap_or(question.engine.version >= COUNTS_GRAPHS);
     if eager || !counts_graphs {
         question.default_of("memory.graphs", "0B");
     }
-    if let Some(size) = question.flag("--kv-offloading-size").and_then(|setting| setting.value().parse::<f64>().ok()) {
+    if let Some(size) = question.value("--kv-offloading-size").and_then(|value| value.parse::<f64>().ok()) {
         question
             .notes
             .push(format!("{size} GiB of host memory are beside these caches and hold none of the sequences that run"));
@@ -69,8 +69,7 @@ pub(in super::super) fn least_blocks(question: &Question, limits: &Limits) -> u6
         let mode = || serde_json::from_str::<Value>(setting.value()).ok()?.get("cudagraph_mode").cloned();
         mode().is_none_or(|mode| mode.as_str().is_some_and(|mode| mode.to_uppercase().starts_with("FULL")))
     };
-    let eager = question.flag("--enforce-eager").is_some_and(|setting| setting.on)
-        || question.flag("--optimization-level").is_some_and(|setting| setting.value() == "0");
+    let eager = question.is_on("--enforce-eager") || question.value("--optimization-level") == Some("0");
     let drafts = question.flag("--speculative-config").is_some();
     let asks = question.engine.version >= CAPTURES_WITH_STATES && !eager && !drafts && captures();
     limits.max_batch_size.filter(|_| asks).unwrap_or(0)

@@ -4,7 +4,7 @@ use crate::budget::Budget;
 use crate::engines::prediction::EnginePrediction;
 
 /// Steps of prompts that it takes where nobody says.
-const DEFAULT_BATCH: u64 = 2048;
+pub const DEFAULT_BATCH: u64 = 2048;
 
 pub(super) fn of(predicted: &EnginePrediction, budget: &Budget) -> Vec<String> {
     let (options, mut arguments) = (&budget.engine, Vec::new());

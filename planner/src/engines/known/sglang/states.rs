@@ -15,9 +15,9 @@ pub(super) const PAYS_COPIES_FROM_SHARE: Version = Version(0, 5, 13);
 /// From here on the padding slot is paid from the states' share; before nobody pays for it.
 pub(super) const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
 /// Slots that a running request occupies with the radix cache on: running, and two for the tree.
-const SLOTS_PER_REQUEST_WITH_RADIX: u64 = 3;
+pub const SLOTS_WITH_RADIX: u64 = 3;
 /// Read in 0.5.14, and not in 0.5.13: where nobody says, two more, to which states are copied while steps overlap.
-pub(super) const EXTRA_BUFFER: Version = Version(0, 5, 14);
+pub const EXTRA_BUFFER: Version = Version(0, 5, 14);
 const EXTRA_SLOTS: u64 = 2;
 /// Model types with states that have none of these, up to a version that has.
 const WITHOUT_EXTRA_BUFFER: [(&str, Version); 5] = [
@@ -28,15 +28,15 @@ const WITHOUT_EXTRA_BUFFER: [(&str, Version); 5] = [
     ("kimi_linear", Version(0, 5, 16)),
 ];
 /// Requests that run at once where something drafts and nobody says.
-const RUNNING_WITH_DRAFTS: u64 = 48;
+pub const RUNNING_WITH_DRAFTS: u64 = 48;
 
 /// Slots of states that a running request occupies where nobody says.
 pub(crate) fn slots_per_request(model_type: &str, prefix_caching: bool, version: Version) -> u64 {
     let lacks = |(name, before): &(&str, Version)| *name == model_type && version < *before;
     match prefix_caching {
         false => 1,
-        true if version < EXTRA_BUFFER || WITHOUT_EXTRA_BUFFER.iter().any(lacks) => SLOTS_PER_REQUEST_WITH_RADIX,
-        true => SLOTS_PER_REQUEST_WITH_RADIX + EXTRA_SLOTS,
+        true if version < EXTRA_BUFFER || WITHOUT_EXTRA_BUFFER.iter().any(lacks) => SLOTS_WITH_RADIX,
+        true => SLOTS_WITH_RADIX + EXTRA_SLOTS,
     }
 }
 
