@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use cacheplan::files::{Limit, Shown, Source, refuse_input, replace};
+use serde::Serialize;
 
 /// The exit code of a plan that is not, or no longer, right.
 pub(crate) const DRIFT: u8 = 5;
@@ -99,6 +100,16 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 /// Prints data to stdout; a reader that went away (`| head`) ends the command quietly.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     print_raw(&Shown::printable(text))
+}
+
+/// Data as JSON, with a newline at its end.
+pub(crate) fn json(data: &impl Serialize) -> Result<String, Failure> {
+    Ok(serde_json::to_string_pretty(data).map_err(Failure::error)? + "\n")
+}
+
+/// Prints data to stdout as JSON.
+pub(crate) fn print_json(data: &impl Serialize) -> Result<(), Failure> {
+    print(&json(data)?)
 }
 
 /// As [`print`], for text in which nothing is somebody else's.

@@ -9,7 +9,7 @@ use cacheplan::kernels::roofline::{Measurement, run as measure, threads};
 use serde::{Deserialize, Serialize};
 
 use super::runner;
-use crate::failure::{Failure, in_file, print_now, refuse_inputs, write};
+use crate::failure::{Failure, in_file, json, print_now, refuse_inputs, write};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -113,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(file) = &args.json {
         let by = format!("cacheplan {}", env!("CARGO_PKG_VERSION"));
         let bench = Bench { by, device: "cpu".to_owned(), threads: threads(), figures };
-        write(file, &(serde_json::to_string_pretty(&bench).map_err(Failure::error)? + "\n"))?;
+        write(file, &json(&bench)?)?;
     }
     match losses.is_empty() {
         true => Ok(()),

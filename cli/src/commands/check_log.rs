@@ -10,8 +10,7 @@ use cacheplan::transforms::ReadOptions;
 use crate::commands::Format;
 use crate::commands::load::{OnDevice, read_plan};
 use crate::commands::start::{Beside, Print, StartArgs};
-use crate::failure::{Failure, in_file, print};
-use crate::paint::print_table;
+use crate::failure::{DRIFT, Failure, in_file};
 
 /// A log, and whose it is.
 #[derive(clap::Args)]
@@ -50,9 +49,6 @@ pub(crate) struct Args {
     format: Format,
 }
 
-/// The exit code where the engine is not what the plan says.
-const DRIFT: u8 = 5;
-
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let log = args.log.clone().map(|log| Log { log, engine: args.engine });
     let (Some(log), Some(file)) = (&log, &args.plan) else { return of_command(args, log.as_ref()) };
@@ -68,10 +64,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let found = log.check(&plan, version).map_err(|error| {
         Failure::new(error.exit_code(), format!("{}: as {} sees it: {error}", file.display(), log.engine))
     })?;
-    match args.format {
-        Format::Table => print_table(&found.table())?,
-        Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,
-    }
+    args.format.print(&found.table(), &found)?;
     if !found.drifted {
         return Ok(());
     }

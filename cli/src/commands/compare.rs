@@ -4,8 +4,7 @@ use cacheplan::planner::{Comparison, Engine, EngineSpec, PlanError};
 
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
-use crate::failure::{Failure, note, print};
-use crate::paint::print_table;
+use crate::failure::{Failure, note};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -41,10 +40,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         rows = request.compare_all(engines).map_err(refused)?;
     }
-    match args.format {
-        Format::Table => print_table(&Comparison::table(&rows))?,
-        Format::Json => print(&(serde_json::to_string_pretty(&rows).map_err(Failure::error)? + "\n"))?,
-    }
+    args.format.print(&Comparison::table(&rows), &rows)?;
     if !rows.is_empty() && rows.iter().all(|row| row.sequences == 0 && row.engine_sequences == 0) {
         return Err(Failure::new(3, "not one sequence fits, neither in our plan nor in an engine's"));
     }

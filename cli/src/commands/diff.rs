@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use crate::commands::Format;
 use crate::commands::load::read_plan;
-use crate::failure::{Failure, print};
-use crate::paint::print_table;
+use crate::failure::Failure;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -22,8 +21,5 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let diff = read_plan(&args.before)?.diff(&read_plan(&args.after)?);
-    match args.format {
-        Format::Table => print_table(&diff.table()),
-        Format::Json => print(&(serde_json::to_string_pretty(&diff).map_err(Failure::error)? + "\n")),
-    }
+    args.format.print(&diff.table(), &diff)
 }

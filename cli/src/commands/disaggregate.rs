@@ -5,7 +5,7 @@ use cacheplan::planner::{BudgetKey, Devices, Disaggregation, EngineSpec, Overrid
 
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Place};
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, print_json};
 use crate::paint::print_table;
 
 #[derive(clap::Args)]
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let answer = question.answer().map_err(|error| Failure::new(error.exit_code(), error))?;
     match args.format {
         Format::Table if !args.json => print_table(&answer.table()),
-        _ => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n")),
+        _ => print_json(&answer),
     }
 }
 

@@ -4,7 +4,7 @@ use cacheplan::planner::explain::ExplainError;
 use clap::ValueEnum;
 
 use crate::commands::load::{ModelArgs, Target, refused};
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, print, print_json};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let subjects = plan.subjects();
         return match args.format {
             Format::Outline => print(&subjects.to_string()),
-            Format::Json => print(&(serde_json::to_string_pretty(&subjects).map_err(Failure::error)? + "\n")),
+            Format::Json => print_json(&subjects),
         };
     }
     let derivation = request.explain(&plan, &args.subject).map_err(|error| match error {
@@ -55,6 +55,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     match args.format {
         Format::Outline => print(&derivation.to_string()),
-        Format::Json => print(&(serde_json::to_string_pretty(&derivation).map_err(Failure::error)? + "\n")),
+        Format::Json => print_json(&derivation),
     }
 }

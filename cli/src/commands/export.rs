@@ -6,7 +6,7 @@ use cacheplan::planner::{ByteSize, ExportError, Parallel, Serving, Target};
 use clap::ValueEnum;
 
 use crate::commands::load::read_plan;
-use crate::failure::{Failure, note, print, write};
+use crate::failure::{Failure, json, note, print, write};
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let has_comments = export.has_comments();
     let text = match args.format {
         Format::File => export.text,
-        Format::Json => serde_json::to_string_pretty(&export).map_err(Failure::error)? + "\n",
+        Format::Json => json(&export)?,
     };
     // JSON has no comments, so that what Edge-LLM's file cannot say is said beside it.
     if args.format == Format::File && !has_comments {

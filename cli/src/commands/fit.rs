@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use crate::commands::hub;
 use crate::commands::load::{Facts, OnDevice, open, refused};
 use crate::commands::start::{self, Beside, StartArgs};
-use crate::failure::{Failure, in_file, note, print, read};
+use crate::failure::{Failure, in_file, note, print, print_json, read};
 use crate::paint::print_table;
 use crate::progress::during;
 
@@ -155,7 +155,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     answer.notes.iter().for_each(|said| note(said));
     match args.format {
         Format::Table => print_table(&answer.table())?,
-        Format::Json => print(&(serde_json::to_string_pretty(&answer).map_err(Failure::error)? + "\n"))?,
+        Format::Json => print_json(&answer)?,
         Format::Csv => print(&answer.csv())?,
         Format::Svg => print(&answer.svg())?,
         Format::Html => print(&answer.html())?,

@@ -32,6 +32,10 @@ pub(crate) mod verify;
 pub(crate) mod web;
 
 use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::failure::{Failure, print_json};
+use crate::paint::print_table;
 
 /// How a command prints that shows one thing to people and to programs.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -40,4 +44,14 @@ pub(crate) enum Format {
     Table,
     /// The same as JSON
     Json,
+}
+
+impl Format {
+    /// Prints data, of which `table` is what people see.
+    pub(crate) fn print(self, table: &str, data: &impl Serialize) -> Result<(), Failure> {
+        match self {
+            Self::Table => print_table(table),
+            Self::Json => print_json(data),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use crate::commands::load::{Reading, Target, refused};
 use crate::commands::start::{Beside, Print, StartArgs};
 use crate::commands::{check, diff, explain, hub, start};
-use crate::failure::{Failure, note, print, write};
+use crate::failure::{Failure, json, note, print, print_json, write};
 use crate::paint::print_table;
 use crate::trace::TraceArgs;
 
@@ -161,12 +161,12 @@ fn make(args: &Make) -> Result<(), Failure> {
     let plan = ranks.into_stage(args.stage).map_err(refused)?;
     // The plan is there too where an engine refuses the model.
     if let Some(path) = &args.out {
-        write(path, &json(serde_json::to_string_pretty(&plan))?)?;
+        write(path, &json(&plan)?)?;
     }
     request.missing(&plan).iter().for_each(|missing| note(missing));
     let Some(engine) = args.engine else {
         return match args.format {
-            Format::Json => print(&json(serde_json::to_string_pretty(&plan))?),
+            Format::Json => print_json(&plan),
             Format::Yaml => print(&plan.yaml()),
             Format::Markdown => print(&plan.markdown()),
             Format::Svg => print(&plan.svg_on(request.device())),
@@ -178,10 +178,10 @@ fn make(args: &Make) -> Result<(), Failure> {
     };
     let both = request.predict(engine).map_err(refused)?.beside(&plan);
     if let Some(path) = &args.out {
-        write(path, &json(serde_json::to_string_pretty(&both))?)?;
+        write(path, &json(&both)?)?;
     }
     match args.format {
-        Format::Json => print(&json(serde_json::to_string_pretty(&both))?),
+        Format::Json => print_json(&both),
         Format::Yaml => print(&both.yaml()),
         Format::Markdown => print(&both.markdown()),
         Format::Svg | Format::Html => refuse_beside(args, "our own plan"),
@@ -230,7 +230,7 @@ fn started(args: &Make, of: impl FnOnce(&StartArgs, &Beside<'_>, Print) -> Resul
 
 /// The plans of all stages.
 fn show_ranks(args: &Make, ranks: &RankPlans) -> Result<(), Failure> {
-    let written = json(serde_json::to_string_pretty(ranks))?;
+    let written = json(ranks)?;
     if let Some(path) = &args.out {
         write(path, &written)?;
     }
@@ -261,9 +261,4 @@ fn refuse_beside(args: &Make, drawn: &str) -> Result<(), Failure> {
         (None, false) => return Ok(()),
     };
     Err(Failure::new(2, format!("this format draws {drawn}; with {asked} use table, json, yaml or markdown")))
-}
-
-/// JSON that ends with a newline.
-fn json(written: serde_json::Result<String>) -> Result<String, Failure> {
-    written.map(|text| text + "\n").map_err(Failure::error)
 }

@@ -20,7 +20,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use crate::commands::Format;
 use crate::commands::hub;
 use crate::commands::load::ModelArgs;
-use crate::failure::{Failure, note, print, refuse_inputs, write};
+use crate::failure::{Failure, json, note, print, print_json, refuse_inputs, write};
 use crate::paint::print_table;
 use crate::progress;
 use crate::trace::TraceArgs;
@@ -165,8 +165,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     session.take_disk_notes().iter().for_each(|said| note(said));
     if let Some(path) = &args.stats {
         let stats = session.stats().map_err(failure)?;
-        let json = serde_json::to_string_pretty(&stats).map_err(Failure::error)?;
-        write(path, &(json + "\n"))?;
+        write(path, &json(&stats)?)?;
     }
     served
 }
@@ -205,7 +204,7 @@ pub(crate) fn serve(
     }
     let run = session.report(requests, &generation).map_err(failure)?;
     match format {
-        Format::Json => results::print_json(&run)?,
+        Format::Json => print_json(&run)?,
         Format::Table => {
             for (request, tokens) in run.requests.iter().zip(&run.tokens) {
                 let cached = match request.cached_tokens {

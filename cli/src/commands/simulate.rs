@@ -10,7 +10,7 @@ use clap::ValueEnum;
 
 use crate::commands::Format;
 use crate::commands::load::read_plan;
-use crate::failure::{Failure, in_file, note, print, write};
+use crate::failure::{Failure, in_file, note, print, print_json, write};
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -114,10 +114,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let rows: Vec<String> = reports.iter().map(Report::row).collect();
             print(&format!("{}\n{}\n", Report::HEADER, rows.join("\n")))
         }
-        Format::Json => {
-            let text = serde_json::to_string_pretty(&reports).map_err(Failure::error)?;
-            print(&(text + "\n"))
-        }
+        Format::Json => print_json(&reports),
     }
 }
 

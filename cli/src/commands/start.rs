@@ -13,7 +13,7 @@ use cacheplan_serve::{
 
 use crate::commands::hub;
 use crate::commands::load::{OnDevice, open, unread};
-use crate::failure::{DRIFT, Failure, note, print, read};
+use crate::failure::{DRIFT, Failure, note, print, print_json, read};
 use crate::paint::print_table;
 
 /// What is asked of such a command.
@@ -145,7 +145,7 @@ impl StartArgs {
             Ok(found) => self.judged(&found, beside.strict, print_as),
             Err(refusal) => {
                 if print_as == Print::Json {
-                    print(&(serde_json::to_string_pretty(&refusal).map_err(Failure::error)? + "\n"))?;
+                    print_json(&refusal)?;
                 }
                 Err(Failure::new(refusal.error.exit_code(), refusal.text()))
             }
@@ -162,7 +162,7 @@ impl StartArgs {
             note(&format!("the bytes for caches are not compared: {why}"));
         }
         match print_as {
-            Print::Json => print(&(serde_json::to_string_pretty(&found.rows).map_err(Failure::error)? + "\n"))?,
+            Print::Json => print_json(&found.rows)?,
             Print::Text | Print::Markdown => print_table(&found.table())?,
         }
         let drifting = found.drifting();
@@ -279,7 +279,7 @@ impl StartArgs {
     /// Prints an answer, and ends with 3 where it does not start or hold what is expected.
     fn judged(&self, found: &Answer, strict: bool, print_as: Print) -> Result<(), Failure> {
         match print_as {
-            Print::Json => print(&(serde_json::to_string_pretty(found).map_err(Failure::error)? + "\n"))?,
+            Print::Json => print_json(found)?,
             Print::Text => print(&found.text())?,
             Print::Markdown => print(&markdown(&found.text()))?,
         }

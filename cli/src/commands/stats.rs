@@ -6,7 +6,7 @@ use cacheplan::files::Limit;
 use cacheplan::managers::book::Stats;
 use clap::ValueEnum;
 
-use crate::failure::{Failure, in_file, print, read};
+use crate::failure::{Failure, in_file, print, print_json, read};
 use crate::paint::print_table;
 
 #[derive(clap::Args)]
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     })?;
     match args.format {
         Format::Table => print_table(&stats.to_string()),
-        Format::Json => print(&(serde_json::to_string_pretty(&stats).map_err(Failure::error)? + "\n")),
+        Format::Json => print_json(&stats),
         Format::Prometheus => print(&stats.prometheus()),
     }
 }

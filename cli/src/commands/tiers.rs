@@ -8,7 +8,7 @@ use cacheplan::planner::{ByteSize, StoredStates};
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
 use crate::commands::simulate::{PolicyName, Requests};
-use crate::failure::{Failure, note, print, write};
+use crate::failure::{Failure, note, print_json, write};
 use crate::paint::print_table;
 use crate::progress::during;
 
@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     match args.format {
         Format::Table if !args.json => print_table(&told.table())?,
-        _ => print(&(serde_json::to_string_pretty(&told).map_err(Failure::error)? + "\n"))?,
+        _ => print_json(&told)?,
     }
     told.out_of_reach().map_or(Ok(()), |why| Err(Failure::new(3, why)))
 }

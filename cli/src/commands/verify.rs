@@ -11,8 +11,7 @@ use cacheplan::planner::{EngineLog, EngineSpec};
 use self::start::{Skeleton, start};
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
-use crate::failure::{DRIFT, Failure, print};
-use crate::paint::print_table;
+use crate::failure::{DRIFT, Failure};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -61,10 +60,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Failure::new(1, format!("{program} did not start: {error}; it ended with:\n{}", last_lines(&said)))
     })?;
     let found = log.beside(&predicted, budget.max_seq_len_for(request.model().info()));
-    match args.format {
-        Format::Table => print_table(&found.table())?,
-        Format::Json => print(&(serde_json::to_string_pretty(&found).map_err(Failure::error)? + "\n"))?,
-    }
+    args.format.print(&found.table(), &found)?;
     if !found.drifted {
         return Ok(());
     }

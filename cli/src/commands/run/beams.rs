@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::{Args, failure, fit};
 use crate::commands::Format;
-use crate::failure::{Failure, print};
+use crate::failure::{Failure, print, print_json};
 use crate::progress;
 
 pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts, asked: &[Prompt]) -> Result<(), Failure> {
@@ -42,9 +42,7 @@ pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts, asked
         all.push(shown);
     }
     match args.output.format {
-        Format::Json => {
-            print(&(serde_json::to_string_pretty(&json!({ "beams": all })).map_err(Failure::error)? + "\n"))
-        }
+        Format::Json => print_json(&json!({ "beams": all })),
         Format::Table => Ok(()),
     }
 }

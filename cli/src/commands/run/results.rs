@@ -8,7 +8,7 @@ use cacheplan::text::TextStream;
 use super::interrupt::Interrupt;
 use super::{Args, failure, fit};
 use crate::commands::Format;
-use crate::failure::{DRIFT, Failure, note, print, print_now, write};
+use crate::failure::{DRIFT, Failure, json, note, print, print_json, print_now, write};
 
 /// What is written besides the outputs.
 #[derive(clap::Args, Default)]
@@ -52,14 +52,6 @@ impl ResultArgs {
             None => Ok(()),
         }
     }
-}
-
-fn json(run: &RunReport) -> Result<String, Failure> {
-    Ok(serde_json::to_string_pretty(run).map_err(Failure::error)? + "\n")
-}
-
-pub(super) fn print_json(run: &RunReport) -> Result<(), Failure> {
-    print(&json(run)?)
 }
 
 /// That every pool took what was planned, and every request could be served.
