@@ -2,6 +2,8 @@
 
 /// The first line of each lists its model types, so that only the one needed is parsed.
 pub(super) const BUILT_IN: &[&str] = &[
+    include_str!("alice_ai.toml"),
+    include_str!("as_llama.toml"),
     include_str!("attention_only.toml"),
     include_str!("bailing_hybrid.toml"),
     include_str!("bailing_moe.toml"),
@@ -90,6 +92,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("mixtral.toml"),
     include_str!("modernbert_decoder.toml"),
     include_str!("moshi.toml"),
+    include_str!("motif.toml"),
     include_str!("mpt.toml"),
     include_str!("muse.toml"),
     include_str!("nemotron_h.toml"),
@@ -102,6 +105,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("phi4mm.toml"),
     include_str!("phimoe.toml"),
     include_str!("plamo2.toml"),
+    include_str!("plamo3.toml"),
     include_str!("qwen.toml"),
     include_str!("qwen2.toml"),
     include_str!("qwen2_moe.toml"),
@@ -115,6 +119,8 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("read_at_once.toml"),
     include_str!("recurrent_gemma.toml"),
     include_str!("rwkv.toml"),
+    include_str!("rwkv6.toml"),
+    include_str!("rwkv7.toml"),
     include_str!("smollm3.toml"),
     include_str!("solar_open2.toml"),
     include_str!("spark2_5.toml"),
