@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::Path;
 
-use cacheplan_handlers::{DType, Growth};
+use cacheplan_handlers::{DType, Growth, Kind};
 use cacheplan_transforms::{CacheDTypes, FrontendError, Model, PassContext, ReadOptions};
 use rstest::rstest;
 
@@ -117,6 +117,7 @@ fn a_split_model_weighs_what_all_its_files_weigh() {
 #[case::no_pattern("gemma3", &[], &[5, 11])]
 #[case::a_period("gemma3", &[("attention.sliding_window_pattern", 4)], &[3, 7, 11])]
 #[case::even_layers("gemma2", &[], &[1, 3, 5, 7, 9, 11])]
+#[case::eight_by_themselves("plamo3", &[], &[7])]
 #[case::draft_layers("glm4moe", &[("nextn_predict_layers", 2)], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])]
 fn headers_say_which_layers_see_everything(
     #[case] architecture: &str,
@@ -131,6 +132,70 @@ fn headers_say_which_layers_see_everything(
     let full = Growth::Paged { stride: 1, window: None };
     let found: Vec<u32> = resources.iter().filter(|r| r.handler.growth() == full).filter_map(|r| r.layer).collect();
     assert_eq!(found, expected);
+}
+
+/// llama.cpp keeps keys and values of every layer and token, whatever else these architectures differ in.
+#[rstest]
+fn architectures_of_full_attention_alone_keep_every_token(
+    #[values(
+        "apertus",
+        "arctic",
+        "baichuan",
+        "bailingmoe",
+        "bailingmoe2",
+        "bitnet",
+        "bloom",
+        "chatglm",
+        "codeshell",
+        "dbrx",
+        "exaone",
+        "falcon",
+        "gpt2",
+        "gptneox",
+        "grovemoe",
+        "jais",
+        "maincoder",
+        "minicpm",
+        "mpt",
+        "nemotron",
+        "olmo",
+        "orion",
+        "pangu-embedded",
+        "phi2",
+        "plamo",
+        "qwen",
+        "refact",
+        "starcoder",
+        "starcoder2",
+        "xverse"
+    )]
+    architecture: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    fs::write(&path, header(architecture, &SIZES[..4], 16)).unwrap();
+    let mut model = Model::read(&path, &ReadOptions::default()).unwrap();
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
+    assert_eq!(support::bytes_per_token(&resources), 12 * 2 * 2 * 16 * 2);
+}
+
+/// As many numbers as llama.cpp's `n_embd_s` and `n_embd_r` have, all in f32.
+#[rstest]
+#[case::both_blocks("rwkv7", &[], 2)]
+#[case::attention_alone("arwkv7", &[("token_shift_count", 1)], 1)]
+fn a_recurrence_of_rwkv_keeps_matrices_and_shifted_tokens(
+    #[case] architecture: &str,
+    #[case] more: &[(&str, u32)],
+    #[case] shifts: u64,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.gguf");
+    let numbers = [&SIZES[..2], &[("wkv.head_size", 16), ("feed_forward_length", 128)], more].concat();
+    fs::write(&path, header(architecture, &numbers, 16)).unwrap();
+    let mut model = Model::read(&path, &ReadOptions::default()).unwrap();
+    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
+    let bytes = [Kind::Ssm, Kind::State].map(|kind| support::state_bytes(&resources, &kind));
+    assert_eq!(bytes, [12 * 64 * 16 * 4, 12 * shifts * 64 * 4]);
 }
 
 #[test]

@@ -48,6 +48,14 @@ use support::{bytes_per_token, read, state_bytes};
 #[case::grok_by_another_name("grok_2", 64 * 2 * 8 * 128 * 2, 0, 0, None)]
 #[case::adjusted_blocks("lfm2_5_350m", 6 * 2 * 8 * 64 * 2, 0, 10 * 1024 * 2 * 2, Some(354_483_968))]
 #[case::qwen2_by_another_name("mimo_7b", 36 * 2 * 8 * 128 * 2, 0, 0, None)]
+#[case::latents_of_motif("motif_3", 53 * 576 * 2, 0, 0, Some(314_841_775_750 - 251_151_876 - 51 * 384))]
+#[case::recurrence("rwkv7_world3_1_5b", 0, 24 * 32 * 64 * 64 * 4, 0, Some(1_527_404_544))]
+#[case::minicpm("minicpm_2b", 40 * 2 * 36 * 64 * 2, 0, 0, Some(2_724_880_896))]
+#[case::first_deepseek("deepseek_moe_16b", 28 * 2 * 16 * 128 * 2, 0, 0, Some(16_375_728_128))]
+#[case::keys_of_deepseek_ocr("deepseek_ocr", 12 * 2 * 10 * 128 * 2, 0, 0, None)]
+#[case::pangu("openpangu_embedded_7b", 34 * 2 * 8 * 128 * 2, 0, 0, Some(34 * (4096 * 80 * 128 + 10_240 + 3 * 4096 * 12_800 + 2 * 4096) + 2 * 153_376 * 4096 + 4096))]
+#[case::latents_of_pangu("openpangu_ultra_moe_718b", 61 * 576 * 2, 0, 0, Some(61 * (7680 * (1536 + 576) + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7680 + 1536 + 512 + 4 * 7680) + 9 * 7680 * 18_432 + 58 * (257 * 3 * 7680 * 2048 + 256 * 7680) + 2 * 153_600 * 7680 + 7680))]
+#[case::telechat("telechat3_36b", 64 * 2 * 8 * 128 * 2, 0, 0, Some(64 * (6144 * 112 * 128 + 3 * 6144 * 24_576 + 2 * 6144) + 2 * 131_072 * 6144 + 6144))]
 fn a_published_model_takes(
     #[case] file: &str,
     #[case] per_token: u64,

@@ -66,6 +66,23 @@ fn what_changed_between_versions_is_named() {
     assert_eq!(request.rule_changes(new, "sglang".parse().unwrap()).unwrap(), Vec::<String>::new());
 }
 
+#[rstest]
+#[case::of_no_engine("Motif", &["vllm", "sglang", "llama.cpp"])]
+#[case::recurrence("rwkv7", &["vllm", "sglang"])]
+#[case::of_vllm_alone("alice_ai", &["sglang", "llama.cpp"])]
+#[case::of_all("minicpm", &[])]
+fn engines_without_an_architecture_predict_nothing(#[case] model_type: &str, #[case] without: &[&str]) {
+    let model = Model::new(model_type, 1).with("kv_cache", 0, kv(2, 16));
+    let budget = budget("max_seq_len = 8192\n[engine]\ncache_bytes = '1GiB'");
+    for engine in ["vllm", "sglang", "llama.cpp"] {
+        let predicted = model.request(&budget).predict(engine.parse().unwrap());
+        let refused = predicted.err().map(|error| error.to_string());
+        let named =
+            refused.as_ref().is_some_and(|said| said.contains(&format!("has no architecture for {model_type}")));
+        assert_eq!(named, without.contains(&engine), "{engine}: {refused:?}");
+    }
+}
+
 #[test]
 fn a_comparison_without_bytes_is_an_error() {
     let model = nemotron_3_nano();

@@ -42,7 +42,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let kv = if narrow { Some(DType::F8E4m3) } else { kv };
         CacheDTypes { kv, state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() }
     },
-    lacks: &[],
+    // Those that nothing in `srt/models` of 0.5.23 has, and whose caches its fallback on transformers cannot keep.
+    lacks: &["Motif", "motif", "alice_ai", "pangu_ultra_moe", "rwkv5", "rwkv6", "rwkv7"],
     descriptors: |_| None,
     compresses: true,
     forms_entries: true,

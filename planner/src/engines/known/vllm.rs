@@ -63,7 +63,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         CacheDTypes { kv, conv: cast, state, per_channel, states_unread: !reads_states, ..CacheDTypes::default() }
     },
     // Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
-    lacks: &["rwkv", "recurrent_gemma", "inkling2", "inkling2_text"],
+    lacks: &["Motif", "inkling2", "inkling2_text", "motif", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7"],
     descriptors: |model| match model.model_type.as_str() {
         // Values are as wide as keys.
         "minicpm3" => Some(expanded::latents(|key, _| key)),
