@@ -1,6 +1,5 @@
 //! The books of all workers, shared by those who write and those who ask.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
@@ -10,7 +9,7 @@ use crate::chain::Chain;
 use crate::locks::{read, write};
 use crate::multiples::greatest_common_divisor;
 use crate::run::Keys;
-use crate::spans::BySlot;
+use crate::spans::{BySlot, Span};
 use crate::texts::Texts;
 use crate::view::{Reuse, View};
 use crate::{Batch, Error, Event};
@@ -70,9 +69,17 @@ pub enum Prompt<'a> {
 /// Who there is, by the slots under which the texts know them.
 #[derive(Default)]
 struct Workers {
-    slots: BTreeMap<WorkerRank, u32>,
+    /// In the order of the workers.
+    slots: Vec<(WorkerRank, u32)>,
     books: Vec<Arc<RwLock<Book>>>,
     free: Vec<u32>,
+}
+
+impl Workers {
+    /// Where a worker stands among the slots, or would.
+    fn find(&self, who: WorkerRank) -> Result<usize, usize> {
+        self.slots.binary_search_by_key(&who, |(known, _)| *known)
+    }
 }
 
 /// Which worker holds what.
@@ -152,7 +159,8 @@ impl Index {
 
     fn known(&self, who: WorkerRank) -> Option<Arc<RwLock<Book>>> {
         let workers = read(&self.workers);
-        workers.slots.get(&who).map(|slot| Arc::clone(&workers.books[*slot as usize]))
+        let at = workers.find(who).ok()?;
+        Some(Arc::clone(&workers.books[workers.slots[at].1 as usize]))
     }
 
     fn book(&self, who: WorkerRank) -> Result<Arc<RwLock<Book>>, Error> {
@@ -160,9 +168,10 @@ impl Index {
             return Ok(book);
         }
         let mut workers = write(&self.workers);
-        if let Some(slot) = workers.slots.get(&who) {
-            return Ok(Arc::clone(&workers.books[*slot as usize]));
-        }
+        let at = match workers.find(who) {
+            Ok(at) => return Ok(Arc::clone(&workers.books[workers.slots[at].1 as usize])),
+            Err(at) => at,
+        };
         if workers.slots.len() >= self.bounds.workers {
             return Err(Error::Workers { worker: who.worker, most: self.bounds.workers });
         }
@@ -175,7 +184,7 @@ impl Index {
                 write(&self.views).push(View::default());
             }
         }
-        workers.slots.insert(who, slot);
+        workers.slots.insert(at, (who, slot));
         Ok(book)
     }
 
@@ -193,15 +202,13 @@ impl Index {
     /// Forgets a worker with all its ranks.
     pub fn forget(&self, worker: u64) {
         let mut workers = write(&self.workers);
-        let gone: Vec<(WorkerRank, u32)> =
-            workers.slots.iter().filter(|(who, _)| who.worker == worker).map(|(who, slot)| (*who, *slot)).collect();
-        for (who, slot) in gone {
+        let gone: Vec<_> = workers.slots.extract_if(.., |(who, _)| who.worker == worker).collect();
+        for (_, slot) in gone {
             let mut book = write(&workers.books[slot as usize]);
             book.clear(&self.texts);
             book.is_gone = true;
             write(&self.views)[slot as usize] = View::default();
             drop(book);
-            workers.slots.remove(&who);
             workers.free.push(slot);
         }
     }
@@ -222,9 +229,18 @@ impl Index {
         let has_gaps = views.iter().any(|view| view.shape.has_gaps());
         let widest = (!has_gaps).then(|| self.widest.load(Ordering::Relaxed));
         let held = BySlot::new(&self.texts.follow(keys, quantum, widest), views.len());
-        let answer = |(who, slot): (&WorkerRank, &u32)| Answer {
-            who: *who,
-            reuse: views[*slot as usize].reuse(most, held.of(*slot), is_by_tokens),
+        // Workers that follow each other mostly hold the same beginnings.
+        let mut last: Option<(&View, &[Span], Reuse)> = None;
+        let answer = |(who, slot): &(WorkerRank, u32)| {
+            let (view, spans) = (&views[*slot as usize], held.of(*slot));
+            let reuse = match last {
+                Some((other, of_other, reuse)) if Arc::ptr_eq(&other.shape, &view.shape) && of_other == spans => {
+                    Reuse { trust: view.trust[usize::from(is_by_tokens)], ..reuse }
+                }
+                _ => view.reuse(most, spans, is_by_tokens),
+            };
+            last = Some((view, spans, reuse));
+            Answer { who: *who, reuse }
         };
         workers.slots.iter().map(answer).collect()
     }
@@ -232,7 +248,7 @@ impl Index {
     /// How many different blocks each worker holds, and how many were left out of its book.
     pub fn sizes(&self) -> Vec<(WorkerRank, usize, u64)> {
         let workers = read(&self.workers);
-        let size = |(who, slot): (&WorkerRank, &u32)| {
+        let size = |(who, slot): &(WorkerRank, u32)| {
             let book = read(&workers.books[*slot as usize]);
             (*who, book.blocks(), book.left_out())
         };

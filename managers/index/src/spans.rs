@@ -3,7 +3,7 @@
 use crate::events::Kind;
 
 /// Blocks of a prompt, one behind the other, that the same groups of a worker hold.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct Span {
     /// The tokens up to the end of the first block.
     pub(crate) first: usize,
