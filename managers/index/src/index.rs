@@ -9,9 +9,9 @@ use crate::chain::Chain;
 use crate::locks::{read, write};
 use crate::multiples::greatest_common_divisor;
 use crate::run::Keys;
-use crate::spans::{BySlot, Span};
+use crate::spans::BySlot;
 use crate::texts::Texts;
-use crate::view::{Reuse, View};
+use crate::view::{Count, Reuse, View};
 use crate::{Batch, Error, Event};
 
 /// How much an index keeps.
@@ -229,18 +229,17 @@ impl Index {
         let has_gaps = views.iter().any(|view| view.shape.has_gaps());
         let widest = (!has_gaps).then(|| self.widest.load(Ordering::Relaxed));
         let held = BySlot::new(&self.texts.follow(keys, quantum, widest), views.len());
-        // Workers that follow each other mostly hold the same beginnings.
-        let mut last: Option<(&View, &[Span], Reuse)> = None;
+        // Workers that follow each other mostly hold the same beginning of a prompt: it is counted once.
+        let (mut counted, mut count) = (None, Count::default());
         let answer = |(who, slot): &(WorkerRank, u32)| {
             let (view, spans) = (&views[*slot as usize], held.of(*slot));
-            let reuse = match last {
-                Some((other, of_other, reuse)) if Arc::ptr_eq(&other.shape, &view.shape) && of_other == spans => {
-                    Reuse { trust: view.trust[usize::from(is_by_tokens)], ..reuse }
-                }
-                _ => view.reuse(most, spans, is_by_tokens),
-            };
-            last = Some((view, spans, reuse));
-            Answer { who: *who, reuse }
+            let of = (Arc::as_ptr(&view.shape), spans);
+            if counted != Some(of) {
+                (counted, count) = (Some(of), view.shape.count(most, spans));
+            }
+            let Count { tokens, keys, limited_by } = count;
+            let trust = view.trust[usize::from(is_by_tokens)];
+            Answer { who: *who, reuse: Reuse { tokens, keys, limited_by, trust } }
         };
         workers.slots.iter().map(answer).collect()
     }

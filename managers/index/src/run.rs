@@ -179,6 +179,7 @@ impl Run {
 
     /// Who holds what from one place to another, of which the first ends at so many tokens of a prompt.
     pub(crate) fn spans(&self, from: usize, to: usize, end: usize, out: &mut Vec<(u32, Span)>) {
+        out.reserve(self.held.len());
         out.extend(self.held.iter().filter(|held| held.first as usize <= to && held.last as usize >= from).map(
             |held| {
                 let (first, last) = ((held.first as usize).max(from), (held.last as usize).min(to));
