@@ -17,9 +17,6 @@ const POWERS: [u64; GROUP] = {
     powers
 };
 
-/// What a group's tokens move those before them by.
-const GROUP_POWER: u64 = POWERS[0].wrapping_mul(BASE);
-
 /// A polynomial of tokens, of which 63 bits count. Who makes two prompts of one name misleads a router and no engine: it
 /// computes again.
 #[derive(Clone, Copy)]
@@ -44,13 +41,11 @@ impl Chain {
     pub(crate) fn extend(&mut self, tokens: &[u32]) {
         let (groups, rest) = tokens.as_chunks::<GROUP>();
         for group in groups {
-            // In halves, as vectors of every machine multiply; a high half counts only as far as it fits.
-            let (mut low, mut high) = (0_u64, 0_u64);
-            for (token, power) in group.iter().zip(POWERS) {
-                low = low.wrapping_add(u64::from(*token) * (power & 0xffff_ffff));
-                high = high.wrapping_add(u64::from(*token) * (power >> 32));
-            }
-            self.0 = self.0.wrapping_mul(GROUP_POWER).wrapping_add(low).wrapping_add(high << 32);
+            let before = self.0.wrapping_mul(POWERS[0]).wrapping_mul(BASE);
+            self.0 = group
+                .iter()
+                .zip(POWERS)
+                .fold(before, |sum, (token, power)| sum.wrapping_add(u64::from(*token).wrapping_mul(power)));
         }
         for token in rest {
             self.0 = self.0.wrapping_mul(BASE).wrapping_add(u64::from(*token));

@@ -57,7 +57,7 @@ pub enum Prompt<'a> {
     Tokens(&'a [u32]),
     /// The engine's hashes of its blocks, each of all tokens up to the block's end.
     Hashes {
-        /// One for each whole block.
+        /// One for each whole block. Where a worker's block has the same one, all that comes before is taken for the same.
         hashes: &'a [u64],
         /// Tokens of each block.
         block: usize,
@@ -130,6 +130,10 @@ impl Index {
     /// Takes a batch that was read before.
     pub fn take_batch(&self, worker: u64, number: u64, batch: &Batch) -> Result<(), Error> {
         let who = WorkerRank { worker, rank: batch.rank };
+        if batch.events.iter().any(|event| event.block() == Some(0)) {
+            let found = "0".to_owned();
+            return Err(Error::Field { event: "BlockStored", field: "block_size", found, wanted: "above zero" });
+        }
         for block in batch.events.iter().filter_map(Event::block) {
             self.widest.fetch_max(block, Ordering::Relaxed);
             if !block.is_multiple_of(self.quantum.load(Ordering::Relaxed)) {

@@ -1,6 +1,6 @@
 //! The texts of which workers hold blocks: each block once, those that follow each other side by side.
 //!
-//! A question follows a text along such a run by comparing neighbours in memory, and meets there who holds what of it. Locks are
+//! A question follows a text along such a run to the last place that is alike, and meets there who holds what of it. Locks are
 //! taken in one order: a stripe of the hashes, then a run. A place that was read before its run was locked is checked there.
 
 use std::collections::BTreeSet;

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cacheplan_index::{Answer, Batch, Bounds, Error, Index, Kind, Prompt, Trust, WorkerRank};
+use cacheplan_index::{Answer, Batch, Bounds, Error, Event, Index, Kind, Prompt, Stored, Trust, WorkerRank};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -204,6 +204,16 @@ fn sglang_says_nothing_of_states_and_gets_a_bound() {
     index.take(3, 0, bytes).unwrap();
     let reuse = index.ask(Prompt::Tokens(&[1, 2, 3]))[0].reuse;
     assert_eq!((reuse.tokens, reuse.keys, reuse.trust), (2, 2, Trust::AtMostNoGroups));
+}
+
+#[test]
+fn blocks_of_no_tokens_are_refused_however_they_come() {
+    let index = Index::new(Bounds::default());
+    let stored =
+        Stored { hashes: vec![5], group: Some(0), kind: Some(Kind::Full), on_device: true, ..Stored::default() };
+    let taken = index.take_batch(1, 0, &Batch { events: vec![Event::Stored(stored)], ..Batch::default() });
+    assert_eq!(taken.unwrap_err().to_string(), "BlockStored: block_size is 0, not above zero");
+    assert_eq!(index.ask(Prompt::Hashes { hashes: &[5, 6], block: 2, tokens: 9 }), []);
 }
 
 #[test]
