@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use cacheplan_planner::EngineSpec;
 use cacheplan_planner::engines::{UnknownEngine, Version};
 use cacheplan_planner::logs::{EngineLog, Fact, Logged};
-use cacheplan_serve::{Answer, Launch, Options, ServeError, Starts, answer, manifest};
+use cacheplan_serve::{Answer, Launch, Models, Options, ServeError, Starts, answer, manifest};
 use cacheplan_transforms::{Model, ReadOptions};
 use serde_json::Value;
 
@@ -31,13 +31,13 @@ fn version(engine: &str, logged: &str) -> Option<String> {
         "llama.cpp" if logged[end..].starts_with(|next: char| next.is_ascii_alphanumeric()) => None,
         "llama.cpp" => Some(format!("b{release}")),
         // One before all that are modelled is asked about as the oldest.
-        _ => match format!("{engine}@{release}").parse::<EngineSpec>() {
+        _ => match format!("{engine}@{logged}").parse::<EngineSpec>() {
             Err(UnknownEngine::Version { oldest, .. })
                 if release.parse().is_ok_and(|asked: Version| asked < oldest) =>
             {
                 Some(oldest.to_string())
             }
-            _ => Some(release.to_owned()),
+            _ => Some(logged.to_owned()),
         },
     }
 }
@@ -128,12 +128,16 @@ fn recurrent(start: &Value) -> Option<Logged> {
 /// What is not as it was logged, if anything.
 fn difference(start: &Value) -> Result<(), String> {
     let text = |key: &str| start[key].as_str().unwrap_or_default().to_owned();
-    let config = start["config"].as_str().ok_or("no config")?;
-    let model = std::fs::read_to_string(fixtures().join(config)).map_err(|error| format!("{config}: {error}"))?;
     let assume = start["assume"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let assume = assume.map(|fact| fact.parse().map_err(|error| format!("{error}"))).collect::<Result<_, String>>()?;
+    let read = |config: &str, options: &ReadOptions| {
+        let text = std::fs::read_to_string(fixtures().join(config)).map_err(|error| format!("{config}: {error}"))?;
+        Model::read_config("config.json", &text, options).map_err(|error| error.to_string())
+    };
     let options = ReadOptions { assume, descriptions: Vec::new() };
-    let model = Model::read_config("config.json", &model, &options).map_err(|error| error.to_string())?;
+    let served = read(start["config"].as_str().ok_or("no config")?, &options)?;
+    let draft = start["draft"].as_str().map(|config| read(config, &ReadOptions::default())).transpose()?;
+    let model = Models { draft: draft.map(Into::into), ..served.into() };
     let launch = manifest::read("start.sh", text("command").as_bytes()).map_err(|error| error.to_string())?;
     let env: BTreeMap<String, String> = serde_json::from_value(start["env"].clone()).unwrap_or_default();
     let launch = launch.into_iter().next().ok_or("no command")?;

@@ -6,7 +6,7 @@ use cacheplan_planner::{ModelCaches, PlanError, PlanRequest};
 
 use super::super::Question;
 use super::super::calibrated::{self, Reads};
-use super::kinds;
+use super::{attention, kinds};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
@@ -105,6 +105,7 @@ const BACKEND: &str = "--attention-backend";
 /// The kernels that the command names.
 pub(super) fn backend(question: &Question) -> Option<String> {
     let stated = question.flag(BACKEND).map(|setting| setting.value().to_owned());
+    let stated = stated.or_else(|| attention::backend(question));
     stated.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned())
 }
 
