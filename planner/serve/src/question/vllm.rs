@@ -2,6 +2,7 @@
 
 mod attention;
 mod batch;
+mod drafter;
 mod dtype;
 mod memory;
 
@@ -11,6 +12,8 @@ use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 use serde_json::Value;
+
+pub(super) use drafter::as_run;
 
 use super::{Limits, Question, calibrated, connectors, quantization, speculation};
 use crate::error::ServeError;
