@@ -309,7 +309,6 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("b6-sgl-deepseek-v32-exp-dp8-b200-main", "a build of a day on which the index was not paid from the bytes"),
     ("b6-vllm-qwen36-27b-int4-mtp3-2x3090-p2poff", "the bytes were not logged"),
     ("b6-vllm-qwen36-27b-int4-mtp3-2x3090-p2pon", "the bytes were not logged"),
-    ("b6-sgl-qwen3-0.6b-cpu", "the rules of CPUs were not read"),
     ("b6-sgl-qwen38-27b-nvfp4-vision-5090", "the bytes of keys and values were not quoted"),
     ("b6-sgl-qwen3-next-fp8-dp4-deepep-b200", "the bytes of states were not quoted"),
     ("b6-sgl-gemma4-12b-qat-3060", "no bytes were quoted"),
