@@ -47,7 +47,7 @@ fn windows_of_drafters_are_kept_by_the_versions_that_read_them() {
     let same = drafter(|config| drop(config.as_object_mut().unwrap().remove("layer_types")));
     let old = with_drafter("0.24.0", "dflash", drafter(|_| {})).unwrap();
     // 41 layers of 4096 bytes a token, in blocks of 16.
-    assert_eq!(old, 268_832 / 41 * 41);
+    assert_eq!(old, 262_144);
     let refused = with_drafter("0.25.0", "dflash", drafter(|_| {})).unwrap_err();
     assert!(refused.contains("mixed sliding/full attention"), "{refused}");
     let [mixed, plain] = [drafter(|_| {}), same].map(|draft| with_drafter("0.26.0", "dflash", draft).unwrap());
@@ -57,24 +57,18 @@ fn windows_of_drafters_are_kept_by_the_versions_that_read_them() {
         config.as_object_mut().unwrap().remove("layer_types");
         config["dflash_config"] = serde_json::json!({ "use_swa": true, "swa_window_size": 1024 });
     };
-    assert!(
-        with_drafter("0.27.0", "dspark", drafter(windows)).unwrap()
-            > with_drafter("0.27.0", "dspark", drafter(|_| {})).unwrap()
-    );
+    assert!(with_drafter("0.27.0", "dspark", drafter(windows)).unwrap() > plain);
 }
 
-#[rstest]
-#[case::own("", 1)]
-#[case::last_alone("--mamba-cache-mode align", 4)]
-fn states_are_kept_as_the_command_says(#[case] flags: &str, #[case] at_least: u64) {
-    let command = format!("vllm serve m --enable-prefix-caching --max-model-len 262144 {flags}");
-    let options = with_bytes("0.27.0", 16);
-    let found = told(command.trim(), "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", &options);
-    assert_eq!(
-        found.facts.get(&Fact::Concurrency).is_some_and(|times| times.low >= at_least * 200),
-        at_least > 1,
-        "{found:?}"
-    );
+#[test]
+fn states_are_kept_as_the_command_says() {
+    let of = |flags: &str| {
+        let command = format!("vllm serve m --enable-prefix-caching --max-model-len 262144 --max-num-seqs 8 {flags}");
+        let model = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
+        told(command.trim(), model, &with_bytes("0.27.0", 16)).facts[&Fact::Concurrency].low
+    };
+    // Its own way keeps one for every block, in four groups beside that of attention.
+    assert!(of("--mamba-cache-mode align") > 4 * of(""));
 }
 
 #[rstest]

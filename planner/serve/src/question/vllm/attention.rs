@@ -33,7 +33,7 @@ const BESIDE_CACHES: [&str; 18] = [
     "tokenspeed_mla_min_split_kv",
     "sparse_mla_prefill_workspace_factor",
 ];
-/// Read in 0.20.1 to 0.27.1: an index in 4 bits has the room of one in 8. 0.33.0 has the key no more.
+/// Read in 0.20.1 to 0.27.1, and not in 0.28.0: an index in 4 bits has the room of one in 8.
 const NARROW_INDEX: &str = "use_fp4_indexer_cache";
 const NARROW_IN_WIDE_ROOM: Range<Version> = Version(0, 20, 0)..Version(0, 28, 0);
 
