@@ -79,19 +79,16 @@ fn statement(dialect: Dialect, line: &str) -> String {
                 |(name, value): (&str, &str)| format!("export {}={}", name.to_uppercase(), quoted(dialect, value));
             assignment(stated).map(value).unwrap_or_default()
         }
-        // `if`: what it says of one command; a title and options stand behind `start`.
-        (Dialect::Batch, "if" | "for") => format!("if :; then {}; fi", words(dialect, behind_condition(rest))),
+        (Dialect::Batch, "if" | "for") => match behind_condition(&tokens(dialect, line)) {
+            [] => String::new(),
+            command => format!("if :; then {}; fi", statement(dialect, &command.join(" "))),
+        },
         (Dialect::Batch, "call") => statement(dialect, rest),
+        // A title and options stand in front.
         (Dialect::Batch, "start") => {
-            let title = rest.strip_prefix('"').and_then(|rest| rest.split_once('"')).map_or(rest, |(_, rest)| rest);
-            words(
-                dialect,
-                title
-                    .split_inclusive(' ')
-                    .skip_while(|word| word.trim().is_empty() || word.starts_with('/'))
-                    .collect::<String>()
-                    .trim(),
-            )
+            let is_beside = |word: &&String| word.starts_with(['"', '/']);
+            let command: Vec<String> = tokens(dialect, rest).iter().skip_while(is_beside).cloned().collect();
+            words(dialect, &command.join(" "))
         }
         (Dialect::PowerShell, "&") => words(dialect, rest),
         (Dialect::PowerShell, _) if line.starts_with('$') => {
@@ -109,12 +106,15 @@ fn statement(dialect: Dialect, line: &str) -> String {
     }
 }
 
-/// What a condition of one line is about: all from the last word on that stands for a program.
-fn behind_condition(rest: &str) -> &str {
-    let at = ["llama-server", "vllm", "sglang", "trtllm-serve", "python", "docker", "wsl", "start "];
-    let first = at.iter().filter_map(|program| rest.find(program)).min().unwrap_or(rest.len());
-    let word = rest[..first].rfind(char::is_whitespace).map_or(0, |at| at + 1);
-    &rest[word..]
+/// The command of a line that says when it runs.
+fn behind_condition(words: &[String]) -> &[String] {
+    let is = |word: &String, known: &[&str]| known.contains(&&*word.to_ascii_lowercase());
+    if is(&words[0], &["for"]) {
+        return words.iter().position(|word| is(word, &["do"])).map_or(&[], |at| &words[at + 1..]);
+    }
+    let at = 1 + words[1..].iter().take_while(|word| is(word, &["/i", "not"])).count();
+    let asks = words.get(at).is_some_and(|word| is(word, &["exist", "defined", "errorlevel"]));
+    words.get(at + if asks { 2 } else { 1 }..).unwrap_or_default()
 }
 
 /// The words of a line, as a shell reads them.
@@ -226,6 +226,7 @@ mod tests {
 
     #[rstest]
     #[case("a.bat", "llama-server.exe -m %MODEL%\n", "MODEL")]
+    #[case("a.bat", "if not exist x set M=a.gguf\nllama-server.exe -m %M%\n", "condition")]
     #[case("a.ps1", "$model = Get-Item x y\nllama-server -m $model\n", "MODEL")]
     #[case("a.bat", "if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n", "condition")]
     fn what_a_script_of_windows_leaves_open_is_refused(#[case] name: &str, #[case] text: &str, #[case] expected: &str) {
