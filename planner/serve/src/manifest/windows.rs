@@ -86,8 +86,10 @@ fn statement(dialect: Dialect, line: &str) -> String {
         (Dialect::Batch, "call") => statement(dialect, rest),
         // A title and options stand in front.
         (Dialect::Batch, "start") => {
-            let is_beside = |word: &&String| word.starts_with(['"', '/']);
-            let command: Vec<String> = tokens(dialect, rest).iter().skip_while(is_beside).cloned().collect();
+            let all = tokens(dialect, rest);
+            let title = usize::from(all.first().is_some_and(|word| word.starts_with('"')));
+            let command: Vec<&str> =
+                all.iter().map(String::as_str).skip(title).skip_while(|word| word.starts_with('/')).collect();
             words(dialect, &command.join(" "))
         }
         (Dialect::PowerShell, "&") => words(dialect, rest),
@@ -206,6 +208,7 @@ mod tests {
         5
     )]
     #[case::start("start.cmd", "start \"a server\" /b llama-server.exe -m a.gguf\n", "llama-server.exe -m a.gguf", 1)]
+    #[case::quoted("start.cmd", "start \"\" \"llama-server.exe\" -m a.gguf\n", "llama-server.exe -m a.gguf", 1)]
     #[case::power_shell(
         "Start.ps1",
         "# ours\n$env:CUDA_VISIBLE_DEVICES = \"0\"\n$model = 'D:\\m\\a.gguf'\n& \"D:\\llama\\llama-server.exe\" -m $Model `\n  --chat-template-kwargs '{\"a\": 1}' # the port\n",
