@@ -61,12 +61,16 @@ pub(crate) struct Beside<'a> {
 }
 
 /// Files whose name says that they hold a command.
-const SCRIPTS: [&str; 7] = ["sh", "bash", "zsh", "txt", "yaml", "yml", "service"];
+const SCRIPTS: [&str; 13] =
+    ["sh", "bash", "zsh", "txt", "yaml", "yml", "service", "bat", "cmd", "ps1", "sbatch", "slurm", "dockerfile"];
+/// Those that are such without an extension, and may have any.
+const BUILDS: [&str; 2] = ["Dockerfile", "Containerfile"];
 
 /// Whether a path is that of a command rather than of a model.
 pub(crate) fn is_script(path: &Path) -> bool {
-    path.extension().and_then(|extension| extension.to_str()).is_some_and(|extension| SCRIPTS.contains(&extension))
-        && path.is_file()
+    let of = |part: Option<&std::ffi::OsStr>| part.and_then(std::ffi::OsStr::to_str).unwrap_or("").to_owned();
+    let builds = BUILDS.contains(&of(path.file_name()).split('.').next().unwrap_or(""));
+    (builds || SCRIPTS.contains(&&*of(path.extension()).to_ascii_lowercase())) && path.is_file()
 }
 
 impl StartArgs {

@@ -5,6 +5,7 @@ use cacheplan_planner::{Engine, EngineSpec};
 use crate::error::ServeError;
 use crate::flags::table::newest;
 use crate::launch::Launch;
+use crate::words::base;
 
 /// An engine's program at the front of the words, as `manifest` leaves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,13 +29,13 @@ impl Program {
 
 fn found(words: &[String]) -> Result<(Engine, usize), ServeError> {
     let word = |at: usize| words.get(at).map_or("", String::as_str);
-    let name = word(0).rsplit('/').next().unwrap_or_default();
+    let name = base(word(0));
     let found = match (name, word(1)) {
         ("vllm", "serve") => Some(("vllm", 2)),
         ("sglang", "serve") => Some(("sglang", 2)),
         ("trtllm-serve", "serve") => Some(("tensorrt-llm", 2)),
         ("trtllm-serve", _) => Some(("tensorrt-llm", 1)),
-        ("llama-server" | "llama-server.exe", _) => Some(("llama.cpp", 1)),
+        ("llama-server", _) => Some(("llama.cpp", 1)),
         _ if name.starts_with("python") => {
             let module = (1..6).find(|at| word(*at) == "-m");
             module.and_then(|module| match word(module + 1) {
@@ -68,6 +69,7 @@ mod tests {
     #[case("trtllm-serve m --tp_size 2", "tensorrt-llm", 1)]
     #[case("python3 -m dynamo.trtllm --model m", "tensorrt-llm", 3)]
     #[case("./build/bin/llama-server -m a.gguf", "llama.cpp", 1)]
+    #[case("'C:\\llama\\llama-server.exe' -m a.gguf", "llama.cpp", 1)]
     fn a_program_is_found_with_its_first_argument(#[case] text: &str, #[case] engine: &str, #[case] start: usize) {
         let (found, at) = found(&shlex::split(text).unwrap()).unwrap();
         assert_eq!((found.name(), at), (engine, start));

@@ -140,6 +140,25 @@ fn expectations_count_the_least_that_is_held() {
     );
 }
 
+/// On a CPU the pools of keys and values are those of a GPU; the bytes for them have to be said.
+#[rstest]
+#[case("Qwen__Qwen3-0.6B", Some(8), None)]
+#[case("Qwen__Qwen3-0.6B", None, Some("state --max-total-tokens"))]
+#[case("Qwen__Qwen3.5-9B", Some(8), Some("rules of `cpu`"))]
+fn sglang_on_a_cpu_is_answered_for_stated_bytes(
+    #[case] model: &str,
+    #[case] gib: Option<u64>,
+    #[case] refused: Option<&str>,
+) {
+    let command = "python -m sglang.launch_server --model-path m --device cpu";
+    let options = Options { cache_bytes: gib.map(|gib| Logged::exact(gib << 30)), ..on("64GiB") };
+    match (answer(&launch(command), models(model), &options), refused) {
+        (Ok(found), None) => assert_eq!(found.facts[&Fact::Tokens], Logged::exact((8 << 30) / (28 * 4096))),
+        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, _) => panic!("{found:?}"),
+    }
+}
+
 #[test]
 fn variables_of_llama_cpp_are_flags() {
     let env = BTreeMap::from([

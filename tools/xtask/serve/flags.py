@@ -21,17 +21,26 @@ def modules_of(path):
         return {name: ast.parse(kept.read(name)) for name in kept.namelist() if "multimodal_gen" not in name}
 
 
+def rows_of(reader, paths):
+    """The flags of a release and of those behind it that have its number: all of them, as the last has them."""
+    return list({row["flag"]: row for path in paths for row in reader.rows(modules_of(path))}.values())
+
+
 def versions_of(folder, name):
+    """The releases, oldest first, each with the files of it and of what was released behind it."""
     found = [file.removesuffix(".zip").rsplit("-", 1) for file in os.listdir(folder) if file.endswith(".zip")]
-    numbered = sorted(tuple(map(int, version.split("."))) for of, version in found if of == name)
-    versions = [".".join(map(str, version)) for version in numbered]
-    return [(version, os.path.join(folder, f"{name}-{version}.zip")) for version in versions]
+    releases = {}
+    for full in (version for of, version in found if of == name):
+        release, _, post = full.partition(".post")
+        path = os.path.join(folder, f"{name}-{full}.zip")
+        releases.setdefault(tuple(map(int, release.split("."))), []).append((int(post or 0), path))
+    return [(".".join(map(str, release)), [path for _, path in sorted(files)]) for release, files in sorted(releases.items())]
 
 
 def libraries_of(folder):
     """The libraries of llama.cpp by their builds."""
     found = {}
-    for version, path in versions_of(folder, "xllamacpp"):
+    for version, [path] in versions_of(folder, "xllamacpp"):
         with zipfile.ZipFile(path) as kept:
             found[int(version.split(".")[2])] = b"".join(kept.read(name) for name in kept.namelist())
     return found
@@ -93,11 +102,11 @@ def main():
     folder, out = sys.argv[1:]
     for engine, reader in (("vllm", vllm), ("sglang", sglang)):
         versions = versions_of(folder, engine)
-        tables = [(version, reader.rows(modules_of(path))) for version, path in versions]
+        tables = [(version, rows_of(reader, paths)) for version, paths in versions]
         for version, rows in tables:
             print(engine, version, len(rows))
         write(os.path.join(out, engine + ".tsv"), [version for version, _ in versions], merged(renamed(tables)))
-    version, path = versions_of(folder, "ai-dynamo")[-1]
+    version, [path] = versions_of(folder, "ai-dynamo")[-1]
     rows = dynamo.rows(modules_of(path))
     with open(os.path.join(out, "dynamo.tsv"), "w") as file:
         file.write(f"# read: ai-dynamo {version}\nworker\tflag\tvalues\tbecomes\n")

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::files::{at, target};
 use crate::sh;
 
-/// The versions that are read of wheels: a release of each series.
+/// The versions that are read of wheels: a release of each series, and of SGLang the last that has its number.
 const WHEELS: [(&str, &str); 4] = [
     (
         "vllm",
@@ -15,8 +15,10 @@ const WHEELS: [(&str, &str); 4] = [
     ),
     (
         "sglang",
-        "0.4.1 0.4.4 0.4.6 0.4.8 0.4.9 0.4.10 0.5.1 0.5.2 0.5.3 0.5.4 0.5.5 0.5.6 0.5.7 0.5.8 0.5.9 0.5.10 0.5.11 0.5.12 0.5.13 \
-         0.5.14 0.5.15 0.5.16 0.5.17 0.5.18 0.5.19 0.5.20 0.5.21 0.5.22 0.5.23",
+        "0.4.1 0.4.1.post7 0.4.4 0.4.4.post4 0.4.6 0.4.6.post5 0.4.8 0.4.8.post1 0.4.9 0.4.9.post6 0.4.10 0.4.10.post2 0.5.1 \
+         0.5.1.post3 0.5.2 0.5.3 0.5.3.post3 0.5.4 0.5.4.post3 0.5.5 0.5.5.post3 0.5.6 0.5.6.post2 0.5.7 0.5.8 0.5.8.post1 0.5.9 \
+         0.5.10 0.5.10.post1 0.5.11 0.5.12 0.5.12.post1 0.5.13 0.5.13.post1 0.5.14 0.5.15 0.5.15.post1 0.5.16 0.5.17 0.5.18 \
+         0.5.19 0.5.20 0.5.21 0.5.22 0.5.23",
     ),
     ("ai-dynamo", "1.6.1"),
     ("xllamacpp", "2026.4.8672 2026.5.9093 2026.6.9538 2026.7.9873 2026.8.10229 2026.9.10809 2026.10.11549"),

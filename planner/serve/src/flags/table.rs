@@ -217,6 +217,9 @@ mod tests {
     #[case("llama.cpp@b7000", "--mmap", true)]
     #[case("sglang@0.5.6", "--dp-size", true)]
     #[case("sglang@0.5.6", "--data-parallel-size", false)]
+    // Of 0.5.6.post2.
+    #[case("sglang@0.5.6", "--fp8-gemm-backend", true)]
+    #[case("sglang@0.5.5", "--fp8-gemm-backend", false)]
     #[case("tensorrt-llm", "--kv_cache_free_gpu_memory_fraction", false)]
     fn a_version_has_the_flags_of_its_parser(#[case] spec: &str, #[case] flag: &str, #[case] has: bool) {
         assert_eq!(names(spec).contains(&flag), has);

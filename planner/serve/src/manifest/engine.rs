@@ -1,5 +1,7 @@
 //! Which words start an engine.
 
+use crate::words::base;
+
 /// What a command starts, from one of its words on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
@@ -11,7 +13,7 @@ pub(super) enum Start {
 }
 
 /// Programs that start what stands behind them, after options of their own.
-const WRAPPERS: [&str; 33] = [
+const WRAPPERS: [&str; 34] = [
     "exec",
     "nohup",
     "env",
@@ -45,6 +47,7 @@ const WRAPPERS: [&str; 33] = [
     "pdm",
     "screen",
     "ssh",
+    "wsl",
 ];
 
 const MODULES: [&str; 8] = [
@@ -70,7 +73,7 @@ fn starts(words: &[String]) -> Option<Start> {
     match base(words.first()?) {
         "vllm" if second == Some("serve") => Some(Start::Engine),
         "sglang" if second == Some("serve") => Some(Start::Engine),
-        "llama-server" | "llama-server.exe" | "trtllm-serve" => Some(Start::Engine),
+        "llama-server" | "trtllm-serve" => Some(Start::Engine),
         "sh" | "bash" | "dash" | "ash" | "zsh" => script(words).map(|_| Start::Shell),
         "docker" | "podman" | "nerdctl" => container_arguments(words).map(|_| Start::Container),
         program if program.strip_prefix("python").is_some_and(is_version) => {
@@ -146,10 +149,6 @@ fn parts(image: &str) -> (&str, &str) {
         Some((path, tag)) if !tag.contains('/') => (path, tag),
         _ => (image, ""),
     }
-}
-
-fn base(word: &str) -> &str {
-    word.rsplit('/').next().unwrap_or("")
 }
 
 #[cfg(test)]

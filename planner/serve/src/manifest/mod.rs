@@ -1,4 +1,5 @@
-//! Files that start engines: scripts, units of systemd, compose files, objects of Kubernetes, values of charts, engines' own YAML.
+//! Files that start engines: scripts, of Windows too, units of systemd, Dockerfiles, compose files, objects of Kubernetes, values of
+//! charts, engines' own YAML.
 //!
 //! Everything is taken from the text: no file is opened, no variable of this process is looked at, nothing is run. What
 //! would have to be, where an engine's command needs it, is refused by name.
@@ -7,6 +8,7 @@ mod command;
 mod compose;
 mod config;
 mod docker;
+mod dockerfile;
 mod dynamo;
 mod engine;
 mod error;
@@ -18,9 +20,11 @@ mod origin;
 mod ray;
 mod reading;
 mod shell;
+mod slurm;
 mod unit;
 mod unknown;
 mod variables;
+mod windows;
 mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,6 +37,7 @@ use crate::Launch;
 use kubernetes::Objects;
 use origin::Origin;
 use reading::{Reading, Spot};
+use windows::Dialect;
 use yaml::Value;
 
 /// Reads the commands of a file that start engines; `name` stands for the file in places and messages.
@@ -42,10 +47,15 @@ use yaml::Value;
 pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
     let text = Source::memory(name, bytes).text(Limit::MANIFEST)?;
     let reading = Reading::new(name);
-    let (launches, seen) = match is_yaml(&text) {
-        _ if unit::is(&text) => (of_script(&reading, &unit::script(&text))?, String::new()),
-        true => of_yaml(&reading, &text)?,
-        false => (of_script(&reading, &text)?, String::new()),
+    let script = match Dialect::of(name, &text) {
+        Some(dialect) => Some(windows::script(dialect, &text)),
+        None if unit::is(&text) => Some(unit::script(&text)),
+        None if dockerfile::is(&text) => Some(dockerfile::script(&text)),
+        None => (!is_yaml(&text)).then(|| text.clone()),
+    };
+    let (launches, seen) = match script {
+        Some(script) => (of_script(&reading, &script)?, String::new()),
+        None => of_yaml(&reading, &text)?,
     };
     match launches.is_empty() {
         true => Err(ManifestError::NoCommand { file: name.to_owned(), seen }),
@@ -78,7 +88,10 @@ fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestE
         let reason = "a control character stands in it".to_owned();
         return Err(ManifestError::Syntax { at, reason });
     }
-    command::of_script(text, &Origin { is_file: true, ..Origin::new(reading, at, String::new()) })
+    command::of_script(
+        text,
+        &Origin { is_file: true, gpus: slurm::gpus(text), ..Origin::new(reading, at, String::new()) },
+    )
 }
 
 /// The commands of documents, and what else they are.

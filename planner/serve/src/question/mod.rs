@@ -421,7 +421,10 @@ impl Question {
         let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
-        request = draft.iter().cloned().fold(request, PlanRequest::with_draft);
+        let as_run =
+            |draft: &ModelCaches| if engine == "vllm" { vllm::as_run(&self, draft) } else { Ok(draft.clone()) };
+        request =
+            draft.iter().map(as_run).collect::<Result<Vec<_>, _>>()?.into_iter().fold(request, PlanRequest::with_draft);
         request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
         let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
         let least_blocks = if engine == "vllm" { vllm::look_at_caches(&mut self, &request, &limits)? } else { 0 };

@@ -1,6 +1,6 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::sglang::RUNNING_WITH_DRAFTS;
 use cacheplan_planner::plan::LedgerItem;
@@ -38,7 +38,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let whole = if replicas == 1 { size("--dp-size") } else { 1 };
     question.use_devices(tp.saturating_mul(pp).saturating_mul(whole).div_ceil(size("--nnodes")))?;
-    role(question)?;
+    role(question, model)?;
     let defaults = Defaults::of(question);
     let max_num_tokens =
         question.count("--chunked-prefill-size").filter(|tokens| *tokens > 0).unwrap_or(defaults.chunk);
@@ -162,18 +162,29 @@ fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeErro
 }
 
 /// A server that only decodes keeps no prefixes unless it is told to (`handle_pd_disaggregation`).
-fn role(question: &mut Question) -> Result<(), ServeError> {
+fn role(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let decodes = question.value("--disaggregation-mode") == Some("decode");
     let keeps = question.is_on("--disaggregation-decode-enable-radix-cache");
     if decodes {
         question.put("engine.prefix_caching", keeps);
     }
+    platform(question, model)
+}
+
+/// Where it runs. A CPU has other kernels (`handle_cpu_backends` of 0.5.14 and 0.5.23) and the same pools of keys and values.
+fn platform(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     let device = question.value("--device").unwrap_or("cuda");
-    if device != "cuda" && device != "gpu" {
-        let why = format!("rules of `{device}` were not read");
-        return Err(ServeError::unread("--device", why, [Remedy::Remove("--device")]));
-    }
-    Ok(())
+    let is_known = ["engine.cache_bytes", "engine.max_total_tokens"].iter().any(|key| question.is_stated(key));
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let why = match device {
+        "cuda" | "gpu" => return Ok(()),
+        "cpu" if !is_known => {
+            "what a host leaves for caches was not read; state --max-total-tokens, or --cache-bytes".into()
+        }
+        "cpu" if caches.iter().all(|cache| *cache.handler.kind() == Kind::KvPaged) => return Ok(()),
+        _ => format!("rules of `{device}` were not read"),
+    };
+    Err(ServeError::unread("--device", why, [Remedy::Remove("--device")]))
 }
 
 /// What depends on the GPU's memory.

@@ -1,5 +1,6 @@
 //! What drafts for vLLM, by its speculative config and the shortcuts to it.
 
+use cacheplan_planner::ModelCaches;
 use serde_json::Value;
 
 use super::Question;
@@ -35,20 +36,32 @@ fn method(config: &Value) -> &str {
     config.get("method").and_then(Value::as_str).unwrap_or("")
 }
 
+/// Layers of DeepSeek-V4's own that draft by DSpark where its config says no number.
+const DSPARK_LAYERS: u64 = 3;
+
 /// What drafts, and how many tokens.
-pub(super) fn settle(question: &mut Question) -> Result<(), ServeError> {
+pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const FLAG: &str = "--speculative-config";
     let Some(config) = speculative(question)? else { return Ok(()) };
     let Some(tokens) = config.get("num_speculative_tokens").and_then(Value::as_u64).filter(|tokens| *tokens > 0) else {
         let said = "num_speculative_tokens must be provided with speculative config unless the draft model config contains an n_predict parameter.";
         return Err(question.refused(said, [Remedy::Remove(FLAG)]));
     };
+    let own = question.flag("--kv-cache-dtype").map_or("auto", Setting::value);
+    if let Some(word) = config.get("kv_cache_dtype").and_then(Value::as_str).filter(|word| *word != own) {
+        let why = format!("keys and values of drafts in `{word}` beside those of the model in `{own}` are not planned");
+        return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
+    }
     question.default_of("speculation.draft_tokens", tokens);
     match method(&config) {
         // `deepseek_mtp`, `qwen3_5_mtp` and their like are names of one method.
         name if name == "mtp" || name.ends_with("_mtp") => question.default_of("speculation.mtp_layers", 1),
         "ngram" | "suffix" => {}
         _ if config.get("model").is_some() => {}
+        "dspark" if model.info().model_type.starts_with("deepseek_v4") => {
+            let stated = model.model().and_then(|model| model.config.get("n_mtp_layers")).and_then(Value::as_u64);
+            question.default_of("speculation.mtp_layers", stated.filter(|layers| *layers > 0).unwrap_or(DSPARK_LAYERS));
+        }
         other => {
             let why = format!("what `{other}` drafts with was not read");
             return Err(ServeError::unread(FLAG, why, [Remedy::Remove(FLAG)]));

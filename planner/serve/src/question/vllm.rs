@@ -1,6 +1,8 @@
 //! vLLM's own flags and defaults, as `engine/arg_utils.py` and `config/` of each version that was read have them.
 
+mod attention;
 mod batch;
+mod drafter;
 mod dtype;
 mod memory;
 
@@ -9,6 +11,8 @@ use std::ops::Range;
 use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
+
+pub(super) use drafter::as_run;
 
 use super::{Limits, Question, calibrated, connectors, quantization, speculation};
 use crate::error::ServeError;
@@ -53,10 +57,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     class(question)?;
     grouping(question, model);
     connectors::settle(question, model)?;
+    attention::settle(question)?;
     dtype::dtype(question, model)?;
     calibrated::settle(question, model, &dtype::READS);
     memory::memory(question)?;
-    speculation::settle(question)?;
+    speculation::settle(question, model)?;
     quantization::settle(question, model)?;
     if question.is_on("--disable-hybrid-kv-cache-manager") {
         question.default_of("engine.hybrid_kv_cache", false);
@@ -78,9 +83,12 @@ fn grouping(question: &mut Question, model: &ModelCaches) {
     }
 }
 
-/// `--mamba-block-size` is one for prefixes, and that of attention stands for it from then on.
-fn state_blocks(question: &Question, max_seq_len: u64) -> Result<(), ServeError> {
+/// How states are kept, and in which blocks: `--mamba-block-size` is one for prefixes, and that of attention stands for it from then on.
+fn state_blocks(question: &mut Question, max_seq_len: u64) -> Result<(), ServeError> {
     const FLAG: &str = "--mamba-block-size";
+    if let Some(mode) = question.flag("--mamba-cache-mode").map(|setting| format!("\"{}\"", setting.value())) {
+        question.default_of("engine.mamba_cache_mode", mode);
+    }
     let Some(block) = question.count(FLAG) else { return Ok(()) };
     let stated = |key: &str| question.stated.iter().rev().find(|stated| stated.key == key).map(|stated| &*stated.value);
     if block != max_seq_len && stated("engine.prefix_caching") != Some("true") {

@@ -7,7 +7,7 @@ use cacheplan_planner::{ModelCaches, PlanError, PlanRequest};
 
 use super::super::calibrated::{self, Reads};
 use super::super::{Question, dtype_named};
-use super::kinds;
+use super::{attention, kinds};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -91,6 +91,7 @@ const BACKEND: &str = "--attention-backend";
 /// The kernels that the command names.
 pub(super) fn backend(question: &Question) -> Option<String> {
     let stated = question.value(BACKEND).map(str::to_owned);
+    let stated = stated.or_else(|| attention::backend(question));
     stated.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned())
 }
 

@@ -1,0 +1,176 @@
+//! Dockerfiles, as scripts that run the same container.
+
+use std::collections::BTreeMap;
+
+use crate::words::quoted;
+
+/// Whether a text is one: its first instruction is `FROM`, or `ARG` in front of that.
+pub(super) fn is(text: &str) -> bool {
+    let lines = text.lines().map(str::trim_start).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let mut names = lines.map(|line| line.split_whitespace().next().unwrap_or(""));
+    match names.next() {
+        Some("FROM") => true,
+        Some("ARG") => names.any(|name| name == "FROM"),
+        _ => false,
+    }
+}
+
+/// What an image of a stage runs.
+#[derive(Clone, Default)]
+struct Stage {
+    image: String,
+    /// Its variables.
+    names: Vec<String>,
+    entrypoint: Option<Run>,
+    command: Option<Run>,
+    /// The place of what was said last of it.
+    line: usize,
+}
+
+/// Words as a shell reads them.
+#[derive(Clone)]
+struct Run {
+    words: Vec<String>,
+    by_shell: bool,
+}
+
+impl Run {
+    /// A list of words, or text for a shell.
+    fn of(text: &str) -> Self {
+        match serde_json::from_str::<Vec<String>>(text) {
+            Ok(words) => Self { words: words.iter().map(|word| quoted(word)).collect(), by_shell: false },
+            Err(_) => Self { words: vec!["sh".into(), "-c".into(), quoted(text)], by_shell: true },
+        }
+    }
+}
+
+/// The script: the variables where they are set, and what the last stage runs.
+pub(super) fn script(text: &str) -> String {
+    let mut script = vec![String::new(); text.lines().count()];
+    let mut stages: BTreeMap<String, Stage> = BTreeMap::new();
+    let (mut stage, mut name) = (Stage::default(), None);
+    for (line, instruction) in instructions(text) {
+        let (word, rest) = instruction.split_once(char::is_whitespace).unwrap_or((&instruction, ""));
+        let rest = rest.trim();
+        match word.to_ascii_uppercase().as_str() {
+            "FROM" => {
+                let mut words = rest.split_whitespace().filter(|word| !word.starts_with("--"));
+                let image = words.next().unwrap_or("");
+                stages.extend(name.take().map(|name| (name, stage)));
+                let fresh = || Stage { image: format!("\"{image}\""), ..Stage::default() };
+                stage = stages.get(&image.to_lowercase()).cloned().unwrap_or_else(fresh);
+                name = words.nth(1).map(str::to_lowercase);
+            }
+            "ARG" if rest.contains('=') => rest.clone_into(&mut script[line]),
+            "ENV" => {
+                let (first, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+                match first.contains('=') {
+                    true => {
+                        let words = shlex::split(rest).unwrap_or_default();
+                        stage.names.extend(words.iter().filter_map(|word| Some(word.split_once('=')?.0.to_owned())));
+                        rest.clone_into(&mut script[line]);
+                    }
+                    // The older form, of one variable.
+                    false => {
+                        stage.names.push(first.to_owned());
+                        script[line] = format!("{first}=\"{}\"", value.trim().replace('"', "\\\""));
+                    }
+                }
+            }
+            "ENTRYPOINT" => (stage.entrypoint, stage.line) = (Some(Run::of(rest)), line),
+            "CMD" => (stage.command, stage.line) = (Some(Run::of(rest)), line),
+            _ => {}
+        }
+    }
+    // Variables that are set behind it are its own all the same.
+    let mut last = script.split_off((stage.line + 1).min(script.len()));
+    last.extend([script.pop().unwrap_or_default(), run(&stage)]);
+    last.retain(|part| !part.is_empty());
+    script.push(last.join("; "));
+    script.join("\n")
+}
+
+/// `docker run` of what a stage has become; nothing where only its image says what it runs.
+fn run(stage: &Stage) -> String {
+    let mut words: Vec<&str> = vec!["docker", "run"];
+    words.extend(stage.names.iter().flat_map(|name| ["-e", name.as_str()]));
+    let command = stage.command.iter().flat_map(|run| &run.words).map(String::as_str);
+    match &stage.entrypoint {
+        None if stage.command.is_none() => return String::new(),
+        None => words.extend([&*stage.image].into_iter().chain(command)),
+        Some(Run { words: entrypoint, by_shell }) => {
+            let (first, others) =
+                entrypoint.split_first().map_or(("''", &[][..]), |(first, others)| (&**first, others));
+            words.extend(["--entrypoint", first, &*stage.image].into_iter().chain(others.iter().map(String::as_str)));
+            // A shell takes no arguments from elsewhere.
+            words.extend(command.filter(|_| !by_shell));
+        }
+    }
+    words.join(" ")
+}
+
+/// The instructions, each with the place of its first line; a document in one is left out.
+fn instructions(text: &str) -> Vec<(usize, String)> {
+    let mut found: Vec<(usize, String)> = Vec::new();
+    let (mut goes_on, mut end) = (false, None::<String>);
+    for (at, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let is_end = end.as_deref() == Some(line);
+        if end.is_some() || line.is_empty() || line.starts_with('#') {
+            end = end.filter(|_| !is_end);
+            continue;
+        }
+        let (part, more) = line.strip_suffix('\\').map_or((line, false), |part| (part, true));
+        match found.last_mut().filter(|_| goes_on) {
+            Some((_, instruction)) => *instruction += &format!(" {}", part.trim()),
+            None => found.push((at, part.trim_end().to_owned())),
+        }
+        goes_on = more;
+        let document = line.split_whitespace().find_map(|word| word.strip_prefix("<<"));
+        end = document.map(|name| name.trim_start_matches('-').trim_matches(['"', '\'']).to_owned());
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::manifest;
+
+    #[rstest]
+    #[case::list(
+        "FROM vllm/vllm-openai:v0.24.0\nENV HF_HOME=/data LENGTH=8192\nENTRYPOINT [\"vllm\", \"serve\"]\nCMD [\"m\", \"--port\", \"80\"]\n",
+        "HF_HOME=/data LENGTH=8192 vllm serve m --port 80",
+        4
+    )]
+    #[case::entrypoint_of_the_image(
+        "# ours\nARG TAG=v0.24.0\nFROM vllm/vllm-openai:${TAG}\nRUN pip install x \\\n  # why\n  y\nCMD [\"m\"]\n",
+        "vllm serve m",
+        7
+    )]
+    #[case::shell(
+        "FROM lmsysorg/sglang:v0.5.23 AS base\nENV LENGTH 8192\nFROM base\nCMD python3 -m sglang.launch_server --model-path m \\\n  --context-length $LENGTH\n",
+        "LENGTH=8192 python3 -m sglang.launch_server --model-path m --context-length 8192",
+        4
+    )]
+    #[case::another_stage(
+        "FROM ubuntu AS build\nCMD vllm serve other\nFROM ubuntu\nRUN <<EOF\nCMD vllm serve none\nEOF\nENTRYPOINT vllm serve m\nCMD [\"x\"]\nENV A=1\n",
+        "A=1 vllm serve m",
+        8
+    )]
+    fn a_dockerfile_starts_what_its_last_stage_runs(#[case] text: &str, #[case] command: &str, #[case] line: usize) {
+        let found = manifest::read("Dockerfile", text.as_bytes()).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].to_string(), found[0].place.clone()), (command.to_owned(), format!("Dockerfile:{line}")));
+    }
+
+    #[rstest]
+    #[case("FROM vllm/vllm-openai:v0.24.0\nCMD [\"m\", \"--port\", \"$PORT\"]\n", "Dockerfile:2")]
+    #[case("FROM ubuntu\nCMD vllm serve $MODEL\n", "MODEL")]
+    #[case("FROM ubuntu\nRUN apt-get update\n", "no command that starts an engine")]
+    fn what_a_dockerfile_leaves_open_is_refused(#[case] text: &str, #[case] expected: &str) {
+        let error = manifest::read("Dockerfile", text.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

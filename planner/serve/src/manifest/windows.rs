@@ -1,0 +1,239 @@
+//! Scripts of Windows, for `cmd.exe` and for PowerShell, as scripts that say the same, line by line.
+
+use crate::words::assignment;
+
+/// Whose script it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    Batch,
+    PowerShell,
+}
+
+impl Dialect {
+    /// By the name of the file, or by the line that most of them begin with.
+    pub(super) fn of(name: &str, text: &str) -> Option<Self> {
+        let extension = name.rsplit_once('.').map(|(_, extension)| extension.to_ascii_lowercase());
+        match extension.as_deref() {
+            Some("bat" | "cmd") => Some(Self::Batch),
+            Some("ps1") => Some(Self::PowerShell),
+            _ => text.trim_start().get(..5).filter(|word| word.eq_ignore_ascii_case("@echo")).map(|_| Self::Batch),
+        }
+    }
+
+    /// What a line ends with that goes on.
+    const fn goes_on(self) -> char {
+        match self {
+            Self::Batch => '^',
+            Self::PowerShell => '`',
+        }
+    }
+
+    /// What a block is between.
+    const fn block(self) -> (char, char) {
+        match self {
+            Self::Batch => ('(', ')'),
+            Self::PowerShell => ('{', '}'),
+        }
+    }
+
+    fn is_comment(self, line: &str) -> bool {
+        let word = line.split_whitespace().next().unwrap_or("").to_ascii_lowercase();
+        match self {
+            Self::Batch => word == "rem" || word.starts_with(':'),
+            Self::PowerShell => word.starts_with('#'),
+        }
+    }
+}
+
+/// The script.
+pub(super) fn script(dialect: Dialect, text: &str) -> String {
+    let mut script = String::new();
+    let mut goes_on = false;
+    for line in text.lines() {
+        let line = line.trim().trim_start_matches('@');
+        let (part, more) = line.strip_suffix(dialect.goes_on()).map_or((line, false), |part| (part, true));
+        let (open, close) = dialect.block();
+        script += &match part {
+            _ if goes_on => words(dialect, part),
+            _ if dialect.is_comment(part) => String::new(),
+            // What is in a block runs under a condition, whatever it is.
+            _ if part.starts_with(close) && part.ends_with(open) => "else".to_owned(),
+            _ if part.starts_with(close) => "fi".to_owned(),
+            _ if part.ends_with(open) => "if :; then".to_owned(),
+            _ => statement(dialect, part),
+        };
+        script += if more { " \\\n" } else { "\n" };
+        goes_on = more;
+    }
+    script
+}
+
+/// An assignment, or a command without what stands in front of its program.
+fn statement(dialect: Dialect, line: &str) -> String {
+    let (first, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+    let rest = rest.trim();
+    match (dialect, first.to_ascii_lowercase().as_str()) {
+        (Dialect::Batch, "set") => {
+            let stated = rest.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(rest);
+            let value =
+                |(name, value): (&str, &str)| format!("export {}={}", name.to_uppercase(), quoted(dialect, value));
+            assignment(stated).map(value).unwrap_or_default()
+        }
+        (Dialect::Batch, "if" | "for") => match behind_condition(&tokens(dialect, line)) {
+            [] => String::new(),
+            command => format!("if :; then {}; fi", statement(dialect, &command.join(" "))),
+        },
+        (Dialect::Batch, "call") => statement(dialect, rest),
+        // A title and options stand in front.
+        (Dialect::Batch, "start") => {
+            let all = tokens(dialect, rest);
+            let title = usize::from(all.first().is_some_and(|word| word.starts_with('"')));
+            let command: Vec<&str> =
+                all.iter().map(String::as_str).skip(title).skip_while(|word| word.starts_with('/')).collect();
+            words(dialect, &command.join(" "))
+        }
+        (Dialect::PowerShell, "&") => words(dialect, rest),
+        (Dialect::PowerShell, _) if line.starts_with('$') => {
+            let Some((name, value)) = line.split_once('=') else { return String::new() };
+            let name = name.trim().trim_start_matches('$').to_uppercase();
+            let (export, name) = name.strip_prefix("ENV:").map_or(("", &*name), |name| ("export ", name));
+            match tokens(dialect, value).as_slice() {
+                [word] if assignment(&format!("{name}=")).is_some() && !word.starts_with(['@', '(']) => {
+                    format!("{export}{name}={}", shown(dialect, word))
+                }
+                _ => String::new(),
+            }
+        }
+        _ => words(dialect, line),
+    }
+}
+
+/// The command of a line that says when it runs.
+fn behind_condition(words: &[String]) -> &[String] {
+    let is = |word: &String, known: &[&str]| known.contains(&&*word.to_ascii_lowercase());
+    if is(&words[0], &["for"]) {
+        return words.iter().position(|word| is(word, &["do"])).map_or(&[], |at| &words[at + 1..]);
+    }
+    let at = 1 + words[1..].iter().take_while(|word| is(word, &["/i", "not"])).count();
+    let asks = words.get(at).is_some_and(|word| is(word, &["exist", "defined", "errorlevel"]));
+    words.get(at + if asks { 2 } else { 1 }..).unwrap_or_default()
+}
+
+/// The words of a line, as a shell reads them.
+fn words(dialect: Dialect, line: &str) -> String {
+    let shown = |word: &String| shown(dialect, word);
+    tokens(dialect, line).iter().map(shown).collect::<Vec<_>>().join(" ")
+}
+
+/// Words with their quotes.
+fn tokens(dialect: Dialect, line: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let (mut quote, mut in_word) = (None, false);
+    for char in line.chars() {
+        match (quote, char) {
+            (None, char) if char.is_whitespace() => {
+                in_word = false;
+                continue;
+            }
+            (None, '#') if dialect == Dialect::PowerShell && !in_word => break,
+            (None, '"') => quote = Some(char),
+            (None, '\'') if dialect == Dialect::PowerShell => quote = Some(char),
+            (Some(open), char) if open == char => quote = None,
+            _ => {}
+        }
+        match found.last_mut().filter(|_| in_word) {
+            Some(word) => word.push(char),
+            None => found.push(char.to_string()),
+        }
+        in_word = true;
+    }
+    found
+}
+
+/// A word as a shell reads it; what joins commands is what it is there.
+fn shown(dialect: Dialect, word: &str) -> String {
+    match word {
+        "&" => ";".to_owned(),
+        "&&" | "||" | "|" | ">" | ">>" | "2>&1" => word.to_owned(),
+        _ => quoted(dialect, word),
+    }
+}
+
+fn quoted(dialect: Dialect, word: &str) -> String {
+    let literal = dialect == Dialect::PowerShell && word.starts_with('\'');
+    let mut shown = String::from("\"");
+    let mut rest = word;
+    while let Some(char) = rest.chars().next() {
+        rest = &rest[char.len_utf8()..];
+        let name =
+            |text: &str| text.find(|char: char| !(char.is_ascii_alphanumeric() || char == '_')).unwrap_or(text.len());
+        match (dialect, char) {
+            (_, '"') if !literal => {}
+            (Dialect::PowerShell, '\'') if literal => {}
+            (Dialect::Batch, '^') => {}
+            (Dialect::Batch, '%')
+                if rest.get(name(rest)..).is_some_and(|rest| rest.starts_with('%')) && name(rest) > 0 =>
+            {
+                let (variable, behind) = rest.split_at(name(rest));
+                shown += &format!("${{{}}}", variable.to_uppercase());
+                rest = &behind[1..];
+            }
+            // `@name` is a list under a name.
+            (Dialect::PowerShell, '$' | '@') if !literal && (char == '$' || rest.len() + 1 == word.len()) => {
+                let behind = rest.trim_start_matches('{');
+                let behind =
+                    behind.get(..4).filter(|scope| scope.eq_ignore_ascii_case("env:")).map_or(behind, |_| &behind[4..]);
+                let (variable, behind) = behind.split_at(name(behind));
+                shown += &format!("${{{}}}", variable.to_uppercase());
+                rest = behind.strip_prefix('}').filter(|_| rest.starts_with('{')).unwrap_or(behind);
+            }
+            (_, '\\' | '"' | '$' | '`') => shown.extend(['\\', char]),
+            (_, char) => shown.push(char),
+        }
+    }
+    shown + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::manifest;
+
+    #[rstest]
+    #[case::batch(
+        "start.bat",
+        "@echo off\r\nrem vllm serve none\r\nset \"MODEL=C:\\my models\\a.gguf\"\r\nset CUDA_VISIBLE_DEVICES=0\r\nC:\\llama\\llama-server.exe -m \"%model%\" ^\r\n  -c 8192 > log.txt 2>&1\r\npause\r\n",
+        "CUDA_VISIBLE_DEVICES=0 MODEL='C:\\my models\\a.gguf' 'C:\\llama\\llama-server.exe' -m 'C:\\my models\\a.gguf' -c 8192",
+        5
+    )]
+    #[case::start("start.cmd", "start \"a server\" /b llama-server.exe -m a.gguf\n", "llama-server.exe -m a.gguf", 1)]
+    #[case::quoted("start.cmd", "start \"\" \"llama-server.exe\" -m a.gguf\n", "llama-server.exe -m a.gguf", 1)]
+    #[case::power_shell(
+        "Start.ps1",
+        "# ours\n$env:CUDA_VISIBLE_DEVICES = \"0\"\n$model = 'D:\\m\\a.gguf'\n& \"D:\\llama\\llama-server.exe\" -m $Model `\n  --chat-template-kwargs '{\"a\": 1}' # the port\n",
+        "CUDA_VISIBLE_DEVICES=0 'D:\\llama\\llama-server.exe' -m 'D:\\m\\a.gguf' --chat-template-kwargs '{\"a\": 1}'",
+        4
+    )]
+    #[case::linux("start.ps1", "wsl vllm serve org/m --port 80\n", "vllm serve org/m --port 80", 1)]
+    fn a_script_of_windows_starts_what_it_says(
+        #[case] name: &str,
+        #[case] text: &str,
+        #[case] command: &str,
+        #[case] line: usize,
+    ) {
+        let found = manifest::read(name, text.as_bytes()).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].to_string(), found[0].place.clone()), (command.to_owned(), format!("{name}:{line}")));
+    }
+
+    #[rstest]
+    #[case("a.bat", "llama-server.exe -m %MODEL%\n", "MODEL")]
+    #[case("a.bat", "if not exist x set M=a.gguf\nllama-server.exe -m %M%\n", "condition")]
+    #[case("a.ps1", "$model = Get-Item x y\nllama-server -m $model\n", "MODEL")]
+    #[case("a.bat", "if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n", "condition")]
+    fn what_a_script_of_windows_leaves_open_is_refused(#[case] name: &str, #[case] text: &str, #[case] expected: &str) {
+        let error = manifest::read(name, text.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,57 @@
+//! What `--attention-config` says: kernels by their names, and what they do beside caches.
+
+use std::ops::Range;
+
+use cacheplan_planner::engines::Version;
+use serde_json::Value;
+
+use super::super::Question;
+use crate::error::ServeError;
+use crate::remedy::Remedy;
+
+const FLAG: &str = "--attention-config";
+/// The key that `--attention-backend` is.
+const BACKEND: &str = "backend";
+/// Keys of 0.20.1 to 0.33.0 on which no cache depends.
+const BESIDE_CACHES: [&str; 18] = [
+    "flash_attn_version",
+    "use_prefill_decode_attention",
+    "flash_attn_max_num_splits_for_cuda_graph",
+    "tq_max_kv_splits_for_cuda_graph",
+    "use_cudnn_prefill",
+    "disable_flashinfer_prefill",
+    "use_trtllm_ragged_deepseek_prefill",
+    "disable_flashinfer_q_quantization",
+    "mla_prefill_backend",
+    "use_prefill_query_quantization",
+    "use_non_causal",
+    "sparse_mla_force_mqa",
+    "flex_attn_block_m",
+    "flex_attn_block_n",
+    "flex_attn_q_block_size",
+    "trtllm_ragged_backend",
+    "tokenspeed_mla_min_split_kv",
+    "sparse_mla_prefill_workspace_factor",
+];
+/// Read in 0.20.1 to 0.27.1, and not in 0.28.0: an index in 4 bits has the room of one in 8.
+const NARROW_INDEX: &str = "use_fp4_indexer_cache";
+const NARROW_IN_WIDE_ROOM: Range<Version> = Version(0, 20, 0)..Version(0, 28, 0);
+
+/// Refuses what was not read.
+pub(super) fn settle(question: &Question) -> Result<(), ServeError> {
+    let config = question.object(FLAG)?.unwrap_or_default();
+    let is_read = |key: &&String| match key.as_str() {
+        BACKEND => true,
+        NARROW_INDEX => NARROW_IN_WIDE_ROOM.contains(&question.engine.version),
+        key => BESIDE_CACHES.contains(&key),
+    };
+    let Some(unread) = config.keys().find(|key| !is_read(key)) else { return Ok(()) };
+    let why = format!("what its key `{unread}` does to caches was not read");
+    Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
+}
+
+/// The kernels that it names.
+pub(super) fn backend(question: &Question) -> Option<String> {
+    let config = question.object(FLAG).ok()??;
+    config.get(BACKEND).and_then(Value::as_str).map(str::to_uppercase)
+}
