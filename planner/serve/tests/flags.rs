@@ -3,7 +3,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Models, Options, Refusal, ServeError, answer};
+use cacheplan_serve::{Answer, Models, Options, Refusal, ServeError, Starts, answer};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 use serde_json::{Map, Value};
@@ -27,6 +27,7 @@ const SGLANG: &str = "sglang serve --model-path m";
     "Qwen__Qwen3-Next-80B-A3B-Thinking",
     "0.33.0"
 )]
+#[case::a_level_that_stands_apart("vllm serve m -O 0", "vllm serve m -O0", "Qwen__Qwen3-8B", "0.33.0")]
 #[case::a_connector_that_knows_groups(
     r#"vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}"#,
     SERVE,
@@ -160,6 +161,67 @@ fn what_sglang_refuses_or_nobody_read(#[case] command: &str, #[case] code: u8, #
     let error = told(command, "Qwen__Qwen3-30B-A3B", "0.5.23").unwrap_err();
     assert!(error.to_string().contains(expected), "{error}");
     assert_eq!(error.exit_code(), code);
+}
+
+#[rstest]
+#[case("vllm serve m --kv-cache-dtype bf16", "0.33.0", 3, "Invalid kv_cache_dtype: 'bf16'")]
+#[case("vllm serve m --kv-cache-dtype FP8", "0.33.0", 3, "Invalid kv_cache_dtype: 'FP8'")]
+#[case("vllm serve m --kv-cache-dtype bf16", "0.32.0", 2, "invalid value: 'bf16'")]
+#[case("llama-server -m m -c 4096 -ctk Q8_0", "b11549", 2, "Unsupported cache type: Q8_0")]
+#[case("llama-server -m m -c 4096 -ctv fp16", "b11549", 2, "Unsupported cache type: fp16")]
+#[case("vllm serve m -tp 2 --decode-context-parallel-size 4", "0.33.0", 3, "`parallel.dcp` 4 does not divide")]
+#[case("sglang serve --model-path m --tp 8 --ep 3", "0.5.23", 3, "`parallel.ep` 3 does not divide")]
+#[case("trtllm-serve m --ep_size 4", "1.2.0", 3, "`parallel.ep` 4 does not divide")]
+#[case("sglang serve --model-path m --kv-cache-dtype nvfp4", "0.5.23", 3, "requires Blackwell SM100 or SM120")]
+fn an_engine_takes_its_own_words_and_layouts_alone(
+    #[case] command: &str,
+    #[case] version: &str,
+    #[case] code: u8,
+    #[case] expected: &str,
+) {
+    let error = told(command, "Qwen__Qwen3-8B", version).unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+    assert_eq!(error.exit_code(), code, "{error}");
+}
+
+#[rstest]
+#[case(
+    "1000",
+    "0.33.0",
+    Err("(5.62 GiB KV cache is needed, which is larger than the available KV cache memory (2.20 GiB)")
+)]
+#[case("1000", "0.20.0", Err("its pool of 16000 tokens is smaller than one sequence of 40960"))]
+#[case("3000", "0.33.0", Ok(()))]
+#[case("10000000", "0.33.0", Err("CUDA out of memory"))]
+fn blocks_that_are_stated_hold_one_sequence_and_lie_on_the_device(
+    #[case] blocks: &str,
+    #[case] version: &str,
+    #[case] expected: Result<(), &str>,
+) {
+    let answer = told(&format!("{SERVE} --num-gpu-blocks-override {blocks}"), "Qwen__Qwen3-8B", version).unwrap();
+    match expected {
+        Ok(()) => assert_eq!((answer.starts, answer.reason), (Starts::Yes, None)),
+        Err(said) => {
+            assert_eq!(answer.starts, Starts::No);
+            assert!(answer.reason.as_ref().is_some_and(|reason| reason.contains(said)), "{:?}", answer.reason);
+        }
+    }
+}
+
+#[rstest]
+#[case("--chunked-prefill-size -1", 16_384)]
+#[case("--chunked-prefill-size -1 --max-prefill-tokens 4096", 4096)]
+#[case("--chunked-prefill-size 1024", 1024)]
+fn prompts_that_are_not_cut_take_what_a_prefill_does(#[case] flags: &str, #[case] tokens: u64) {
+    assert_eq!(told(&format!("{SGLANG} {flags}"), "Qwen__Qwen3-8B", "0.5.23").unwrap().limits.max_num_tokens, tokens);
+}
+
+#[test]
+fn a_share_that_leaves_nothing_is_refused_in_sglangs_words() {
+    let command = format!("{SGLANG} --context-length 8192 --chunked-prefill-size 16384");
+    let error = answer(&launch(&command), models("Qwen__Qwen3-0.6B"), &on("24GiB")).unwrap_err();
+    assert!(error.to_string().contains("Not enough memory"), "{error}");
+    assert_eq!(error.exit_code(), 3);
 }
 
 /// A config of its own, whose keys are `changes`.

@@ -115,11 +115,10 @@ impl Grammar {
     fn flag(&self, words: &[String], at: usize, parsed: &mut Parsed) -> Result<usize, ServeError> {
         let word = &words[at];
         if self.engine.engine.name() == "vllm"
-            && let Some(level) = word.strip_prefix("-O").filter(|level| !level.is_empty())
+            && let Some((level, next)) = optimization_level(words, at, self.named("-O").is_err())
         {
             let flag = self.named("--optimization-level")?.0;
-            let values = vec![level.trim_start_matches('=').to_owned()];
-            return self.put(parsed, Setting { flag, on: true, values }).map(|()| at + 1);
+            return self.put(parsed, Setting { flag, on: true, values: vec![level.to_owned()] }).map(|()| next);
         }
         let (name, stuck) = match word.split_once('=') {
             Some((name, value)) if self.equals => (name, Some(value.to_owned())),
@@ -294,6 +293,16 @@ impl Grammar {
         }
         Ok(())
     }
+}
+
+/// vLLM's `-O3`, `-O=3` and, where `-O` is no flag of its own, `-O 3`, with the place of the word behind.
+fn optimization_level(words: &[String], at: usize, may_stand_apart: bool) -> Option<(&str, usize)> {
+    let level = words[at].strip_prefix("-O")?;
+    if !level.is_empty() {
+        return Some((level.trim_start_matches('='), at + 1));
+    }
+    let level = words.get(at + 1).filter(|level| may_stand_apart && matches!(level.as_str(), "0" | "1" | "2" | "3"))?;
+    Some((level, at + 2))
 }
 
 /// Whether `name` says that the flag is on; none where it is no name of it.

@@ -6,6 +6,7 @@ use cacheplan_planner::engines::{LLAMA_CPP_SEQUENCES, Version};
 
 use super::{Limits, Question};
 use crate::error::ServeError;
+use crate::flags::parse::{Setting, program};
 use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
@@ -20,6 +21,8 @@ pub(super) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
+const KEYS: &str = "--cache-type-k";
+const VALUES: &str = "--cache-type-v";
 /// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`CELLS`], as their log says.
 const PADS: Version = Version(7016, 0, 0);
 /// Cells come in steps of so many.
@@ -59,6 +62,40 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
         }
     }
     Ok(trained)
+}
+
+/// `kv_cache_types` of `common/arg.cpp`, by their names in ggml.
+const CACHE_TYPES: [(&str, DType); 9] = [
+    ("f32", DType::F32),
+    ("f16", DType::F16),
+    ("bf16", DType::Bf16),
+    ("q8_0", DType::Q8_0),
+    ("q4_0", DType::Q4_0),
+    ("q4_1", DType::Q4_1),
+    ("iq4_nl", DType::Iq4Nl),
+    ("q5_0", DType::Q5_0),
+    ("q5_1", DType::Q5_1),
+];
+
+fn cache_type(word: &str) -> Option<DType> {
+    CACHE_TYPES.iter().find(|(name, _)| *name == word).map(|(_, dtype)| *dtype)
+}
+
+/// What its parser refuses of values that are text in its help: names of dtypes, which it takes as they are written alone.
+pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+    for flag in [KEYS, VALUES] {
+        let Some(word) = question.flag(flag).map(Setting::value).filter(|word| cache_type(word).is_none()) else {
+            continue;
+        };
+        let written = word.to_lowercase();
+        let meant = if cache_type(&written).is_some() { written } else { "q8_0".to_owned() };
+        return Err(ServeError::Parser {
+            program: program(question.engine.engine),
+            said: format!("error while handling argument \"{flag}\": Unsupported cache type: {word}"),
+            remedies: vec![Remedy::Set(flag, meant), Remedy::Remove(flag)],
+        });
+    }
+    Ok(())
 }
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
@@ -108,19 +145,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if shared {
         question.default_of("engine.context", cells);
     }
-    for (flag, key) in [("--cache-type-k", "engine.cache_type_k"), ("--cache-type-v", "engine.cache_type_v")] {
-        let Some(word) = question.flag(flag).map(|setting| setting.value().to_owned()) else { continue };
-        let Ok(dtype) = word.parse::<DType>() else {
-            let why = format!("caches in `{word}` were not read");
-            let remedies = vec![Remedy::Set(
-                if flag == "--cache-type-k" { "--cache-type-k" } else { "--cache-type-v" },
-                "q8_0".into(),
-            )];
-            return Err(ServeError::NotHandled { flag: flag.into(), why, remedies });
-        };
-        question.default_of(key, format!("\"{dtype}\""));
+    for (flag, key) in [(KEYS, "engine.cache_type_k"), (VALUES, "engine.cache_type_v")] {
+        if let Some(dtype) = question.flag(flag).and_then(|setting| cache_type(setting.value())) {
+            question.default_of(key, format!("\"{dtype}\""));
+        }
     }
-    const VALUES: &str = "--cache-type-v";
     let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
     let quantised = question.flag(VALUES).is_some_and(|setting| !plain(setting.value()));
     if quantised && is_without_flash_attention(question) {
