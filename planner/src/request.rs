@@ -173,7 +173,8 @@ impl PlanRequest {
     /// Another number of ranks than devices, or keys that contradict each other.
     pub fn budget(&self) -> Result<Budget, PlanError> {
         let stated = &self.config.budget;
-        let budget = self.devices.as_ref().map_or_else(|| Ok(stated.clone()), |devices| devices.divide(stated))?;
+        let divided = self.devices.as_ref().map(|devices| devices.divide(&self.config));
+        let budget = divided.unwrap_or_else(|| Ok(stated.clone()))?;
         // One that was built in Rust no reader has looked at.
         budget.validate().map_err(PlanError::Budget)?;
         Ok(match (self.engine, self.device()) {
@@ -187,7 +188,7 @@ impl PlanRequest {
     pub fn notes(&self) -> Vec<String> {
         let info = self.model.info();
         let mut notes = self.config.budget.notes(info);
-        let of_devices = self.devices.as_ref().map(|devices| devices.notes(&self.config.budget, self.stated));
+        let of_devices = self.devices.as_ref().map(|devices| devices.notes(&self.config, self.stated));
         // Devices that do not divide the model are an error of the plan.
         notes.extend(of_devices.and_then(Result::ok).unwrap_or_default());
         let Some(model) = self.model.model() else { return notes };
@@ -413,7 +414,7 @@ impl PlanRequest {
 
     /// How many devices are taken for tensor parallel ranks where nobody says how they divide the model.
     pub(crate) fn assumes_ranks(&self) -> Option<u32> {
-        self.devices.as_ref().map(Devices::count).filter(|count| *count > 1)
+        self.devices.as_ref().filter(|devices| devices.assumes_ranks(&self.config)).map(Devices::count)
     }
 
     /// One of the devices in the user's words, where their number was stated with it.

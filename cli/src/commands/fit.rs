@@ -163,7 +163,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let FitQuestion { context, sequences, .. } = question;
     match answer.best() {
         Some(_) => Ok(()),
-        None => Err(Failure::new(3, format!("nothing tried holds {sequences} of {context} tokens"))),
+        None => {
+            let none = if answer.fits.iter().any(|fit| fit.holds) { "none of the engines" } else { "nothing tried" };
+            Err(Failure::new(3, format!("{none} holds {sequences} of {context} tokens")))
+        }
     }
 }
 
