@@ -2,7 +2,6 @@
 
 mod cells;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use cacheplan_planner::engines::EnginePrediction;
@@ -16,7 +15,6 @@ use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
 use crate::question::{Limits, Models, Options, Question, Settled};
-use crate::secret;
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
@@ -211,6 +209,7 @@ impl Found {
         }
         let is_stated = settled.request.config().budget.workload.is_some();
         let tokens_each = is_stated.then(|| settled.request.tokens_per_sequence()).transpose()?;
+        let tokens_each = tokens_each.into_iter().chain(question.slot_tokens).min();
         let mut notes = question.notes.clone();
         notes.extend(settled.request.notes());
         notes.extend(self.high.at.iter().flat_map(|at| at.predicted.notes.clone()));
@@ -222,7 +221,7 @@ impl Found {
             engine: self.engine.engine.name(),
             version: self.engine.version_name(),
             model: question.model.clone(),
-            command: secret::hidden(&launch.words).into_iter().map(Cow::into_owned).collect(),
+            command: launch.shown(),
             limits: settled.limits,
             starts,
             reason: self.reason(),

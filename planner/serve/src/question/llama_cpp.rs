@@ -12,7 +12,8 @@ use crate::remedy::Remedy;
 /// Slots of a server that chooses their number itself, which share their cells.
 const SLOTS: u64 = 4;
 const BATCH: u64 = 2048;
-/// From this build on slots that nobody counted share their cells; before there was one.
+/// From this build on slots that nobody counted share their cells; before there was one. None is longer than what the model was trained
+/// for since.
 const SHARES: Version = Version(6924, 0, 0);
 /// From this build on one slot is one where it is asked for; from [`SHARES`] to here it was taken for the default.
 const COUNTS_ONE: Version = Version(7418, 0, 0);
@@ -81,19 +82,25 @@ fn cache_type(word: &str) -> Option<DType> {
     CACHE_TYPES.iter().find(|(name, _)| *name == word).map(|(_, dtype)| *dtype)
 }
 
-/// What its parser refuses of values that are text in its help: names of dtypes, which it takes as they are written alone.
+/// What its parser refuses of values that are text in its help: names of dtypes, which it takes as they are written alone, and layers.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+    const LAYERS: &str = "--n-gpu-layers";
+    let refused = |flag: &'static str, said: String, meant: &str| ServeError::Parser {
+        program: program(question.engine.engine),
+        said: format!("error while handling argument \"{flag}\": {said}"),
+        remedies: vec![Remedy::Set(flag, meant.to_owned()), Remedy::Remove(flag)],
+    };
+    let layers = question.flag(LAYERS).map_or("all", Setting::value);
+    if !matches!(layers, "auto" | "all") && layers.parse::<i64>().is_err() {
+        return Err(refused(LAYERS, "stoi".to_owned(), "all"));
+    }
     for flag in [KEYS, VALUES] {
         let Some(word) = question.flag(flag).map(Setting::value).filter(|word| cache_type(word).is_none()) else {
             continue;
         };
         let written = word.to_lowercase();
         let meant = if cache_type(&written).is_some() { written } else { "q8_0".to_owned() };
-        return Err(ServeError::Parser {
-            program: program(question.engine.engine),
-            said: format!("error while handling argument \"{flag}\": Unsupported cache type: {word}"),
-            remedies: vec![Remedy::Set(flag, meant), Remedy::Remove(flag)],
-        });
+        return Err(refused(flag, format!("Unsupported cache type: {word}"), &meant));
     }
     Ok(())
 }
@@ -140,6 +147,15 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         return Err(question.refused(said, [Remedy::Set("--ctx-size", (sequences * 4096).to_string())]));
     }
     let each = padded(each);
+    // What is meant to stretch the trained length raises this limit too.
+    let stretches =
+        ["--rope-scaling", "--rope-scale", "--rope-freq-scale"].iter().any(|flag| question.flag(flag).is_some());
+    question.slot_tokens = trained.filter(|trained| version >= SHARES && each > *trained && !stretches);
+    if let Some(trained) = question.slot_tokens {
+        question
+            .notes
+            .push(format!("the slot context ({each}) exceeds the training context of the model ({trained}) - capping"));
+    }
     question.default_of("max_seq_len", each);
     question.default_of("max_batch_size", sequences);
     if shared {

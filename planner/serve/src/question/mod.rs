@@ -114,6 +114,8 @@ pub struct Question {
     /// What the weights take as the engine quantises them.
     weights: Option<u64>,
     model_is_given: bool,
+    /// Tokens that a slot of llama.cpp takes, where they are fewer than its cells.
+    pub(crate) slot_tokens: Option<u64>,
     knows_bytes: bool,
     /// Those that a device has for caches at least; 0 where nobody says.
     cache_bytes: u64,
@@ -128,7 +130,7 @@ pub(crate) struct Settled {
     pub(crate) fits_length: bool,
     /// Blocks that there are at least, of a model with states, where it starts.
     pub(crate) least_blocks: u64,
-    /// Bytes that weights leave of a device, where a count of blocks is stated, which no bytes limit.
+    /// Bytes that weights leave of a device, where the command states what caches take of it, which no profile limits.
     pub(crate) room: Option<u64>,
     /// What llama.cpp needs on its devices, and does where they do not hold it.
     pub(crate) placed: Option<Placed>,
@@ -190,6 +192,7 @@ impl Question {
             measured: options.measured.clone(),
             weights: None,
             model_is_given: options.model_is_given,
+            slot_tokens: None,
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
@@ -423,7 +426,9 @@ impl Question {
         request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
         let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
         let least_blocks = if engine == "vllm" { vllm::look_at_caches(&mut self, &request, &limits)? } else { 0 };
-        let room = if self.is_stated("engine.num_blocks") { self.room(&request)? } else { None };
+        let states = |key: &str| self.stated.iter().any(|stated| stated.key == key);
+        let limitless = states("engine.num_blocks") || states("engine.cache_bytes");
+        let room = if limitless { self.room(&request)? } else { None };
         Ok((self, Settled { request, limits, fits_length, least_blocks, room, placed, outside }))
     }
 

@@ -159,6 +159,9 @@ fn layers(caches: &Resources) -> u64 {
 
 /// The layers that are to lie on the devices, the output among them.
 fn offered(question: &Question) -> Option<u64> {
+    if question.flag("--device").is_some_and(|setting| setting.value() == "none") {
+        return Some(0);
+    }
     let stated = question.flag("--n-gpu-layers").and_then(|setting| setting.value().parse::<u64>().ok());
     stated.or((question.engine.version < ALL_LAYERS && question.flag("--n-gpu-layers").is_none()).then_some(0))
 }

@@ -23,7 +23,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if let (Some(stated), Some(derived)) = (stated, derived)
         && stated > derived
         && overrides::is_stated(model)
-        && question.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN").map(String::as_str) != Some("1")
+        && !is_on(question.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"))
     {
         let said = format!(
             "User-specified context_length ({stated}) is greater than the derived context_length ({derived}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
@@ -42,7 +42,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let heads =
         model.model().and_then(|model| model.config.get("num_attention_heads")).and_then(serde_json::Value::as_u64);
     if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(tp)) {
-        let fewer = (1..tp).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
+        let fewer = (1..tp.min(heads + 1)).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
         let remedies: Vec<Remedy> = fewer.map(|fewer| Remedy::Set("--tp-size", fewer.to_string())).collect();
         return Err(question.refused(format!("{heads} attention heads are not divisible by tp_size {tp}"), remedies));
     }
@@ -130,6 +130,11 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
         }
     }
     Ok(())
+}
+
+/// Whether a variable says yes, as `EnvBool` of `srt/environ.py` reads it.
+fn is_on(variable: Option<&String>) -> bool {
+    variable.is_some_and(|value| ["true", "1", "yes", "y"].contains(&value.trim().to_lowercase().as_str()))
 }
 
 /// Tokens of a prefill's step, which `--chunked-prefill-size -1` does not cut.

@@ -136,7 +136,7 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
     if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(tp)) {
         let said =
             format!("Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp}).");
-        let fewer = (1..tp).rev().filter(|fewer| heads.is_multiple_of(*fewer));
+        let fewer = (1..tp.min(heads + 1)).rev().filter(|fewer| heads.is_multiple_of(*fewer));
         let remedies: Vec<Remedy> =
             fewer.take(3).map(|fewer| Remedy::Set("--tensor-parallel-size", fewer.to_string())).collect();
         return Err(question.refused(said, remedies));
