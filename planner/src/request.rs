@@ -191,12 +191,22 @@ impl PlanRequest {
         let of_devices = self.devices.as_ref().map(|devices| devices.notes(&self.config, self.stated));
         // Devices that do not divide the model are an error of the plan.
         notes.extend(of_devices.and_then(Result::ok).unwrap_or_default());
+        notes.extend(self.unpaged());
         let Some(model) = self.model.model() else { return notes };
         notes.extend(model.doubts.iter().cloned());
         if let (None, Some(why), true) = (info.weights, &model.weights_unknown, self.needs_weights()) {
             notes.push(format!("the size of the weights is not known: {why}"));
         }
         notes
+    }
+
+    /// What is stated of pages beside a model that has none.
+    fn unpaged(&self) -> Option<String> {
+        let budget = &self.config.budget;
+        let keys = [("tokens_per_block", budget.tokens_per_block.is_some()), ("layout", budget.layout.is_some())];
+        let (key, _) = keys.into_iter().find(|(_, stated)| *stated)?;
+        let is_paged = self.caches().ok()?.iter().any(|cache| cache.handler.is_paged());
+        (!is_paged).then(|| format!("`{key}` says nothing of a model without paged caches"))
     }
 
     /// Whether what is left for caches depends on the weights, and nobody says their size.

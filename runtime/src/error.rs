@@ -242,6 +242,14 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// A size of a config, unless it is beyond what any model has: what follows from it would not end.
+    pub(crate) fn bounded(key: &'static str, found: usize, most: usize) -> Result<usize, Self> {
+        let refused = || Self::Unsupported { key, found: found.to_string(), known: "sizes as models have them" };
+        (found <= most).then_some(found).ok_or_else(refused)
+    }
+}
+
 /// A prompt that cannot be served.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]

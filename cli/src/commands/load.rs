@@ -262,6 +262,15 @@ impl Reading {
         let config = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let measured = target.measured()?;
+        let memory = config.budget.memory.as_ref().filter(|_| measurement.is_some());
+        let stated = [
+            ("memory.weights", memory.is_some_and(|memory| memory.weights.is_some())),
+            ("memory.activations", memory.is_some_and(|memory| memory.activations.is_some())),
+        ];
+        if let Some((key, _)) = stated.into_iter().find(|(_, stated)| *stated) {
+            let said = format!("`{key}` is stated beside --measurement, which has measured that; leave one out");
+            return Err(Failure::new(2, said));
+        }
         let mut request = target.device.put(PlanRequest::of(open_model(self)?).with_config(config));
         if self.budget.budget.is_none() {
             request = request.stated_in(Stated::Flags);
@@ -328,6 +337,14 @@ pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
     }
 }
 
+/// The keys that variables of the environment state.
+pub(crate) fn environment() -> Result<Vec<Override>, Failure> {
+    // A name that is no text cannot be ours; a value that is none is no value of any key.
+    let text_of = |value: OsString| value.to_string_lossy().into_owned();
+    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, text_of(value))));
+    Config::environment(variables).map_err(|error| Failure::new(error.exit_code(), &error))
+}
+
 /// The budget file, where there is one, under the environment and the flags; histograms are read.
 fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
     let path = args.budget.as_deref();
@@ -340,10 +357,7 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
             None => failure,
         }
     };
-    // A name that is no text cannot be ours; a value that is none is no value of any key.
-    let text_of = |value: OsString| value.to_string_lossy().into_owned();
-    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, text_of(value))));
-    let environment = Config::environment(variables).map_err(failed)?;
+    let environment = environment()?;
     let resolve = if for_device { Config::resolve_for_device } else { Config::resolve };
     let file = path.map(|_| (text.as_str(), origin.as_str()));
     let mut config = resolve(file, &environment, args.overrides()).map_err(failed)?;
