@@ -137,18 +137,14 @@ impl PlanRequest {
             }
         }
         in_order(&mut fits);
-        let has_row = |engine: EngineSpec| fits.iter().any(|fit: &Fit| fit.engine == Some(engine.to_string()));
-        let unasked: Vec<String> = engines
-            .asked
-            .iter()
-            .filter(|engine| !has_row(**engine))
-            .map(|engine| {
-                let refusal = asked.predict(*engine).err().filter(|error| matches!(error, PlanError::Engine(_)));
-                let why = refusal
-                    .map_or_else(|| "it can be told none of these layouts".to_owned(), |error| error.to_string());
-                format!("{engine} has no row: {why}")
-            })
-            .collect();
+        let named = |engine: EngineSpec| format!("{}@{}", engine.engine.name(), engine.version_name());
+        let unasked = |engine: &EngineSpec| {
+            let has_row = fits.iter().any(|fit: &Fit| fit.engine.as_deref() == Some(&*named(*engine)));
+            let refusal = || asked.predict(*engine).err().filter(|error| matches!(error, PlanError::Engine(_)));
+            let why = || refusal().map_or("it can be told none of these layouts".to_owned(), |error| error.to_string());
+            (!has_row).then(|| format!("{} has no row: {}", named(*engine), why()))
+        };
+        let unasked: Vec<String> = engines.asked.iter().filter_map(unasked).collect();
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
         let mut answer = Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
