@@ -57,11 +57,22 @@ fn the_table_names_what_caps_and_what_engines_are_told() {
 #[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "dtypes.kv=fp8_e4m3"], "no engine converts on the way")]
 #[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "nothing=1"], "there is no key `nothing`")]
 #[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "tp"], "KEY=VALUE was expected")]
-#[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "tp=3"], "4 devices are named, but [parallel] has 3 ranks")]
+#[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "tp=3"], "--decode: 4 devices are named, but [parallel] has 3 ranks")]
+#[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-prefill", "tp=1"], "--prefill: 2 devices are named, but [parallel] has 1 ranks")]
 fn what_is_no_question_is_usage(#[case] args: &[&str], #[case] said: &str) {
     let output = disaggregate(&[SIDES, args]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(2) && error.contains(said), "{:?} {error}", output.status.code());
+}
+
+#[test]
+fn lengths_of_a_side_are_numbers_and_cut_nothing() {
+    let output = disaggregate(&[
+        SIDES,
+        &["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "workload.prompt=100"],
+    ]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && !error.contains("count as that long"), "{error}");
 }
 
 #[test]

@@ -282,27 +282,11 @@ impl Budget {
         budget.validated().map_err(|error| BudgetError { origin: at(None), ..error })
     }
 
-    /// The budget for so many devices: they are tensor parallel ranks where nobody says how the model is divided. Says
-    /// whether that was so.
-    ///
-    /// # Errors
-    /// In words, another number of ranks.
-    pub fn divide_over(&mut self, devices: u32) -> Result<bool, String> {
-        let assumed = devices > 1 && self.parallel == Parallel::default();
-        if assumed {
-            self.parallel.tp = devices;
-        }
-        match self.parallel.world_size() {
-            ranks if devices > 1 && ranks != u64::from(devices) => {
-                Err(format!("{devices} devices are named, but [parallel] has {ranks} ranks"))
-            }
-            _ => Ok(assumed),
-        }
-    }
-
     /// The budget, unless its keys contradict each other.
     pub(crate) fn validated(self) -> Result<Self, BudgetError> {
-        match self.validate() {
+        // What devices divide over is not known yet.
+        let divided = self.parallel.world_size() > 1;
+        match self.validate_keys().and_then(|()| if divided { self.parallel.validate() } else { Ok(()) }) {
             Ok(()) => Ok(self),
             Err(message) => Err(BudgetError::new(None, message)),
         }
@@ -310,8 +294,13 @@ impl Budget {
 
     /// What contradicts itself, in words.
     pub(crate) fn validate(&self) -> Result<(), String> {
+        self.validate_keys()?;
+        self.parallel.validate()
+    }
+
+    /// The same of one that devices have not divided yet.
+    fn validate_keys(&self) -> Result<(), String> {
         self.validate_ranges()?;
-        self.parallel.validate()?;
         if let Some(workload) = self.workload.as_ref().filter(|workload| workload.checkpoints_per_sequence == 0) {
             let of_checkpoints = [
                 ("checkpoint_dtype", workload.checkpoint_dtype.is_some()),

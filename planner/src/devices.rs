@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use crate::budget::Budget;
+use crate::config::Config;
 use crate::device::{BadDevice, DeviceInfo, DeviceKind};
 use crate::error::PlanError;
 use crate::size::ByteSize;
@@ -42,17 +43,29 @@ impl Devices {
     ///
     /// # Errors
     /// Another number of ranks than devices.
-    pub(crate) fn divide(&self, budget: &Budget) -> Result<Budget, PlanError> {
-        let mut budget = budget.clone();
-        budget.divide_over(self.count).map_err(PlanError::Devices)?;
-        Ok(budget)
+    pub(crate) fn divide(&self, config: &Config) -> Result<Budget, PlanError> {
+        let mut budget = config.budget.clone();
+        if self.assumes_ranks(config) {
+            budget.parallel.tp = self.count;
+        }
+        match budget.parallel.world_size() {
+            ranks if self.count > 1 && ranks != u64::from(self.count) => {
+                Err(PlanError::Devices(format!("{} devices are named, but [parallel] has {ranks} ranks", self.count)))
+            }
+            _ => Ok(budget),
+        }
+    }
+
+    /// Whether they are tensor parallel ranks since nobody says how they divide the model.
+    pub(crate) fn assumes_ranks(&self, config: &Config) -> bool {
+        self.count > 1 && config.budget.parallel.world_size() == 1 && !config.is_stated("parallel.tp")
     }
 
     /// What is taken for granted of them beside a budget that is stated in keys or in flags.
     ///
     /// # Errors
     /// Another number of ranks than devices.
-    pub fn notes(&self, budget: &Budget, stated: Stated) -> Result<Vec<String>, PlanError> {
+    pub fn notes(&self, config: &Config, stated: Stated) -> Result<Vec<String>, PlanError> {
         let mut notes = Vec::new();
         if self.device.is_nominal() {
             let DeviceInfo { name, total_bytes, .. } = &self.device;
@@ -63,7 +76,8 @@ impl Devices {
             };
             notes.push(format!("{name} has {size} by {}; {otherwise}", self.device.reported_by()));
         }
-        if self.divide(budget)?.parallel != budget.parallel {
+        self.divide(config)?;
+        if self.assumes_ranks(config) {
             let otherwise = match stated {
                 Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise",
                 Stated::Keys => "[parallel] divides otherwise",

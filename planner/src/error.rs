@@ -57,6 +57,12 @@ pub enum PlanError {
     /// A number of ranks that is not the number of devices.
     #[error("{shown}", shown = Shown(.0))]
     Devices(String),
+    /// More sequences than the budget holds of any length.
+    #[error("{} do not fit, however short they are", crate::size::sequences(*asked))]
+    TooMany {
+        /// What was asked for.
+        asked: u64,
+    },
     /// A pipeline stage that there is not.
     #[error("there is no stage {stage}; the stages are 0 to {last}")]
     NoStage {
@@ -160,7 +166,7 @@ impl PlanError {
     /// small, 4 where the model or an engine refuses, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::DoesNotFit(_) => 3,
+            Self::DoesNotFit(_) | Self::TooMany { .. } => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
             Self::Devices(_) | Self::NoStage { .. } => 2,

@@ -112,8 +112,8 @@ impl PlanRequest {
                 "the size of the model's weights is unknown{why}, so what they leave for caches is too; state it with --weights"
             )));
         }
-        // What the passes refuse is no layout that does not fit.
-        self.caches()?;
+        // What the passes refuse, or no cache takes, is no layout that does not fit.
+        self.settled()?;
         let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
         let dtypes = self.budget()?.dtypes;
         let asks: Vec<Option<EngineSpec>> =
@@ -137,6 +137,14 @@ impl PlanRequest {
             }
         }
         in_order(&mut fits);
+        let named = |engine: EngineSpec| format!("{}@{}", engine.engine.name(), engine.version_name());
+        let unasked = |engine: &EngineSpec| {
+            let has_row = fits.iter().any(|fit: &Fit| fit.engine.as_deref() == Some(&*named(*engine)));
+            let refusal = || asked.predict(*engine).err().filter(|error| matches!(error, PlanError::Engine(_)));
+            let why = || refusal().map_or("it can be told none of these layouts".to_owned(), |error| error.to_string());
+            (!has_row).then(|| format!("{} has no row: {}", named(*engine), why()))
+        };
+        let unasked: Vec<String> = engines.asked.iter().filter_map(unasked).collect();
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
         let mut answer = Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
@@ -147,7 +155,7 @@ impl PlanRequest {
             context: question.context,
             sequences: question.sequences,
             margin: question.margin,
-            notes: asked.notes(),
+            notes: asked.notes().into_iter().chain(unasked).collect(),
             currency,
             fits,
             curves: Vec::new(),

@@ -96,7 +96,11 @@ impl Parallel {
         sizes.collect()
     }
 
-    pub(crate) fn validate(&self) -> Result<(), String> {
+    /// That its sizes go with each other.
+    ///
+    /// # Errors
+    /// In words, those that do not.
+    pub fn validate(&self) -> Result<(), String> {
         let holders = u64::from(self.tp) * u64::from(self.dp);
         if !holders.is_multiple_of(self.ep.into()) {
             return Err(format!("`parallel.ep` {} does not divide tp * dp = {holders}", self.ep));

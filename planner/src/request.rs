@@ -173,7 +173,8 @@ impl PlanRequest {
     /// Another number of ranks than devices, or keys that contradict each other.
     pub fn budget(&self) -> Result<Budget, PlanError> {
         let stated = &self.config.budget;
-        let budget = self.devices.as_ref().map_or_else(|| Ok(stated.clone()), |devices| devices.divide(stated))?;
+        let divided = self.devices.as_ref().map(|devices| devices.divide(&self.config));
+        let budget = divided.unwrap_or_else(|| Ok(stated.clone()))?;
         // One that was built in Rust no reader has looked at.
         budget.validate().map_err(PlanError::Budget)?;
         Ok(match (self.engine, self.device()) {
@@ -187,15 +188,25 @@ impl PlanRequest {
     pub fn notes(&self) -> Vec<String> {
         let info = self.model.info();
         let mut notes = self.config.budget.notes(info);
-        let of_devices = self.devices.as_ref().map(|devices| devices.notes(&self.config.budget, self.stated));
+        let of_devices = self.devices.as_ref().map(|devices| devices.notes(&self.config, self.stated));
         // Devices that do not divide the model are an error of the plan.
         notes.extend(of_devices.and_then(Result::ok).unwrap_or_default());
+        notes.extend(self.unpaged());
         let Some(model) = self.model.model() else { return notes };
         notes.extend(model.doubts.iter().cloned());
         if let (None, Some(why), true) = (info.weights, &model.weights_unknown, self.needs_weights()) {
             notes.push(format!("the size of the weights is not known: {why}"));
         }
         notes
+    }
+
+    /// What is stated of pages beside a model that has none.
+    fn unpaged(&self) -> Option<String> {
+        let budget = &self.config.budget;
+        let keys = [("tokens_per_block", budget.tokens_per_block.is_some()), ("layout", budget.layout.is_some())];
+        let (key, _) = keys.into_iter().find(|(_, stated)| *stated)?;
+        let is_paged = self.caches().ok()?.iter().any(|cache| cache.handler.is_paged());
+        (!is_paged).then(|| format!("`{key}` says nothing of a model without paged caches"))
     }
 
     /// Whether what is left for caches depends on the weights, and nobody says their size.
@@ -413,7 +424,7 @@ impl PlanRequest {
 
     /// How many devices are taken for tensor parallel ranks where nobody says how they divide the model.
     pub(crate) fn assumes_ranks(&self) -> Option<u32> {
-        self.devices.as_ref().map(Devices::count).filter(|count| *count > 1)
+        self.devices.as_ref().filter(|devices| devices.assumes_ranks(&self.config)).map(Devices::count)
     }
 
     /// One of the devices in the user's words, where their number was stated with it.

@@ -3,11 +3,10 @@
 use cacheplan_handlers::DType;
 
 use crate::budget::{Budget, CheckpointDType, Workload};
-use crate::error::{PlanError, Suggestion};
+use crate::error::{PlanError, Shortfall, Suggestion};
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
-use crate::size::sequences;
 use crate::solver::solve::last;
 
 /// How many changes are shown.
@@ -51,8 +50,14 @@ impl PlanRequest {
         if longest > 0 {
             return Ok(longest);
         }
-        at(1).ranks()?;
-        Err(PlanError::Budget(format!("{} do not fit, however short they are", sequences(asked))))
+        // What would admit sequences of one token is no promise for longer ones.
+        at(1).ranks().map_err(|error| match error {
+            PlanError::DoesNotFit(shortfall) => {
+                PlanError::DoesNotFit(Box::new(Shortfall { suggestions: Vec::new(), ..*shortfall }))
+            }
+            error => error,
+        })?;
+        Err(PlanError::TooMany { asked })
     }
 
     /// What would let more sequences run at once than `plan` does, of a request with this budget.
@@ -117,23 +122,22 @@ impl PlanRequest {
     }
 
     fn fewer_checkpoints(&self, budget: &Budget) -> Option<Suggestion> {
-        let checkpoints = budget.workload.as_ref()?.checkpoints_per_sequence;
-        let most = last(checkpoints.checked_sub(1)?, |fewer| fewer == 0 || self.with_checkpoints(fewer).is_some());
-        self.checkpoints_of(most)
+        let workload = budget.workload.as_ref()?;
+        let (checkpoints, fewest) = (workload.checkpoints_per_sequence, workload.fewest_checkpoints());
+        let holds = |fewer: u64| fewer <= fewest || self.with_checkpoints(fewer).is_some();
+        self.checkpoints_of(last(checkpoints.checked_sub(1).filter(|most| *most >= fewest)?, holds))
     }
 
     fn no_checkpoints(&self, budget: &Budget) -> Option<Suggestion> {
-        budget.workload.as_ref().filter(|workload| workload.checkpoints_per_sequence > 0)?;
-        self.checkpoints_of(0)
+        let workload = budget.workload.as_ref()?;
+        let fewest = workload.fewest_checkpoints();
+        (workload.checkpoints_per_sequence > fewest).then(|| self.checkpoints_of(fewest))?
     }
 
     fn with_checkpoints(&self, each: u64) -> Option<CachePlan> {
         let fewer = self.changed(|budget| {
             if let Some(workload) = &mut budget.workload {
                 workload.checkpoints_per_sequence = each;
-                workload.checkpoint_dtype = workload.checkpoint_dtype.filter(|_| each > 0);
-                workload.checkpoint_strategy = workload.checkpoint_strategy.filter(|_| each > 0);
-                workload.checkpoint_interval = workload.checkpoint_interval.filter(|_| each > 0);
             }
         });
         fewer.planned()
@@ -207,7 +211,7 @@ impl PlanRequest {
 
     /// Where nobody said how several devices divide the model and they cannot be tensor parallel ranks: how else.
     pub(crate) fn another_layout(&self) -> String {
-        let devices = self.assumes_ranks().filter(|_| self.config().budget.parallel == Parallel::default());
+        let devices = self.assumes_ranks();
         let layouts = devices
             .zip(self.model().divisible())
             .map(|(devices, divisible)| divisible.layouts(devices, Parallel::default(), |tp| self.divides_over(tp)));

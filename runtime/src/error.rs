@@ -251,6 +251,12 @@ impl ConfigError {
     pub(crate) fn unsupported(key: &'static str, found: impl fmt::Display, known: &'static str) -> Self {
         Self::Unsupported { key, found: found.to_string(), known }
     }
+
+    /// A size of a config, unless it is beyond what any model has: what follows from it would not end.
+    pub(crate) fn bounded(key: &'static str, found: usize, most: usize) -> Result<usize, Self> {
+        let refused = || Self::unsupported(key, found, "sizes as models have them");
+        (found <= most).then_some(found).ok_or_else(refused)
+    }
 }
 
 /// A prompt that cannot be served.

@@ -180,7 +180,7 @@ impl Session {
                 })?
             }
             None if is_graph => Self::new(model, options, |model, on| {
-                Ok(Decoder::new(Exported::open(&[path.to_owned()], &engine, model, on)?, None, on))
+                Exported::open(&[path.to_owned()], &engine, model, on)?.alone(path, on)
             })?,
             None => Self::new(model, options, own)?,
         };
@@ -289,8 +289,8 @@ impl Session {
             refused.map_or(Ok(()), |reason| Err(RuntimeError::DraftTree(reason)))?;
         }
         refuse_unused(&first, &settings, |feature| {
-            let is_graph = decoder.max_seq_len().is_some();
-            (is_graph && feature == Feature::Speculation).then(|| "an exported graph verifies no drafts".into())
+            (!decoder.verifies_drafts() && feature == Feature::Speculation)
+                .then(|| "an exported graph verifies no drafts".into())
         })?;
         if let Some(limit) = decoder.max_seq_len().filter(|&limit| first.limits.max_seq_len > limit) {
             let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);

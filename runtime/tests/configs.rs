@@ -97,6 +97,11 @@ fn the_readme_names_every_model_type_that_has_a_decoder() {
 #[case::unknown_choice("gemma4_moe", json!({ "top_k_experts": null }), "`top_k_experts`")]
 #[case::shared_keys("llama", json!({ "num_kv_shared_layers": 1 }), "attention over keys of its own")]
 #[case::nested_word("gemma3", json!({ "rope_parameters": { "full_attention": 3 } }), "`rope_parameters")]
+#[case::more_than_a_head("bamba", json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1e18 } }), "`partial_rotary_factor` is")]
+#[case::endless_rounds("glm5_next", json!({ "hc_sinkhorn_iters": 1_000_000 }), "`hc_sinkhorn_iters` is")]
+#[case::endless_heads("glm5_next", json!({ "index_n_heads": i64::MAX }), "`index_n_heads` is")]
+#[case::endless_heads_too("qwen4_exp", json!({ "indexer_n_heads": i64::MAX }), "`indexer_n_heads` is")]
+#[case::endless_hashes("qwen4_exp", json!({ "heads_per_ngram": u64::MAX }), "`heads_per_ngram` is")]
 #[case::no_layers("llama", json!({ "num_hidden_layers": null }), "`num_hidden_layers`")]
 #[case::more_than_the_groups_have("deepseek_v3", json!({ "topk_group": 1, "num_experts_per_tok": 3 }), "`num_experts_per_tok` is")]
 fn what_would_give_other_numbers_is_refused(#[case] model: &str, #[case] changes: Value, #[case] said: &str) {

@@ -195,10 +195,10 @@ fn lengths(text: &str) -> Result<String, String> {
     /// The largest count that a budget can hold.
     const MOST: u64 = 1 << 32;
     match text.parse::<u64>() {
-        Ok(tokens) if tokens <= MOST => Ok(format!("{{ fixed = {tokens} }}")),
+        Ok(tokens @ 1..) if tokens <= MOST => Ok(text.to_owned()),
         _ if text.starts_with('{') => Ok(text.to_owned()),
         _ => Err(format!(
-            "a number of tokens up to {MOST}, or a distribution such as `{{ lognormal = {{ median = 300 }} }}`"
+            "a number of tokens from 1 to {MOST}, or a distribution such as `{{ lognormal = {{ median = 300 }} }}`"
         )),
     }
 }

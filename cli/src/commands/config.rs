@@ -37,7 +37,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Command::Show { budget, device, origin } => {
             budget.refuse_finding()?;
             let config = device.resolve(budget)?;
-            device.notes(&config.budget)?.iter().for_each(|said| note(said));
+            device.notes(&config)?.iter().for_each(|said| note(said));
             let shown = if *origin { config.table() } else { config.stated() };
             if shown.is_empty() {
                 note("nothing is stated: every key has its default; --origin prints them all");

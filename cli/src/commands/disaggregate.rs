@@ -5,7 +5,7 @@ use cacheplan::planner::{BudgetKey, Devices, Disaggregation, EngineSpec, Overrid
 
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Place};
-use crate::failure::{Failure, print_json};
+use crate::failure::{Failure, note, print_json};
 use crate::paint::print_table;
 
 #[derive(clap::Args)]
@@ -71,12 +71,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         keys.collect::<Vec<_>>()
     };
     let (first, second) = (keys(&args.on_prefill, "--on-prefill"), keys(&args.on_decode, "--on-decode"));
-    let places = [Place { devices: &args.prefill, keys: &first }, Place { devices: &args.decode, keys: &second }];
+    let places = [
+        Place { flag: "--prefill", devices: &args.prefill, keys: &first },
+        Place { flag: "--decode", devices: &args.decode, keys: &second },
+    ];
     let asked = args.model.requests(places)?;
     let (prompt, output) = lengths(&asked[0])?;
     let [prefill, decode] = asked.map(|request| args.engine.into_iter().fold(request, PlanRequest::for_engine));
     let question = Disaggregation { prefill, decode, prompt, output, link: args.link };
     let answer = question.answer().map_err(|error| Failure::new(error.exit_code(), error))?;
+    answer.notes.iter().for_each(|said| note(said));
     match args.format {
         Format::Table if !args.json => print_table(&answer.table()),
         _ => print_json(&answer),
@@ -88,8 +92,9 @@ fn lengths(request: &PlanRequest) -> Result<(u64, u64), Failure> {
     let workload = request.config().budget.workload.as_ref();
     match workload.map(|workload| (&workload.prompt, &workload.output)) {
         Some((Lengths::Fixed(prompt @ 1..), Lengths::Fixed(output @ 1..))) => Ok((*prompt, *output)),
-        _ => {
-            Err(Failure::new(2, "a handover is that of one request: state --prompt and --output as numbers of tokens"))
-        }
+        _ => Err(Failure::new(
+            2,
+            "a handover is that of one request: state --prompt and --output as numbers of tokens above 0",
+        )),
     }
 }

@@ -12,7 +12,7 @@ use cacheplan_serve::fit::Asks;
 use clap::ValueEnum;
 
 use crate::commands::hub;
-use crate::commands::load::{Facts, OnDevice, open, refused};
+use crate::commands::load::{Facts, OnDevice, environment, open, refused};
 use crate::commands::start::{self, Beside, StartArgs};
 use crate::failure::{Failure, in_file, note, print, print_json, read};
 use crate::paint::print_table;
@@ -163,7 +163,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let FitQuestion { context, sequences, .. } = question;
     match answer.best() {
         Some(_) => Ok(()),
-        None => Err(Failure::new(3, format!("nothing tried holds {sequences} of {context} tokens"))),
+        None => {
+            let none = if answer.fits.iter().any(|fit| fit.holds) { "none of the engines" } else { "nothing tried" };
+            Err(Failure::new(3, format!("{none} holds {sequences} of {context} tokens")))
+        }
     }
 }
 
@@ -179,8 +182,9 @@ fn of_model(
         let needed = "--context and --sequences are needed: so many sequences of so many tokens, such as --context 32k --sequences 10";
         return Err(Failure::new(2, needed));
     };
-    let dtypes = Config::resolve(None, &[], &args.dtypes()).map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
-    let request = PlanRequest::of(open(path, read, |error| args.facts.unread(path, error))?).with_config(dtypes);
+    let stated = Config::resolve(None, &environment()?, &args.dtypes());
+    let stated = stated.map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
+    let request = PlanRequest::of(open(path, read, |error| args.facts.unread(path, error))?).with_config(stated);
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     let asks = Asks::of_model(&request, question.model.as_deref());
     question.context = match context {
@@ -208,7 +212,7 @@ fn not_asked(error: ServeError) -> Failure {
 fn longest(search: impl Fn() -> Result<u64, ServeError>) -> Result<u64, Failure> {
     let found = during("searching for the longest", search).map_err(not_asked)?;
     if found > 0 {
-        note(&format!("{found} tokens are the longest that fit"));
+        note(&format!("{found} tokens are the longest that fit in the model's own dtypes"));
     }
     Ok(found.max(1))
 }

@@ -1,6 +1,5 @@
 //! Reading a model and a budget: the first half of every subcommand.
 
-use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -120,8 +119,8 @@ impl OnDevice {
     }
 
     /// What is taken for granted of it.
-    pub(crate) fn notes(&self, budget: &Budget) -> Result<Vec<String>, Failure> {
-        let notes = self.device_memory.as_ref().map(|devices| devices.notes(budget, Stated::Flags));
+    pub(crate) fn notes(&self, config: &Config) -> Result<Vec<String>, Failure> {
+        let notes = self.device_memory.as_ref().map(|devices| devices.notes(config, Stated::Flags));
         Ok(notes.transpose().map_err(refused)?.unwrap_or_default())
     }
 
@@ -161,27 +160,25 @@ impl ModelArgs {
 
 /// One of several places for a model: its devices, and the keys that hold there alone.
 pub(crate) struct Place<'a> {
+    /// What states the devices.
+    pub(crate) flag: &'static str,
     pub(crate) devices: &'a Devices,
     pub(crate) keys: &'a [Override],
 }
 
 impl ModelArgs {
-    /// A request for each place, about a model that is read once; what is taken for granted is said once.
+    /// A request for each place, about a model that is read once.
     pub(crate) fn requests<const N: usize>(&self, places: [Place<'_>; N]) -> Result<[PlanRequest; N], Failure> {
         self.reading.budget.refuse_finding()?;
         let model = Arc::new(self.reading.open(&self.model)?);
-        let mut notes = Vec::new();
         let mut asked = Vec::with_capacity(N);
-        for Place { devices, keys } in places {
+        for Place { flag, devices, keys } in places {
             let device = OnDevice { device_memory: Some(devices.clone()) };
             let config = device.resolve(&self.reading.budget.with(keys))?;
             let request = device.put(PlanRequest::of(Arc::clone(&model)).with_config(config));
-            request.caches().map_err(refused)?;
-            notes.extend(request.notes());
+            request.caches().map_err(|error| refused_by(flag, error))?;
             asked.push(if self.reading.budget.budget.is_none() { request.stated_in(Stated::Flags) } else { request });
         }
-        let mut said = BTreeSet::new();
-        notes.iter().filter(|text| said.insert(*text)).for_each(|text| note(text));
         // There is one for each place.
         asked.try_into().map_err(|_| Failure::new(1, "a place is missing"))
     }
@@ -265,6 +262,15 @@ impl Reading {
         let config = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let measured = target.measured()?;
+        let memory = config.budget.memory.as_ref().filter(|_| measurement.is_some());
+        let stated = [
+            ("memory.weights", memory.is_some_and(|memory| memory.weights.is_some())),
+            ("memory.activations", memory.is_some_and(|memory| memory.activations.is_some())),
+        ];
+        if let Some((key, _)) = stated.into_iter().find(|(_, stated)| *stated) {
+            let said = format!("`{key}` is stated beside --measurement, which has measured that; leave one out");
+            return Err(Failure::new(2, said));
+        }
         let mut request = target.device.put(PlanRequest::of(open_model(self)?).with_config(config));
         if self.budget.budget.is_none() {
             request = request.stated_in(Stated::Flags);
@@ -279,7 +285,11 @@ impl Reading {
         request = engine.into_iter().fold(request, PlanRequest::for_engine);
         if self.budget.finds_length() {
             let longest = request.longest_sequence().map_err(refused)?;
-            note(&format!("max_seq_len {longest} is the longest that fits"));
+            let limit = match request.info().max_position_embeddings {
+                Some(most) if most == longest => "the longest that the model was made for, and fits",
+                _ => "the longest that fits",
+            };
+            note(&format!("max_seq_len {longest} is {limit}"));
             request = request.with_config(target.device.resolve(&self.budget.of_length(longest))?);
         }
         request.caches().map_err(refused)?;
@@ -290,8 +300,13 @@ impl Reading {
 
 /// A request that cannot be answered, as the command ends with it.
 pub(crate) fn refused(error: PlanError) -> Failure {
+    refused_by("--device-memory", error)
+}
+
+/// The same where `flag` names the devices.
+fn refused_by(flag: &str, error: PlanError) -> Failure {
     match error {
-        PlanError::Devices(message) => Failure::new(2, format!("--device-memory: {message}")),
+        PlanError::Devices(message) => Failure::new(2, format!("{flag}: {message}")),
         error => Failure::new(error.exit_code(), error),
     }
 }
@@ -322,6 +337,14 @@ pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
     }
 }
 
+/// The keys that variables of the environment state.
+pub(crate) fn environment() -> Result<Vec<Override>, Failure> {
+    // A name that is no text cannot be ours; a value that is none is no value of any key.
+    let text_of = |value: OsString| value.to_string_lossy().into_owned();
+    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, text_of(value))));
+    Config::environment(variables).map_err(|error| Failure::new(error.exit_code(), &error))
+}
+
 /// The budget file, where there is one, under the environment and the flags; histograms are read.
 fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
     let path = args.budget.as_deref();
@@ -334,10 +357,7 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
             None => failure,
         }
     };
-    // A name that is no text cannot be ours; a value that is none is no value of any key.
-    let text_of = |value: OsString| value.to_string_lossy().into_owned();
-    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, text_of(value))));
-    let environment = Config::environment(variables).map_err(failed)?;
+    let environment = environment()?;
     let resolve = if for_device { Config::resolve_for_device } else { Config::resolve };
     let file = path.map(|_| (text.as_str(), origin.as_str()));
     let mut config = resolve(file, &environment, args.overrides()).map_err(failed)?;

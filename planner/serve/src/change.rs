@@ -29,9 +29,15 @@ impl Launch {
         Ok(Some(Self { words, ..self.clone() }))
     }
 
-    /// The words without the secrets in them.
+    /// The words, behind the variables of its engine that are stated beside them, without the secrets in either.
     pub fn shown(&self) -> Vec<String> {
-        secret::hidden(&self.words).into_iter().map(Cow::into_owned).collect()
+        const OF_ENGINES: [&str; 6] = ["VLLM_", "SGLANG_", "LLAMA_ARG_", "TLLM_", "TRTLLM_", "CUDA_VISIBLE_DEVICES"];
+        let env = self.shown_env().filter(|(name, _)| OF_ENGINES.iter().any(|of| name.starts_with(of)));
+        let mut env: Vec<String> = env.map(|(name, value)| format!("{name}={value}")).collect();
+        if !env.is_empty() {
+            env.insert(0, "env".to_owned());
+        }
+        env.into_iter().chain(secret::hidden(&self.words).into_iter().map(Cow::into_owned)).collect()
     }
 }
 

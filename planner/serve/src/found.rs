@@ -2,10 +2,10 @@
 
 mod cells;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use cacheplan_planner::engines::EnginePrediction;
+use cacheplan_planner::error::Shortfall;
 use cacheplan_planner::fit::AskedOf;
 use cacheplan_planner::logs::{Fact, Logged};
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
@@ -15,7 +15,6 @@ use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
 use crate::question::{Limits, Models, Options, Question, Settled};
-use crate::secret;
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
@@ -98,7 +97,7 @@ impl Found {
                     let full = || too_full(settled, outside, at.unused(bytes));
                     End { lacks: at.lacks(settled, engine).or_else(full), at: Some(at) }
                 }
-                Err(needed) => End { at: None, lacks: Some(refusal(request, settled, engine, bytes, needed)) },
+                Err(shortfall) => End { at: None, lacks: Some(refusal(request, settled, engine, &shortfall)) },
             })
         };
         let low = end(bytes.low, settled.outside.map(|outside| outside.most))?;
@@ -210,6 +209,7 @@ impl Found {
         }
         let is_stated = settled.request.config().budget.workload.is_some();
         let tokens_each = is_stated.then(|| settled.request.tokens_per_sequence()).transpose()?;
+        let tokens_each = tokens_each.into_iter().chain(question.slot_tokens).min();
         let mut notes = question.notes.clone();
         notes.extend(settled.request.notes());
         notes.extend(self.high.at.iter().flat_map(|at| at.predicted.notes.clone()));
@@ -221,7 +221,7 @@ impl Found {
             engine: self.engine.engine.name(),
             version: self.engine.version_name(),
             model: question.model.clone(),
-            command: secret::hidden(&launch.words).into_iter().map(Cow::into_owned).collect(),
+            command: launch.shown(),
             limits: settled.limits,
             starts,
             reason: self.reason(),
@@ -239,8 +239,13 @@ impl Found {
     }
 }
 
-/// What the engine makes of so many bytes; else the bytes that one sequence needs.
-fn at(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64) -> Result<Result<At, u64>, ServeError> {
+/// What the engine makes of so many bytes; else what one sequence lacks.
+fn at(
+    request: &PlanRequest,
+    settled: &Settled,
+    engine: EngineSpec,
+    bytes: u64,
+) -> Result<Result<At, Box<Shortfall>>, ServeError> {
     let of = |length: u64| told(request, bytes, length).predict(engine);
     let length = settled.limits.max_seq_len;
     match of(length) {
@@ -249,7 +254,7 @@ fn at(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64) 
             let longest = if settled.fits_length { longest(request, engine, bytes, length) } else { None };
             match longest {
                 Some(fits) => Ok(Ok(At { max_seq_len: fits, predicted: of(fits)? })),
-                None => Ok(Err(shortfall.needed)),
+                None => Ok(Err(shortfall)),
             }
         }
         Err(error) => Err(error.into()),
@@ -261,6 +266,12 @@ impl At {
     fn lacks(&self, settled: &Settled, engine: EngineSpec) -> Option<String> {
         if let Some(blocks) = self.few_blocks(settled) {
             return Some(too_few(settled.least_blocks, blocks));
+        }
+        if let (Some(room), Some(bytes)) = (settled.room, self.predicted.kv_bytes)
+            && bytes > room
+        {
+            let [bytes, room] = [bytes, room].map(ByteSize);
+            return Some(format!("CUDA out of memory. Tried to allocate {bytes}: weights leave {room} of the device"));
         }
         let length = self.max_seq_len;
         (self.predicted.sequences == 0).then(|| match self.predicted.tokens {
@@ -322,7 +333,8 @@ pub(crate) fn longest(request: &PlanRequest, engine: EngineSpec, bytes: u64, mos
 }
 
 /// Why it does not start, as it says it itself.
-fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, bytes: u64, needed: u64) -> String {
+fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfall: &Shortfall) -> String {
+    let Shortfall { needed, available: bytes, .. } = *shortfall;
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let length = settled.limits.max_seq_len;
     match engine.engine.name() {

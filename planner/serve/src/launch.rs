@@ -36,7 +36,7 @@ impl Launch {
         Self { words: words.map(str::to_owned).collect(), ..Self::default() }
     }
 
-    fn shown_env(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn shown_env(&self) -> impl Iterator<Item = (&str, &str)> {
         self.env.iter().map(|(name, value)| (name.as_str(), secret::hidden_value(name, value)))
     }
 

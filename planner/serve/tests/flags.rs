@@ -3,7 +3,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Models, Options, Refusal, ServeError, answer};
+use cacheplan_serve::{Answer, Models, Options, Refusal, ServeError, Starts, answer};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 use serde_json::{Map, Value};
@@ -25,6 +25,32 @@ const SGLANG: &str = "sglang serve --model-path m";
     "vllm serve m --spec-method mtp --spec-tokens 1",
     "vllm serve m --speculative-config {\"method\":\"mtp\",\"num_speculative_tokens\":1}",
     "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.33.0"
+)]
+#[case::a_level_that_stands_apart("vllm serve m -O 0", "vllm serve m -O0", "Qwen__Qwen3-8B", "0.33.0")]
+#[case::the_only_flag_that_begins_so("vllm serve m -t 2", "vllm serve m -tp 2", "Qwen__Qwen3-8B", "0.33.0")]
+#[case::parts_stand_above_the_whole(
+    "vllm serve m --speculative-config.method ngram --speculative-config.num_speculative_tokens 3 --speculative-config {}",
+    "vllm serve m --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":3}",
+    "Qwen__Qwen3-8B",
+    "0.33.0"
+)]
+#[case::longer_than_a_model_of_tensorrt_llm(
+    "trtllm-serve m --max_seq_len 262144",
+    "trtllm-serve m --max_seq_len 40960",
+    "Qwen__Qwen3-8B",
+    "1.2.0"
+)]
+#[case::cells_on_the_host(
+    "llama-server -m m -c 4096 --device none",
+    "llama-server -m m -c 4096 -ngl 0",
+    "Qwen__Qwen3-8B",
+    "b11549"
+)]
+#[case::experts_by_batches(
+    "vllm serve m -dp 8 --enable-expert-parallel --all2all-backend deepep_low_latency",
+    "vllm serve m -dp 8 --enable-expert-parallel --max-num-batched-tokens 256",
+    "Qwen__Qwen3-30B-A3B",
     "0.33.0"
 )]
 #[case::a_connector_that_knows_groups(
@@ -160,6 +186,99 @@ fn what_sglang_refuses_or_nobody_read(#[case] command: &str, #[case] code: u8, #
     let error = told(command, "Qwen__Qwen3-30B-A3B", "0.5.23").unwrap_err();
     assert!(error.to_string().contains(expected), "{error}");
     assert_eq!(error.exit_code(), code);
+}
+
+#[rstest]
+#[case("vllm serve m --kv-cache-dtype bf16", "0.33.0", 3, "Invalid kv_cache_dtype: 'bf16'")]
+#[case("vllm serve m --kv-cache-dtype FP8", "0.33.0", 3, "Invalid kv_cache_dtype: 'FP8'")]
+#[case("vllm serve m --kv-cache-dtype bf16", "0.32.0", 2, "invalid value: 'bf16'")]
+#[case("llama-server -m m -c 4096 -ctk Q8_0", "b11549", 2, "Unsupported cache type: Q8_0")]
+#[case("llama-server -m m -c 4096 -ngl abc", "b11549", 2, "error while handling argument")]
+#[case("vllm serve m -tp 4294967296", "0.33.0", 3, "must be divisible by tensor parallel size")]
+#[case("llama-server -m m -c 4096 -ctv fp16", "b11549", 2, "Unsupported cache type: fp16")]
+#[case("vllm serve m -tp 2 --decode-context-parallel-size 4", "0.33.0", 3, "`parallel.dcp` 4 does not divide")]
+#[case("sglang serve --model-path m --tp 8 --ep 3", "0.5.23", 3, "`parallel.ep` 3 does not divide")]
+#[case("trtllm-serve m --ep_size 4", "1.2.0", 3, "`parallel.ep` 4 does not divide")]
+#[case("sglang serve --model-path m --kv-cache-dtype nvfp4", "0.5.23", 3, "requires Blackwell SM100 or SM120")]
+fn an_engine_takes_its_own_words_and_layouts_alone(
+    #[case] command: &str,
+    #[case] version: &str,
+    #[case] code: u8,
+    #[case] expected: &str,
+) {
+    let error = told(command, "Qwen__Qwen3-8B", version).unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+    assert_eq!(error.exit_code(), code, "{error}");
+}
+
+#[rstest]
+#[case(
+    "1000",
+    "0.33.0",
+    Err("(5.62 GiB KV cache is needed, which is larger than the available KV cache memory (2.20 GiB)")
+)]
+#[case("1000", "0.20.0", Err("its pool of 16000 tokens is smaller than one sequence of 40960"))]
+#[case("3000", "0.33.0", Ok(()))]
+#[case("10000000", "0.33.0", Err("CUDA out of memory"))]
+fn blocks_that_are_stated_hold_one_sequence_and_lie_on_the_device(
+    #[case] blocks: &str,
+    #[case] version: &str,
+    #[case] expected: Result<(), &str>,
+) {
+    let answer = told(&format!("{SERVE} --num-gpu-blocks-override {blocks}"), "Qwen__Qwen3-8B", version).unwrap();
+    match expected {
+        Ok(()) => assert_eq!((answer.starts, answer.reason), (Starts::Yes, None)),
+        Err(said) => {
+            assert_eq!(answer.starts, Starts::No);
+            assert!(answer.reason.as_ref().is_some_and(|reason| reason.contains(said)), "{:?}", answer.reason);
+        }
+    }
+}
+
+#[rstest]
+#[case("--chunked-prefill-size -1", 16_384)]
+#[case("--chunked-prefill-size -1 --max-prefill-tokens 4096", 4096)]
+#[case("--chunked-prefill-size 1024", 1024)]
+fn prompts_that_are_not_cut_take_what_a_prefill_does(#[case] flags: &str, #[case] tokens: u64) {
+    assert_eq!(told(&format!("{SGLANG} {flags}"), "Qwen__Qwen3-8B", "0.5.23").unwrap().limits.max_num_tokens, tokens);
+}
+
+#[test]
+fn stated_bytes_lie_beside_the_weights() {
+    let of =
+        |command: &str| answer(&launch(command), models("meta-llama__Llama-3.1-70B-Instruct"), &on("h100")).unwrap();
+    let found = of("vllm serve m --kv-cache-memory-bytes 10G --max-model-len 4096");
+    assert_eq!(found.starts, Starts::No);
+    assert!(found.reason.is_some_and(|reason| reason.contains("CUDA out of memory")));
+    assert_eq!(of("vllm serve m --kv-cache-memory-bytes 10G --max-model-len 4096 -tp 4").starts, Starts::Yes);
+}
+
+#[test]
+fn a_slot_of_llama_cpp_is_no_longer_than_the_model_was_trained_for() {
+    let of = |command: &str| told(command, "Qwen__Qwen3-8B", "b11549").unwrap().tokens_each;
+    assert_eq!(of("llama-server -m m -c 81920 -np 1"), Some(40_960));
+    assert_eq!(of("llama-server -m m -c 81920 -np 2"), None);
+    assert_eq!(of("llama-server -m m -c 81920 -np 1 --rope-scaling yarn --rope-scale 2"), None);
+}
+
+#[test]
+fn changed_commands_keep_the_variables_of_their_engine() {
+    let mut launch = launch("vllm serve m --max-model-len 81920");
+    launch.env.insert("VLLM_ALLOW_LONG_MAX_MODEL_LEN".into(), "1".into());
+    launch.env.insert("PATH".into(), "/bin".into());
+    let answer = answer(&launch, models("Qwen__Qwen3-8B"), &on("h100")).unwrap();
+    assert!(!answer.changes.is_empty());
+    for change in answer.changes {
+        assert_eq!(change.command[..3], ["env", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", "vllm"]);
+    }
+}
+
+#[test]
+fn a_share_that_leaves_nothing_is_refused_in_sglangs_words() {
+    let command = format!("{SGLANG} --context-length 8192 --chunked-prefill-size 16384");
+    let error = answer(&launch(&command), models("Qwen__Qwen3-0.6B"), &on("24GiB")).unwrap_err();
+    assert!(error.to_string().contains("Not enough memory"), "{error}");
+    assert_eq!(error.exit_code(), 3);
 }
 
 /// A config of its own, whose keys are `changes`.

@@ -61,6 +61,13 @@ pub enum CheckpointStrategy {
 }
 
 impl Workload {
+    /// The fewest checkpoints that what else is stated of them goes with.
+    pub(crate) fn fewest_checkpoints(&self) -> u64 {
+        u64::from(
+            self.checkpoint_dtype.is_some() || self.checkpoint_strategy.is_some() || self.checkpoint_interval.is_some(),
+        )
+    }
+
     /// Tokens from one state of a decoding sequence to the next, in whole blocks of so many tokens.
     pub fn decoded_interval(&self, tokens_per_block: u64) -> u64 {
         /// So few that a conversation goes on from near its end.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
-use crate::budget::key::{BudgetKey, PREFIX};
+use crate::budget::key::{BudgetKey, PREFIX, Values};
 use crate::budget::{Budget, BudgetError, Origin, in_words, nearest, nearest_key};
 use crate::render::columns;
 
@@ -193,10 +193,15 @@ impl Config {
         reference::reference()
     }
 
+    /// Whether somebody stated this key.
+    pub(crate) fn is_stated(&self, key: &str) -> bool {
+        self.settings.iter().any(|setting| setting.key == key && setting.origin.is_stated())
+    }
+
     /// The keys that somebody stated, as a budget file.
     pub fn stated(&self) -> String {
         let stated = self.settings.iter();
-        let stated = stated.filter(|setting| !matches!(setting.origin, Origin::Default | Origin::Device));
+        let stated = stated.filter(|setting| setting.origin.is_stated());
         stated.map(|setting| format!("{} = {}\n", setting.key, setting.value)).collect()
     }
 
@@ -231,7 +236,13 @@ fn set(table: &mut Table, change: &Override) -> Result<(), BudgetError> {
             BudgetError::new(Some(change.origin.clone()), message)
         })?;
     }
-    at.insert(last.to_owned(), value(&change.value));
+    let mut told = value(&change.value);
+    // Lengths in one number are always that many.
+    let is_lengths = |key: &&BudgetKey| key.path == change.key && matches!(key.values, Values::Lengths);
+    if told.is_integer() && BudgetKey::all().iter().any(|key| is_lengths(&key)) {
+        told = Value::Table(Table::from_iter([("fixed".to_owned(), told)]));
+    }
+    at.insert(last.to_owned(), told);
     Ok(())
 }
 

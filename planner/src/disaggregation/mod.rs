@@ -61,6 +61,9 @@ pub struct DisaggregationAnswer {
     pub balance: Option<Balance>,
     /// What engines are told, and what they refuse.
     pub engines: Vec<TransferFlags>,
+    /// What is taken for granted, one sentence each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The pool of devices of one side.
@@ -124,11 +127,19 @@ impl Disaggregation {
             balance: Balance::of(&ceilings, [&prefill, &decode]),
             ceilings,
             engines: handing.flags(stated),
+            notes: of_both(&asked),
             prefill,
             decode,
             handover,
         })
     }
+}
+
+/// What is to be known of either side, once.
+fn of_both(asked: &[PlanRequest; 2]) -> Vec<String> {
+    let mut notes = asked[0].notes();
+    notes.extend(asked[1].notes().into_iter().filter(|note| !asked[0].notes().contains(note)));
+    notes
 }
 
 /// The same request for sequences of such a prompt and such an output.

@@ -205,6 +205,11 @@ fn with_what_is_missing(error: PlanError, situation: &mut Situation<'_>, rules: 
     };
     let doubled = std::iter::successors(Some(available.max(1)), |bytes| bytes.checked_mul(2));
     let Some(mut enough) = doubled.take_while(|bytes| *bytes <= MOST_BYTES).find(|bytes| holds(*bytes)) else {
+        // Stated counts are what is too small, and the engine says what they would have to give.
+        if shortfall.needed > available {
+            shortfall.shortfall = shortfall.needed - available;
+            return PlanError::DoesNotFit(shortfall);
+        }
         return PlanError::Budget(format!(
             "{}: no bytes hold one sequence of {} tokens; `{what}` is stated too small",
             rules.name, shortfall.max_seq_len

@@ -22,7 +22,7 @@ pub struct Answer {
     #[serde(skip)]
     pub command: Option<Vec<String>>,
     /// The dtypes that were stated, which no row varies.
-    #[serde(skip)]
+    #[serde(skip_serializing_if = "is_default")]
     pub dtypes: Dtypes,
     /// What the weights would take in 4 bits, where that is known.
     #[serde(skip)]
@@ -42,6 +42,10 @@ pub struct Answer {
     pub fits: Vec<Fit>,
     /// For the best layout of each device, what it holds at other lengths.
     pub curves: Vec<Curve>,
+}
+
+fn is_default(dtypes: &Dtypes) -> bool {
+    *dtypes == Dtypes::default()
 }
 
 impl Answer {

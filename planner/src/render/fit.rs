@@ -39,8 +39,10 @@ impl Answer {
             None => {
                 text.push('\n');
                 let quantised = self.in_four_bits.map(|bytes| format!(": in 4 bits some {bytes}")).unwrap_or_default();
+                let others = self.fits.iter().any(|fit| fit.holds);
+                let tried = if others { "none of the engines holds" } else { "nothing tried holds" };
                 let said = format!(
-                    "nothing tried holds that; raise --max-gpus, or state with --weights what quantised ones take{quantised}"
+                    "{tried} that; raise --max-gpus, or state with --weights what quantised ones take{quantised}"
                 );
                 text.push_str(&wrap(&said, 0));
             }

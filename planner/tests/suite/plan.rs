@@ -2,8 +2,13 @@
 
 use super::common::{Model, budget, kv, nemotron_3_nano, published};
 use cacheplan_handlers::{DType, ResourceHandler};
+use cacheplan_planner::budget::Lengths;
 use cacheplan_planner::device::DeviceKind;
-use cacheplan_planner::{ByteSize, DeviceInfo, ForwardProfile, ManagerKind, Owner, PlanError, PlanRequest, SlotDomain};
+use cacheplan_planner::plan::LedgerItem;
+use cacheplan_planner::{
+    ByteSize, Config, DeviceInfo, Devices, ForwardProfile, ManagerKind, Override, Owner, PlanError, PlanRequest,
+    SlotDomain,
+};
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
 
@@ -394,5 +399,40 @@ fn the_longest_sequence_needs_memory_and_room_for_one() {
     let unbounded = request("").longest_sequence().unwrap_err().to_string();
     assert!(unbounded.contains("--device-memory or [memory]"), "{unbounded}");
     let none = request("[memory]\nbytes = '1KiB'").longest_sequence().unwrap_err();
-    assert!(matches!(none, PlanError::DoesNotFit(_)), "{none}");
+    assert!(matches!(&none, PlanError::DoesNotFit(short) if short.suggestions.is_empty()), "{none}");
+    let many = request("max_batch_size = 100000\n[memory]\nbytes = '1GiB'").longest_sequence().unwrap_err();
+    assert_eq!((many.exit_code(), many.to_string()), (3, "100000 sequences do not fit, however short they are".into()));
+}
+
+#[rstest]
+#[case(&[("parallel.tp", "1")], Err("2 devices are named, but [parallel] has 1 ranks"))]
+#[case(&[("parallel.ep", "2")], Ok(2))]
+#[case(&[("parallel.dcp", "2")], Ok(2))]
+#[case(&[("parallel.pp", "2")], Ok(1))]
+#[case(&[], Ok(2))]
+fn devices_are_tensor_parallel_ranks_where_nobody_says_how_many_there_are(
+    #[case] stated: &[(&str, &str)],
+    #[case] expected: Result<u32, &str>,
+) {
+    let flags: Vec<Override> = stated.iter().map(|(key, value)| Override::by_flag(*key, *value, *key)).collect();
+    let config = Config::resolve(None, &[], &flags).unwrap();
+    let model = published("Qwen__Qwen3-30B-A3B");
+    let request = PlanRequest::of(model).with_config(config).with_devices("2xh100".parse::<Devices>().unwrap());
+    let tp = request.budget().map(|budget| budget.parallel.tp).map_err(|error| error.to_string());
+    assert_eq!(tp, expected.map_err(str::to_owned));
+}
+
+#[test]
+fn lengths_in_one_number_are_read_wherever_a_key_is_stated() {
+    let prompt = Override::by_flag("workload.prompt", "300", "--prompt");
+    let config = Config::resolve(None, &[prompt], &[]).unwrap();
+    assert_eq!(config.budget.workload.unwrap().prompt, Lengths::Fixed(300));
+}
+
+#[test]
+fn a_model_whose_layers_nobody_read_has_graphs_and_a_communicator_too() {
+    let request = PlanRequest::of(published("transformers__zaya")).with_devices("4xh100".parse::<Devices>().unwrap());
+    let plan = request.plan().unwrap();
+    let names: Vec<LedgerItem> = plan.ledger.iter().map(|line| line.name.clone()).collect();
+    assert!(names.contains(&LedgerItem::Nccl) && names.contains(&LedgerItem::Graphs), "{names:?}");
 }

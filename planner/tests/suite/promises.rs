@@ -26,6 +26,9 @@ fn budget(random: &mut Random) -> String {
     if random.one_in(3) {
         let each = random.pick(&[1, 4, 20]);
         text += &format!("[workload]\ncheckpoints_per_sequence = {each}\n");
+        if random.one_in(3) {
+            text += "checkpoint_dtype = 'int8'\n";
+        }
         if random.one_in(2) {
             text += "prompt = { lognormal = { median = 700 } }\n";
         }

@@ -57,8 +57,12 @@ pub(crate) struct Exported {
     vocab_size: usize,
     /// Whether the rows of tokens are logits, so that nothing of a model is needed around the graphs.
     gives_logits: bool,
+    gives_hidden: bool,
     engine: GraphEngine,
 }
+
+/// The rows of a graph that ends at its last layer.
+const LAST_HIDDEN: &str = "last_hidden_state";
 
 /// A graph and what its inputs and outputs are.
 #[derive(Debug)]
@@ -231,6 +235,7 @@ impl Exported {
             max_seq_len: model.info.max_position_embeddings,
             vocab_size: 0,
             gives_logits: false,
+            gives_hidden: false,
             engine: engine.clone(),
         };
         let mut graphs = Vec::new();
@@ -302,18 +307,18 @@ impl Exported {
         }
         self.caches = caches;
         let rest = (0..runner.outputs().len()).find(|at| !states.contains(at));
-        let rows = ["last_hidden_state", "logits"].into_iter().find_map(output).or(rest);
+        let rows = [LAST_HIDDEN, "logits"].into_iter().find_map(output).or(rest);
         let rows = rows.ok_or_else(|| refuse("the graph", "it gives nothing but states".to_owned()))?;
         let port = &runner.outputs()[rows];
         let [_, _, Some(width)] = port.shape[..] else {
             return Err(refuse(&port.name, format!("it is {:?}, expected [1, tokens, channels]", port.shape)));
         };
-        let hidden = port.name == "last_hidden_state";
+        let hidden = port.name == LAST_HIDDEN;
         let gives_logits = port.name == "logits";
         if !self.sizes.is_empty() && gives_logits != self.gives_logits {
             return Err(refuse(&port.name, "the graphs beside it give other rows".to_owned()));
         }
-        self.gives_logits = gives_logits;
+        (self.gives_logits, self.gives_hidden) = (gives_logits, hidden);
         if let Some(expected) = model.hidden_size.filter(|&expected| hidden && expected != width as u64) {
             return Err(refuse(&port.name, format!("it has {width} channels, the model {expected}")));
         }
@@ -351,6 +356,22 @@ impl Exported {
         }
         let table = rope_table(&rope, positions, rotary).map_err(|error| error.to_string())?;
         Ok((table, vec![1, positions, rotary]))
+    }
+
+    /// The model of these graphs, with nothing around them.
+    ///
+    /// # Errors
+    /// A graph that ends at the last layer.
+    pub(crate) fn alone(self, file: &Path, on: &Backend) -> Result<Decoder, RuntimeError> {
+        if self.gives_hidden {
+            return Err(RuntimeError::Exported {
+                file: file.display().to_string(),
+                what: LAST_HIDDEN.to_owned(),
+                reason: "the graph gives no logits; run it with the model around it, as `run MODEL --static DIR`"
+                    .to_owned(),
+            });
+        }
+        Ok(Decoder::new(self, None, on))
     }
 
     /// The model of these graphs: alone where they give logits, else with what `around` them is another's.
@@ -468,6 +489,11 @@ impl TextModel for Exported {
 
     fn max_seq_len(&self) -> Option<u64> {
         self.max_seq_len
+    }
+
+    /// States are renewed where they lie, and nothing is kept of them.
+    fn verifies_drafts(&self) -> bool {
+        false
     }
 
     fn is_counted(&self) -> bool {

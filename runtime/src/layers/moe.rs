@@ -130,6 +130,7 @@ impl Moe {
 
 /// A routing, if its numbers fit together.
 pub(crate) fn checked_routing(routing: Routing) -> Result<Routing, ConfigError> {
+    ConfigError::bounded("num_experts", routing.experts, 1 << 16)?;
     if routing.fits() {
         return Ok(routing);
     }

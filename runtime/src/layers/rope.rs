@@ -161,6 +161,10 @@ impl RopeParameters {
 
     fn embedding(&self, head_dim: usize, scaling: &RopeScaling) -> Result<Rope> {
         let theta = self.rope_theta.unwrap_or(10_000.0);
+        if let Some(share) = self.partial_rotary_factor.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
+            let (found, known) = (share.to_string(), "a share above 0 and at most 1");
+            return Err(ConfigError::Unsupported { key: "partial_rotary_factor", found, known }.into());
+        }
         let share = if self.is_proportional() { 1.0 } else { self.partial_rotary_factor.unwrap_or(1.0) };
         Ok(Rope::new(theta, (head_dim as f64 * share) as usize, scaling)?)
     }
@@ -171,6 +175,7 @@ impl RopeParameters {
     }
 
     fn scaling(&self, head_dim: usize, max_position: Option<usize>) -> Result<RopeScaling, ConfigError> {
+        ConfigError::bounded("head_dim", head_dim, 1 << 16)?;
         let factor = || self.factor.ok_or(ConfigError::Missing { key: "rope_parameters.factor" });
         let original_max_position = || {
             self.original_max_position_embeddings

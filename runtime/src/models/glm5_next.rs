@@ -104,14 +104,17 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     })
 }
 
+/// No model has more heads, channels of one, streams or rounds.
+const MOST: usize = 1 << 16;
+
 impl Config {
     fn streams(&self, layer: &Layer<'_>, name: &str) -> Result<MixedStreams> {
         let shape = MixedShape {
             hidden: layer.hidden,
-            streams: self.hc_mult,
+            streams: ConfigError::bounded("hc_mult", self.hc_mult, MOST)?,
             norm_eps: self.rms_norm_eps,
             eps: self.hc_eps,
-            iterations: self.hc_sinkhorn_iters,
+            iterations: ConfigError::bounded("hc_sinkhorn_iters", self.hc_sinkhorn_iters, MOST)?,
         };
         MixedStreams::load(&layer.weights, name, shape)
     }
@@ -136,8 +139,8 @@ impl Config {
             let keys = GatedKeysShape {
                 hidden: layer.hidden,
                 rank,
-                heads: self.index_n_heads,
-                head_dim: self.index_head_dim,
+                heads: ConfigError::bounded("index_n_heads", self.index_n_heads, MOST)?,
+                head_dim: ConfigError::bounded("index_head_dim", self.index_head_dim, MOST)?,
                 stride: self.index_kpool,
             };
             let keys = GatedKeys::load(&weights.enter("indexer"), keys)?;

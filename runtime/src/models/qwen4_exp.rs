@@ -115,6 +115,11 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     })
 }
 
+/// No model has more heads, or channels of one.
+const MOST: usize = 1 << 16;
+/// Nor longer n-grams, or more hashes of one: each has a prime that is searched for.
+const MOST_HASHES: usize = 64;
+
 impl Config {
     fn streams(&self, layer: &Layer<'_>, name: &str) -> Result<GatedStreams> {
         let (streams, rank) = (self.hc_count, self.hc_lowrank);
@@ -143,8 +148,9 @@ impl Config {
 
     fn attention(&self, layer: &Layer<'_>, dims: &AttentionSpec) -> Result<Attention> {
         let missing = |key| ConfigError::Missing { key };
-        let heads = self.indexer_n_heads.ok_or(missing("indexer_n_heads"))?;
-        let head_dim = self.indexer_head_dim.ok_or(missing("indexer_head_dim"))?;
+        let bounded = |key, size: Option<usize>| ConfigError::bounded(key, size.ok_or(missing(key))?, MOST);
+        let heads = bounded("indexer_n_heads", self.indexer_n_heads)?;
+        let head_dim = bounded("indexer_head_dim", self.indexer_head_dim)?;
         let budget = self.indexer_budget.ok_or(missing("indexer_budget"))?;
         let stride = self.indexer_compress_ratio.filter(|stride| *stride > 0);
         let stride = stride.ok_or(missing("indexer_compress_ratio"))?;
@@ -170,8 +176,8 @@ impl Config {
         };
         let rules = HashRules {
             vocab_size: model.vocab_size.ok_or(ConfigError::Missing { key: "vocab_size" })?,
-            ngram: of.ngram_size,
-            heads_per_ngram: of.heads_per_ngram,
+            ngram: ConfigError::bounded("ngram_size", of.ngram_size, MOST_HASHES)?,
+            heads_per_ngram: ConfigError::bounded("heads_per_ngram", of.heads_per_ngram, MOST_HASHES)?,
             least_prime: of.ngram_vocab_size_base,
             seed: of.seed,
             end: end.ok_or(ConfigError::Missing { key: "eos_token_id" })?,

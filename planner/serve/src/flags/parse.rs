@@ -26,6 +26,8 @@ pub(crate) struct Setting {
 pub(crate) struct Parsed {
     /// Each flag once, as it was stated last.
     pub(crate) settings: BTreeMap<&'static str, Setting>,
+    /// JSON of which the parts were stated one by one: together they stand above what was stated whole.
+    parts: BTreeMap<&'static str, (&'static Flag, Value)>,
     /// Words that belong to no flag, with their places.
     pub(crate) positional: Vec<(usize, String)>,
 }
@@ -103,6 +105,9 @@ pub(crate) fn parse(
             at = grammar.flag(words, at, &mut parsed)?;
         }
     }
+    for (name, (flag, whole)) in std::mem::take(&mut parsed.parts) {
+        parsed.settings.insert(name, Setting { flag, on: true, values: vec![whole.to_string()] });
+    }
     Ok(parsed)
 }
 
@@ -115,11 +120,10 @@ impl Grammar {
     fn flag(&self, words: &[String], at: usize, parsed: &mut Parsed) -> Result<usize, ServeError> {
         let word = &words[at];
         if self.engine.engine.name() == "vllm"
-            && let Some(level) = word.strip_prefix("-O").filter(|level| !level.is_empty())
+            && let Some((level, next)) = optimization_level(words, at, self.named("-O").is_err())
         {
             let flag = self.named("--optimization-level")?.0;
-            let values = vec![level.trim_start_matches('=').to_owned()];
-            return self.put(parsed, Setting { flag, on: true, values }).map(|()| at + 1);
+            return self.put(parsed, Setting { flag, on: true, values: vec![level.to_owned()] }).map(|()| next);
         }
         let (name, stuck) = match word.split_once('=') {
             Some((name, value)) if self.equals => (name, Some(value.to_owned())),
@@ -128,6 +132,10 @@ impl Grammar {
         let (name, path) = match name.split_once('.') {
             Some((name, path)) if self.dotted => (name, Some(path)),
             _ => (name, None),
+        };
+        let (name, stuck) = match self.short(name) {
+            Some((known, value)) => (known, value.or(stuck)),
+            None => (name, stuck),
         };
         let (flag, on) = self.named(name)?;
         if let Some(path) = path {
@@ -167,6 +175,18 @@ impl Grammar {
     /// A word that argparse takes for a flag rather than for a value; others take any word behind a flag.
     fn is_flag(&self, word: &str) -> bool {
         self.abbreviates && word.starts_with('-') && !is_number(word) && word.len() > 1 && !word.contains(' ')
+    }
+
+    /// What argparse makes of a word with one dash that is no flag: the only flag that begins so, or one of a letter with its value.
+    fn short(&self, name: &str) -> Option<(&'static str, Option<String>)> {
+        if !self.abbreviates || name.starts_with("--") || self.flags.iter().any(|flag| on_as(flag, name).is_some()) {
+            return None;
+        }
+        let letter = name.get(..2)?;
+        let names = self.flags.iter().flat_map(|flag| flag.names());
+        let mut found = names.filter(|known| *known == letter || known.starts_with(name));
+        let (known, None) = (found.next()?, found.next()) else { return None };
+        Some((known, (known == letter).then(|| name[2..].to_owned())))
     }
 
     fn no_value(&self, flag: &'static Flag) -> ServeError {
@@ -257,7 +277,7 @@ impl Grammar {
         self.parser(&said, near.into_iter().chain(number).chain([Remedy::Remove(flag.name)]))
     }
 
-    /// Puts a part of JSON beside those that are there.
+    /// Puts a part of JSON beside the other parts.
     fn put_part(&self, parsed: &mut Parsed, flag: &'static Flag, path: &str, value: &str) -> Result<(), ServeError> {
         const DEEPEST: usize = 16;
         let path: Vec<&str> = path.trim_end_matches('+').split('.').collect();
@@ -269,12 +289,8 @@ impl Grammar {
         let said = path.iter().rev().fold(said.unwrap_or_else(|| value.into()), |inner, key| {
             Value::Object(std::iter::once(((*key).to_owned(), inner)).collect())
         });
-        let known = parsed.settings.get(flag.name);
-        let mut whole = known
-            .and_then(|known| serde_json::from_str(known.value()).ok())
-            .unwrap_or_else(|| Value::Object(Default::default()));
-        merge(&mut whole, said);
-        parsed.settings.insert(flag.name, Setting { flag, on: true, values: vec![whole.to_string()] });
+        let (_, whole) = parsed.parts.entry(flag.name).or_insert_with(|| (flag, Value::Object(Default::default())));
+        merge(whole, said);
         Ok(())
     }
 
@@ -294,6 +310,16 @@ impl Grammar {
         }
         Ok(())
     }
+}
+
+/// vLLM's `-O3`, `-O=3` and, where `-O` is no flag of its own, `-O 3`, with the place of the word behind.
+fn optimization_level(words: &[String], at: usize, may_stand_apart: bool) -> Option<(&str, usize)> {
+    let level = words[at].strip_prefix("-O")?;
+    if !level.is_empty() {
+        return Some((level.trim_start_matches('='), at + 1));
+    }
+    let level = words.get(at + 1).filter(|level| may_stand_apart && matches!(level.as_str(), "0" | "1" | "2" | "3"))?;
+    Some((level, at + 2))
 }
 
 /// Whether `name` says that the flag is on; none where it is no name of it.

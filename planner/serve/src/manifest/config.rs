@@ -43,7 +43,7 @@ impl Launch {
         let has_flag = self.words.iter().any(|word| word == "--model" || word.starts_with("--model="));
         let has_model = has_flag || self.words.get(program).is_some_and(is_model);
         let mut words = Vec::new();
-        for (key, value) in root.entries()? {
+        for (key, value) in root.all_entries()? {
             match key {
                 // The command's own wins.
                 "model" if takes_model && has_model => {}
@@ -60,7 +60,10 @@ impl Launch {
     fn config_flag(&self) -> Option<(usize, usize, &str)> {
         let is_config = |flag: &str| FLAGS.contains(&flag.replace('_', "-").as_str());
         self.words.iter().enumerate().find_map(|(index, word)| match word.split_once('=') {
-            Some((flag, path)) if is_config(flag) => Some((index, index + 1, path)),
+            // vLLM and SGLang look for the file behind a word that is `--config` alone.
+            Some((flag, path)) if is_config(flag) && (flag != "--config" || self.is_tensorrt_llm()) => {
+                Some((index, index + 1, path))
+            }
             None if is_config(word) => Some((index, index + 2, self.words.get(index + 1)?.as_str())),
             _ => None,
         })
@@ -112,7 +115,7 @@ pub(super) fn alone(root: &Spot<'_>) -> Result<Option<Launch>, ManifestError> {
         if let (true, Some(model)) = (is_vllm, root.get("model")) {
             words.push(literal(&model)?);
         }
-        for (key, value) in root.entries()?.iter().filter(|(key, _)| !is_vllm || *key != "model") {
+        for (key, value) in root.all_entries()?.iter().filter(|(key, _)| !is_vllm || *key != "model") {
             flag(key, value, &mut words)?;
         }
     }
@@ -142,9 +145,15 @@ pub(super) fn flag(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Resu
         return Ok(());
     }
     match &value.node.value {
+        _ if value.node.is_null() => words.extend([format!("--{key}"), "None".to_owned()]),
         Value::Text { text, plain: true } if truth(text) == Some(true) => words.push(format!("--{key}")),
-        Value::Text { text, plain: true } if truth(text) == Some(false) => words.push(format!("--no-{key}")),
-        Value::Text { .. } => words.extend([format!("--{key}"), literal(value)?]),
+        // Both engines pass over what is false, and over what lists nothing.
+        Value::Text { text, plain: true } if truth(text) == Some(false) => {}
+        Value::List(items) if items.is_empty() => {}
+        Value::Text { text, plain } => {
+            let number = plain.then(|| whole(text)).flatten();
+            words.extend([format!("--{key}"), number.map_or_else(|| literal(value), |number| Ok(number.to_string()))?]);
+        }
         Value::List(_) => {
             words.push(format!("--{key}"));
             for item in value.items()? {
@@ -186,6 +195,23 @@ fn literal(value: &Spot<'_>) -> Result<String, ManifestError> {
     }
 }
 
+/// A scalar of YAML 1.1 that is a whole number: `8_192`, `0x2000`, and `020000`, which counts by eights.
+fn whole(text: &str) -> Option<i64> {
+    let digits = text.replace('_', "");
+    let (sign, digits) = match digits.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, digits.strip_prefix('+').unwrap_or(&digits)),
+    };
+    let (base, digits) = match digits.as_bytes() {
+        [b'0', b'x', ..] => (16, &digits[2..]),
+        [b'0', b'b', ..] => (2, &digits[2..]),
+        [b'0', _, ..] => (8, &digits[1..]),
+        _ => (10, digits),
+    };
+    let is_number = !digits.is_empty() && digits.chars().all(|digit| digit.is_digit(base));
+    is_number.then(|| i64::from_str_radix(digits, base).ok()?.checked_mul(sign))?
+}
+
 /// A scalar of YAML 1.1 that is true or false.
 pub(super) fn truth(text: &str) -> Option<bool> {
     match text {
@@ -224,7 +250,7 @@ mod tests {
 
     #[rstest]
     #[case("vllm serve --config f.yaml --port 1", "vllm serve of/file --max-model-len 4096 --enforce-eager --port 1")]
-    #[case("vllm serve a/b --config=f.yaml", "vllm serve a/b --max-model-len 4096 --enforce-eager")]
+    #[case("vllm serve a/b --config f.yaml", "vllm serve a/b --max-model-len 4096 --enforce-eager")]
     #[case("vllm serve --model a/b --config f.yaml", "vllm serve --max-model-len 4096 --enforce-eager --model a/b")]
     #[case(
         "python -m vllm.entrypoints.cli.main serve --config f.yaml",
@@ -240,6 +266,26 @@ mod tests {
         assert_eq!(launch.config_file(), Some("f.yaml"));
         let launch = launch.with_config("f.yaml", FILE).unwrap();
         assert_eq!((launch.to_string().as_str(), launch.config_file()), (expected, None));
+    }
+
+    #[rstest]
+    #[case("enable-prefix-caching: false\n", "")]
+    #[case("bogus: false\nserved-model-name: []\n", "")]
+    #[case("max-model-len: ~\n", " --max-model-len None")]
+    #[case("max-model-len: 010000\nmax-num-seqs: 0x10\n", " --max-model-len 4096 --max-num-seqs 16")]
+    #[case("max-model-len: 8_192\nrevision: '010'\n", " --max-model-len 8192 --revision 010")]
+    fn values_are_those_of_yaml_as_the_engine_reads_it(#[case] text: &str, #[case] expected: &str) {
+        let words = ["vllm", "serve", "m", "--config", "f.yaml"].map(String::from).to_vec();
+        let launch = Launch { words, ..Launch::default() }.with_config("f.yaml", text).unwrap();
+        assert_eq!(launch.to_string(), format!("vllm serve m{expected}"));
+    }
+
+    #[test]
+    fn a_file_stands_behind_a_word_of_its_own() {
+        let words = |program: &str, flag: &str| vec![program.to_owned(), "serve".to_owned(), flag.to_owned()];
+        assert_eq!(Launch { words: words("vllm", "--config=f.yaml"), ..Launch::default() }.config_file(), None);
+        let launch = Launch { words: words("trtllm-serve", "--config=f.yaml"), ..Launch::default() };
+        assert_eq!(launch.config_file(), Some("f.yaml"));
     }
 
     #[test]

@@ -175,9 +175,13 @@ impl<'a> Spot<'a> {
 
     /// The keys of a map and their values, without those that are null.
     pub(super) fn entries(&self) -> Result<Vec<(&'a str, Self)>, ManifestError> {
+        Ok(self.all_entries()?.into_iter().filter(|(_, value)| !value.node.is_null()).collect())
+    }
+
+    /// The same with those that have no value.
+    pub(super) fn all_entries(&self) -> Result<Vec<(&'a str, Self)>, ManifestError> {
         let Value::Map(entries) = &self.node.value else { return Err(self.shape("a map")) };
-        let entries = entries.iter().filter(|(_, node)| !node.is_null());
-        Ok(entries.map(|(key, node)| (key.as_str(), self.step(Key::Name(key), node))).collect())
+        Ok(entries.iter().map(|(key, node)| (key.as_str(), self.step(Key::Name(key), node))).collect())
     }
 
     /// The entries of the map of this key; none where there is no key.

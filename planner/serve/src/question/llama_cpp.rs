@@ -7,11 +7,13 @@ use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH
 
 use super::{Limits, Question};
 use crate::error::ServeError;
+use crate::flags::parse::{Setting, program};
 use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
 const SLOTS: u64 = 4;
-/// From this build on slots that nobody counted share their cells; before there was one.
+/// From this build on slots that nobody counted share their cells; before there was one. None is longer than what the model was trained
+/// for since.
 const SHARES: Version = Version(6924, 0, 0);
 /// From this build on one slot is one where it is asked for; from [`SHARES`] to here it was taken for the default.
 const COUNTS_ONE: Version = Version(7418, 0, 0);
@@ -20,6 +22,8 @@ pub(super) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
+const KEYS: &str = "--cache-type-k";
+const VALUES: &str = "--cache-type-v";
 /// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`CELLS`], as their log says.
 const PADS: Version = Version(7016, 0, 0);
 
@@ -59,6 +63,46 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
     Ok(trained)
 }
 
+/// `kv_cache_types` of `common/arg.cpp`, by their names in ggml.
+const CACHE_TYPES: [(&str, DType); 9] = [
+    ("f32", DType::F32),
+    ("f16", DType::F16),
+    ("bf16", DType::Bf16),
+    ("q8_0", DType::Q8_0),
+    ("q4_0", DType::Q4_0),
+    ("q4_1", DType::Q4_1),
+    ("iq4_nl", DType::Iq4Nl),
+    ("q5_0", DType::Q5_0),
+    ("q5_1", DType::Q5_1),
+];
+
+fn cache_type(word: &str) -> Option<DType> {
+    CACHE_TYPES.iter().find(|(name, _)| *name == word).map(|(_, dtype)| *dtype)
+}
+
+/// What its parser refuses of values that are text in its help: names of dtypes, which it takes as they are written alone, and layers.
+pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+    const LAYERS: &str = "--n-gpu-layers";
+    let refused = |flag: &'static str, said: String, meant: &str| ServeError::Parser {
+        program: program(question.engine.engine),
+        said: format!("error while handling argument \"{flag}\": {said}"),
+        remedies: vec![Remedy::Set(flag, meant.to_owned()), Remedy::Remove(flag)],
+    };
+    let layers = question.flag(LAYERS).map_or("all", Setting::value);
+    if !matches!(layers, "auto" | "all") && layers.parse::<i64>().is_err() {
+        return Err(refused(LAYERS, "stoi".to_owned(), "all"));
+    }
+    for flag in [KEYS, VALUES] {
+        let Some(word) = question.flag(flag).map(Setting::value).filter(|word| cache_type(word).is_none()) else {
+            continue;
+        };
+        let written = word.to_lowercase();
+        let meant = if cache_type(&written).is_some() { written } else { "q8_0".to_owned() };
+        return Err(refused(flag, format!("Unsupported cache type: {word}"), &meant));
+    }
+    Ok(())
+}
+
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let trained = overridden(question)?.or(model.info().max_position_embeddings);
     let version = question.engine.version;
@@ -93,20 +137,25 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         return Err(question.refused(said, [Remedy::Set("--ctx-size", (sequences * 4096).to_string())]));
     }
     let each = padded(each);
+    // What is meant to stretch the trained length raises this limit too.
+    let stretches =
+        ["--rope-scaling", "--rope-scale", "--rope-freq-scale"].iter().any(|flag| question.flag(flag).is_some());
+    question.slot_tokens = trained.filter(|trained| version >= SHARES && each > *trained && !stretches);
+    if let Some(trained) = question.slot_tokens {
+        question
+            .notes
+            .push(format!("the slot context ({each}) exceeds the training context of the model ({trained}) - capping"));
+    }
     question.default_of("max_seq_len", each);
     question.default_of("max_batch_size", sequences);
     if shared {
         question.default_of("engine.context", cells);
     }
-    for (flag, key) in [("--cache-type-k", "engine.cache_type_k"), ("--cache-type-v", "engine.cache_type_v")] {
-        let Some(word) = question.value(flag).map(str::to_owned) else { continue };
-        let Ok(dtype) = word.parse::<DType>() else {
-            let why = format!("caches in `{word}` were not read");
-            return Err(ServeError::unread(flag, why, [Remedy::Set(flag, "q8_0".into())]));
-        };
-        question.default_of(key, format!("\"{dtype}\""));
+    for (flag, key) in [(KEYS, "engine.cache_type_k"), (VALUES, "engine.cache_type_v")] {
+        if let Some(dtype) = question.value(flag).and_then(cache_type) {
+            question.default_of(key, format!("\"{dtype}\""));
+        }
     }
-    const VALUES: &str = "--cache-type-v";
     let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
     let quantised = question.value(VALUES).is_some_and(|word| !plain(word));
     if quantised && is_without_flash_attention(question) {

@@ -19,7 +19,10 @@ use cacheplan_handlers::{DType, Kind as CacheKind, ResourceHandler};
 use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
-use cacheplan_planner::{Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanRequest};
+use cacheplan_planner::plan::LedgerItem;
+use cacheplan_planner::{
+    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, Parallel, PlanRequest,
+};
 use cacheplan_transforms::Model;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -110,6 +113,8 @@ pub struct Question {
     /// What the weights take as the engine quantises them.
     weights: Option<u64>,
     model_is_given: bool,
+    /// Tokens that a slot of llama.cpp takes, where they are fewer than its cells.
+    pub(crate) slot_tokens: Option<u64>,
     knows_bytes: bool,
     /// Those that a device has for caches at least; 0 where nobody says.
     cache_bytes: u64,
@@ -124,6 +129,8 @@ pub(crate) struct Settled {
     pub(crate) fits_length: bool,
     /// Blocks that there are at least, of a model with states, where it starts.
     pub(crate) least_blocks: u64,
+    /// Bytes that weights leave of a device, where the command states what caches take of it, which no profile limits.
+    pub(crate) room: Option<u64>,
     /// What llama.cpp needs on its devices, and does where they do not hold it.
     pub(crate) placed: Option<Placed>,
     /// What SGLang needs of a device beside its share for weights and caches.
@@ -184,9 +191,15 @@ impl Question {
             measured: options.measured.clone(),
             weights: None,
             model_is_given: options.model_is_given,
+            slot_tokens: None,
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
+        match engine.engine.name() {
+            "vllm" => vllm::look_at_words(&question)?,
+            "llama.cpp" => llama_cpp::look_at_words(&question)?,
+            _ => {}
+        }
         question.read_flags()?;
         question.read_model()?;
         if !is_read(engine.engine, engine.version) && engine.engine.name() != "llama.cpp" {
@@ -417,6 +430,7 @@ impl Question {
         let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
         let outside = if engine == "sglang" { sglang::beside_share(&mut self)? } else { Memory::default() };
         self.leave_out_dtypes(model)?;
+        self.refuse_layout()?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
         let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
@@ -428,7 +442,39 @@ impl Question {
         request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
         let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
         let least_blocks = if engine == "vllm" { vllm::look_at_caches(&mut self, &request, &limits)? } else { 0 };
-        Ok((self, Settled { request, limits, fits_length, least_blocks, placed, outside }))
+        let states = |key: &str| self.stated.iter().any(|stated| stated.key == key);
+        let limitless = states("engine.num_blocks") || states("engine.cache_bytes");
+        let room = if limitless { self.room(&request)? } else { None };
+        Ok((self, Settled { request, limits, fits_length, least_blocks, room, placed, outside }))
+    }
+
+    /// Engines refuse the division over ranks that the planner has none of, in words of their own.
+    fn refuse_layout(&self) -> Result<(), ServeError> {
+        let mut parallel = Parallel::default();
+        let sizes = [("tp", &mut parallel.tp), ("pp", &mut parallel.pp), ("dp", &mut parallel.dp)];
+        let rest = [("ep", &mut parallel.ep), ("cp", &mut parallel.cp), ("dcp", &mut parallel.dcp)];
+        for (name, size) in sizes.into_iter().chain(rest) {
+            let said = self.stated.iter().rev().find(|stated| stated.key.strip_prefix("parallel.") == Some(name));
+            if let Some(said) = said.and_then(|said| said.value.parse().ok()) {
+                *size = said;
+            }
+        }
+        let stated = self.parsed.settings.values().map(|setting| setting.flag);
+        let divides = stated.filter(|flag| match meaning(self.engine.engine, flag) {
+            Meaning::Key(path) | Meaning::Planner(FlagMeaning::Key(path)) => path.starts_with("parallel."),
+            _ => false,
+        });
+        let remedies: Vec<Remedy> = divides.map(|flag| Remedy::Remove(flag.name)).collect();
+        parallel.validate().map_err(|said| self.refused(said, remedies))
+    }
+
+    /// What weights leave of a device.
+    fn room(&self, request: &PlanRequest) -> Result<Option<u64>, ServeError> {
+        let Some(device) = self.device() else { return Ok(None) };
+        let lines = request.beside_caches(self.engine)?;
+        let weights = lines.iter().find(|line| line.name == LedgerItem::Weights);
+        let least = weights.map_or(0, |line| line.bytes.saturating_sub(line.uncertain_bytes));
+        Ok(Some(device.total_bytes.saturating_sub(least)))
     }
 
     /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.
@@ -467,7 +513,7 @@ impl Question {
         said: impl Fn(u64) -> String,
     ) -> Result<(), ServeError> {
         let Some(heads) = attention_heads(model).filter(|heads| !heads.is_multiple_of(ranks)) else { return Ok(()) };
-        let fewer = (1..ranks).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
+        let fewer = (1..ranks.min(heads + 1)).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
         Err(self.refused(said(heads), fewer.map(|fewer| Remedy::Set(flag, fewer.to_string()))))
     }
 

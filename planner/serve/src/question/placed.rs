@@ -157,6 +157,9 @@ fn layers(caches: &Resources) -> u64 {
 
 /// The layers that are to lie on the devices, the output among them.
 fn offered(question: &Question) -> Option<u64> {
+    if question.value("--device") == Some("none") {
+        return Some(0);
+    }
     let stated = question.value("--n-gpu-layers").and_then(|value| value.parse::<u64>().ok());
     stated.or((question.engine.version < ALL_LAYERS && question.flag("--n-gpu-layers").is_none()).then_some(0))
 }

@@ -21,7 +21,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if let (Some(stated), Some(derived)) = (stated, derived)
         && stated > derived
         && overrides::is_stated(model)
-        && question.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN").map(String::as_str) != Some("1")
+        && !is_on(question.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"))
     {
         let said = format!(
             "User-specified context_length ({stated}) is greater than the derived context_length ({derived}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
@@ -40,8 +40,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.use_devices(tp.saturating_mul(pp).saturating_mul(whole).div_ceil(size("--nnodes")))?;
     role(question, model)?;
     let defaults = Defaults::of(question);
-    let max_num_tokens =
-        question.count("--chunked-prefill-size").filter(|tokens| *tokens > 0).unwrap_or(defaults.chunk);
+    let max_num_tokens = chunk(question, &defaults)?;
     // Each replica takes a part of a step.
     let max_num_tokens = (max_num_tokens / replicas).max(1);
     question.default_of("max_seq_len", max_seq_len);
@@ -50,6 +49,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     radix::settle(question, model)?;
     windows(question, model);
     dtype(question, model)?;
+    blackwell(question, model)?;
     sparse_kernels(question, model)?;
     calibrated::settle(question, model, &READS);
     quantization::settle(question, model)?;
@@ -109,6 +109,51 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
         }
     }
     Ok(())
+}
+
+/// Whether a variable says yes, as `EnvBool` of `srt/environ.py` reads it.
+fn is_on(variable: Option<&String>) -> bool {
+    variable.is_some_and(|value| ["true", "1", "yes", "y"].contains(&value.trim().to_lowercase().as_str()))
+}
+
+/// Tokens of a prefill's step, which `--chunked-prefill-size -1` does not cut.
+fn chunk(question: &mut Question, defaults: &Defaults) -> Result<u64, ServeError> {
+    const FLAG: &str = "--chunked-prefill-size";
+    let Some(word) = question.flag(FLAG).map(|setting| setting.value().trim().to_owned()) else {
+        return Ok(defaults.chunk);
+    };
+    if let Some(tokens) = word.parse().ok().filter(|tokens: &u64| *tokens > 0) {
+        return Ok(tokens);
+    }
+    let usual = question.default(PREFILLS).and_then(|tokens| tokens.parse().ok()).unwrap_or(PREFILL_TOKENS);
+    question
+        .notes
+        .push("prompts are not cut: a step of one that is longer than --max-prefill-tokens takes more".into());
+    Ok(question.count(PREFILLS).unwrap_or(usual))
+}
+
+const PREFILLS: &str = "--max-prefill-tokens";
+/// Its default where its parser says none.
+const PREFILL_TOKENS: u64 = 16_384;
+
+/// Dtypes of caches that only Blackwell computes with (`arg_groups/kv_cache_hook.py`).
+fn blackwell(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
+    const FLAG: &str = "--kv-cache-dtype";
+    let said = match question.flag(FLAG).map(Setting::value) {
+        Some("nvfp4") => {
+            "--kv-cache-dtype=nvfp4 requires Blackwell SM100 or SM120. Use --kv-cache-dtype=fp4_mx_block16 for the block-size-16 FP4 recipe."
+        }
+        Some("mxfp8") => {
+            "--kv-cache-dtype mxfp8 requires an SM100+ (Blackwell) GPU for the block-scaled operands used by the FA4 MXFP8 attention path."
+        }
+        _ => return Ok(()),
+    };
+    match capability(question, model) {
+        Some(capability) if capability < 100 => {
+            Err(question.refused(said, [Remedy::Set(FLAG, "fp8_e4m3".into()), Remedy::Remove(FLAG)]))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What keeps every token of a window (`disable_hybrid_swa_memory`).
@@ -244,6 +289,11 @@ fn memory(
         }
         ((mib - reserved) / mib * 1000.0).round() / 1000.0
     });
+    if share <= 0.0 {
+        let said = "Not enough memory. Please try to increase --mem-fraction-static.";
+        let smaller = ["--chunked-prefill-size", "--cuda-graph-max-bs"].map(Remedy::Remove);
+        return Err(question.refused(said, smaller.into_iter().chain([Remedy::Set(FLAG, "0.8".into())])));
+    }
     if stated.is_none() {
         question.notes.push("mem_fraction_static is the heuristic's that leaves room for graphs; sizing after graphs are captured gives more".into());
     }

@@ -89,8 +89,20 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     }
     // No flag of it states keys of the config otherwise.
     let derived = overrides::longest(question, "", model)?;
+    let stated = question.count("--max_seq_len");
+    let allows_long = question.env.get("TLLM_ALLOW_LONG_MAX_MODEL_LEN").is_some_and(|value| value.trim() == "1");
+    // What is longer than the model can be is cut to that (`_init_max_seq_len`).
+    let most = derived.filter(|_| !allows_long && overrides::is_stated(model));
     let max_seq_len =
-        question.count("--max_seq_len").or(derived).ok_or_else(|| question.without_length("--max_seq_len"))?;
+        stated.or(derived).ok_or_else(|| question.without_length("--max_seq_len"))?.min(most.unwrap_or(u64::MAX));
+    if let (Some(stated), Some(most)) = (stated, most)
+        && stated > most
+    {
+        question.stated.retain(|said| said.key != "max_seq_len");
+        question.notes.push(format!(
+            "Specified max_seq_len={stated} is larger than what the model can support ({most}). Setting max_seq_len to {most}"
+        ));
+    }
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let tp = size("--tensor_parallel_size");
     let ranks = tp.saturating_mul(size("--pipeline_parallel_size"));

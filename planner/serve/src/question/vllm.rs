@@ -25,6 +25,11 @@ const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
 /// Read in 0.10.2 to 0.12.0, and not in 0.9.1 and 0.14.0: so do chunks of local attention, unless a variable keeps it on.
 const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 0);
 
+/// What its configuration refuses of words that its parser takes.
+pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+    dtype::name(question)
+}
+
 /// What it asks of caches once they are known: that they have kernels, and how many blocks they must have at least.
 pub(super) fn look_at_caches(
     question: &mut Question,

@@ -191,6 +191,9 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
     }
 }
 
+/// Read in 0.21.0, and not in 0.20.0: a sequence must fit into the blocks that are stated, and not into the bytes that there are.
+const LOOKS_AT_STATED_BLOCKS: Version = Version(0, 21, 0);
+
 fn capability(situation: &Situation<'_>) -> u32 {
     situation.options.compute_capability.unwrap_or(HOPPER)
 }
@@ -209,14 +212,17 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     }
     let groups: u64 = buckets.iter().map(|bucket| bucket.groups).sum();
     // The poorest stage decides for all.
-    let num_blocks = match situation.options.num_blocks {
-        Some(blocks) => blocks,
-        None => {
-            situation.bytes()?;
-            let of_stages = situation.stages.iter().zip(&bytes_per_block).filter(|(_, each)| **each > 0);
-            let blocks = of_stages.map(|(stage, each)| u128::from(stage.bytes.unwrap_or(0)) / each);
-            u64::try_from(blocks.min().unwrap_or(1)).unwrap_or(u64::MAX)
-        }
+    let of_bytes = || {
+        situation.bytes()?;
+        let of_stages = situation.stages.iter().zip(&bytes_per_block).filter(|(_, each)| **each > 0);
+        let blocks = of_stages.map(|(stage, each)| u128::from(stage.bytes.unwrap_or(0)) / each);
+        Ok::<u64, PlanError>(u64::try_from(blocks.min().unwrap_or(1)).unwrap_or(u64::MAX))
+    };
+    let stated = situation.options.num_blocks;
+    let num_blocks = stated.map_or_else(of_bytes, Ok)?;
+    let looked_at = match stated {
+        Some(blocks) if situation.version < LOOKS_AT_STATED_BLOCKS => of_bytes().unwrap_or(blocks),
+        _ => num_blocks,
     };
     let length = situation.load.max_seq_len;
     let blocks_of = |length: u64| blocks_per_request(situation, &buckets, length);
@@ -231,11 +237,16 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let least = situation.stages.iter().filter_map(|stage| stage.bytes).min();
     let (checked, checked_block) = match least.filter(|_| COUNTS_ALL_STAGES.contains(&situation.version)) {
         Some(bytes) => (u64::try_from(u128::from(bytes) / all_stages.max(1)).unwrap_or(u64::MAX), all_stages),
-        None => (num_blocks - u64::from(situation.version >= RESERVES_THE_NULL_BLOCK).min(num_blocks), own_block),
+        None => (looked_at - u64::from(situation.version >= RESERVES_THE_NULL_BLOCK).min(looked_at), own_block),
     };
     if blocks_per_request > checked {
         let longest = last(length, |length| blocks_of(length) <= checked);
-        return Err(situation.too_long("num_blocks", checked_block * u128::from(blocks_per_request), longest));
+        let needed = checked_block * u128::from(blocks_per_request);
+        let mut error = situation.too_long("num_blocks", needed, longest);
+        if let (PlanError::DoesNotFit(shortfall), Some(_)) = (&mut error, stated) {
+            shortfall.available = u64::try_from(u128::from(looked_at) * own_block).unwrap_or(u64::MAX);
+        }
+        return Err(error);
     }
     let mut notes = notes(situation, group_size, groups, target);
     if sequences == 0 {

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::super::{Limits, Question, overrides};
 use crate::error::ServeError;
+use crate::flags::parse::Setting;
 use crate::flags::values::{human_int, is_auto};
 use crate::remedy::Remedy;
 
@@ -37,6 +38,17 @@ pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, b
     }
 }
 
+/// `DEFAULT_MAX_NUM_BATCHED_TOKENS_FOR_BATCHED_DP`, read in 0.33.0.
+const BATCHED_EXPERTS: u64 = 256;
+
+/// Whether replicas hand each other's tokens to their experts in batches (`use_batched_dp_moe`).
+fn runs_batched_experts(question: &Question) -> bool {
+    let by = question.flag("--all2all-backend").map(Setting::value);
+    let shares = question.flag("--enable-expert-parallel").is_some_and(|setting| setting.on);
+    let replicas = question.count("--data-parallel-size").unwrap_or(1);
+    shares && replicas > 1 && matches!(by, Some("deepep_low_latency" | "nixl_ep"))
+}
+
 fn allows_long(question: &Question) -> bool {
     question
         .env
@@ -56,6 +68,9 @@ pub(super) fn batch(question: &Question, model: &ModelCaches, max_seq_len: u64) 
         _ if bytes >= 70 * GIB && !is_a100 => (8192, 1024),
         _ => (2048, 256),
     };
+    if runs_batched_experts(question) {
+        (tokens, sequences) = (BATCHED_EXPERTS, sequences.min(BATCHED_EXPERTS));
+    }
     if question.value("--performance-mode") == Some("throughput") {
         (tokens, sequences) = (2 * tokens, 2 * sequences);
     }

@@ -23,6 +23,46 @@ pub(super) const READS: Reads = Reads {
 const WITHOUT_FLOAT16: [&str; 5] = ["gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"];
 const REFUSES_FLOAT16: Version = Version(0, 12, 0);
 
+/// From here on the configuration looks at the names of caches' dtypes, as they are written; before the parser did.
+const NAMES_ARE_CONFIGURED: Version = Version(0, 33, 0);
+/// `CacheDType` of `config/cache.py` there.
+const NAMES: [&str; 22] = [
+    "auto",
+    "float16",
+    "bfloat16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_ds_mla",
+    "nvfp4_ds_mla",
+    "turboquant_k8v4",
+    "turboquant_4bit_nc",
+    "turboquant_k3v4_nc",
+    "turboquant_3bit_nc",
+    "octave_k3v4",
+    "octave_k3v3",
+    "octave_k3v3_compact",
+    "ultraquant_4bit",
+    "int4_per_token_head",
+    "int8_per_token_head",
+    "fp8_per_token_head",
+    "nvfp4",
+    "nvfp4_4over6",
+];
+
+/// A name of caches' dtype that the configuration does not know.
+pub(super) fn name(question: &Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--kv-cache-dtype";
+    let word = question.flag(FLAG).map_or("auto", Setting::value);
+    if question.engine.version < NAMES_ARE_CONFIGURED || NAMES.contains(&word) {
+        return Ok(());
+    }
+    let said = format!("Invalid kv_cache_dtype: '{word}'. Valid values are: {}", NAMES.join(", "));
+    let meant = NAMES.iter().find(|name| name.eq_ignore_ascii_case(word)).unwrap_or(&"auto");
+    Err(question.refused(said, [Remedy::Set(FLAG, (*meant).to_owned())]))
+}
+
 /// The dtype that the model is run in, which caches follow where nothing else says.
 pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let Some(dtype) = question.value("--dtype").and_then(dtype_named) else { return Ok(()) };
