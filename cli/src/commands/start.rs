@@ -70,7 +70,7 @@ const BUILDS: [&str; 2] = ["Dockerfile", "Containerfile"];
 pub(crate) fn is_script(path: &Path) -> bool {
     let of = |part: Option<&std::ffi::OsStr>| part.and_then(std::ffi::OsStr::to_str).unwrap_or("").to_owned();
     let builds = BUILDS.contains(&of(path.file_name()).split('.').next().unwrap_or(""));
-    (builds || SCRIPTS.contains(&&*of(path.extension()).to_ascii_lowercase())) && path.is_file()
+    (builds || SCRIPTS.contains(&&*of(path.extension()).to_ascii_lowercase())) && !path.is_dir()
 }
 
 impl StartArgs {

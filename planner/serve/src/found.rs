@@ -138,8 +138,9 @@ impl Found {
         };
         let exact = |value: u64| Some(Logged::exact(value));
         let length = self.span(|at| Some(at.max_seq_len)).unwrap_or(Logged::exact(limits.max_seq_len));
-        // Where it does not start it logs none.
-        say(Fact::MaxSeqLen, Some(if length.low == 0 { Logged { low: length.high.min(1), ..length } } else { length }));
+        // Where it does not start it logs none; one that is stated is what it is.
+        let least = if length.low > 0 || length.high < limits.max_seq_len { length.low.max(1) } else { length.high };
+        say(Fact::MaxSeqLen, Some(Logged { low: least.min(length.high), ..length }));
         say(Fact::MaxNumTokens, exact(limits.max_num_tokens));
         say(Fact::CacheBytes, self.bytes);
         let makes_block = self.engine.engine.name() == "vllm";

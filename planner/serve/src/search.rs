@@ -233,7 +233,7 @@ impl Search<'_> {
         if let (Ok((question, settled)), Some(bytes)) = (question, answer.facts.get(&Fact::CacheBytes)) {
             let longest = |bytes: u64| longest(&settled.request, question.engine, bytes, limits.max_seq_len);
             tries.extend(
-                [bytes.low, bytes.high]
+                [bytes.low, bytes.low.midpoint(bytes.high), bytes.high]
                     .into_iter()
                     .filter_map(longest)
                     .map(|fits| Remedy::Set(length, fits.to_string())),
