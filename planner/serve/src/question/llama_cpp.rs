@@ -6,6 +6,7 @@ use cacheplan_planner::engines::{LLAMA_CPP_SEQUENCES, Version};
 
 use super::{Limits, Question};
 use crate::error::ServeError;
+use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
@@ -64,7 +65,7 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let trained = overridden(question)?.or(model.info().max_position_embeddings);
     let version = question.engine.version;
-    let stated = match question.count("--ctx-size") {
+    let stated = match counted(question, "--ctx-size") {
         Some(0) => None,
         None if version < FITS => Some(CONTEXT),
         stated => stated,
@@ -76,8 +77,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         )
     };
     let cells = stated.or(trained).ok_or_else(missing)?;
-    let slots =
-        question.flag("--parallel").and_then(|setting| setting.value().parse::<i64>().ok()).filter(|slots| *slots >= 0);
+    let slots = question.flag("--parallel").and_then(Setting::whole).filter(|slots| *slots >= 0);
     if slots == Some(0) {
         return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
     }
@@ -95,11 +95,18 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     };
     // Where it chooses the slots they share the cells, whatever is said of that.
     let shared = chosen || question.flag("--kv-unified").is_some_and(|setting| setting.on);
-    let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(CELLS) };
-    let cells = padded(cells);
+    // In 32 bits: the last cells that these count come to none.
+    let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(CELLS) % (1 << 32) };
+    let wanted = cells;
+    let cells = padded(wanted);
     let each = if shared { cells } else { cells / sequences };
     if each == 0 {
-        let said = format!("{cells} cells are fewer than {sequences} slots");
+        let said = match cells {
+            0 => format!(
+                "llama_init_from_model: failed to initialize the context: {wanted} cells in steps of {CELLS} are none in 32 bits"
+            ),
+            _ => format!("{cells} cells are fewer than {sequences} slots"),
+        };
         return Err(question.refused(said, [Remedy::Set("--ctx-size", (sequences * 4096).to_string())]));
     }
     let each = padded(each);
@@ -133,7 +140,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let remedies = [on, Remedy::Set(VALUES, "f16".into())];
         return Err(question.refused(said, remedies));
     }
-    let batch = question.count("--batch-size").unwrap_or(BATCH);
+    let batch = counted(question, "--batch-size").unwrap_or(BATCH);
     if batch == 0 {
         return Err(question.refused("error: n_batch must be at least 1", [Remedy::Remove("--batch-size")]));
     }
@@ -150,9 +157,18 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 }
 
 /// Tokens of a pass, which is no longer than a step.
-pub(super) fn ubatch(question: &Question) -> u64 {
-    let batch = question.count("--batch-size").unwrap_or(BATCH);
-    question.count("--ubatch-size").unwrap_or(512).min(batch).max(1)
+pub(crate) fn ubatch(question: &Question) -> u64 {
+    let batch = counted(question, "--batch-size").unwrap_or(BATCH);
+    match counted(question, "--ubatch-size") {
+        Some(0) => batch,
+        stated => stated.unwrap_or(512).min(batch),
+    }
+}
+
+/// A number that the parser takes with a sign, and the server counts without one, in 32 bits.
+pub(super) fn counted(question: &Question, flag: &str) -> Option<u64> {
+    let number = question.flag(flag).and_then(Setting::whole)?;
+    u64::try_from(number.rem_euclid(1 << 32)).ok()
 }
 
 /// Whether all scores of a pass are kept. From [`FLASH_ATTENTION_HAS_VALUES`] on it is `auto` where nobody says.

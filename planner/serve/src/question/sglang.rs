@@ -14,6 +14,9 @@ use crate::remedy::Remedy;
 const READS: Reads =
     Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21), overrides: Version(0, 0, 0)..Version(0, 0, 0) };
 
+/// Tokens that a prompt is cut into; 0 and less leaves it whole.
+pub(super) const CHUNK: &str = "--chunked-prefill-size";
+
 /// Requests that run at once where something drafts and nobody says.
 const RUNNING_WITH_DRAFTS: u64 = 48;
 
@@ -53,8 +56,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.use_devices(tp.saturating_mul(pp).saturating_mul(whole).div_ceil(size("--nnodes")))?;
     role(question)?;
     let defaults = Defaults::of(question);
-    let max_num_tokens =
-        question.count("--chunked-prefill-size").filter(|tokens| *tokens > 0).unwrap_or(defaults.chunk);
+    if question.flag(CHUNK).and_then(Setting::whole).is_some_and(|tokens| tokens <= 0) {
+        let why = "steps as long as a prompt that is not cut are not planned".to_owned();
+        return Err(ServeError::NotHandled { flag: CHUNK.into(), why, remedies: vec![Remedy::Remove(CHUNK)] });
+    }
+    let max_num_tokens = question.count(CHUNK).unwrap_or(defaults.chunk);
     // Each replica takes a part of a step.
     let max_num_tokens = (max_num_tokens / replicas).max(1);
     question.default_of("max_seq_len", max_seq_len);
@@ -231,7 +237,7 @@ fn memory(
     replicas: u64,
 ) -> Result<(), ServeError> {
     const FLAG: &str = "--mem-fraction-static";
-    let stated = question.flag(FLAG).and_then(|setting| setting.value().parse::<f64>().ok());
+    let stated = question.share(FLAG);
     if let Some(stated) = stated.filter(|stated| !(*stated > 0.0 && *stated < 1.0)) {
         let percent = (stated > 1.0 && stated < 100.0).then(|| Remedy::Set(FLAG, (stated / 100.0).to_string()));
         let said = format!("mem_fraction_static must be between 0 and 1 (it is {stated})");

@@ -4,7 +4,6 @@ use serde_json::Value;
 
 use super::Question;
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// The model that drafts, where the speculative config names one of its own.
@@ -21,13 +20,13 @@ fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     let shortcuts =
         [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
     for (flag, key) in shortcuts {
-        let Some(value) = question.flag(flag).map(Setting::value) else { continue };
+        let Some(setting) = question.flag(flag) else { continue };
         if config.contains_key(key) {
             let said = format!("{flag} and {FLAG}['{key}'] are mutually exclusive");
             return Err(question.refused(said, [Remedy::Remove(flag)]));
         }
-        let number = value.parse::<u64>().ok().filter(|_| key == "num_speculative_tokens");
-        config.insert(key.to_owned(), number.map_or_else(|| Value::from(value), Value::from));
+        let number = setting.whole().filter(|_| key == "num_speculative_tokens");
+        config.insert(key.to_owned(), number.map_or_else(|| Value::from(setting.value()), Value::from));
     }
     Ok((!config.is_empty()).then_some(Value::Object(config)))
 }
