@@ -66,7 +66,7 @@ impl Devices {
         if self.divide(budget)?.parallel != budget.parallel {
             let otherwise = match stated {
                 Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise",
-                Stated::Keys => "[parallel] divides otherwise",
+                Stated::Keys | Stated::Command => "[parallel] divides otherwise",
             };
             notes.push(format!("{count} devices: tp {count}; {otherwise}", count = self.count));
         }
