@@ -70,8 +70,7 @@ impl From<Budget> for Config {
 
 /// What is divided of a device where nobody says: its usual share of all its memory.
 fn usual(device: &DeviceInfo) -> [Override; 2] {
-    let by_device =
-        |key: &str, value: String| Override { key: key.to_owned(), value, origin: Origin::Device };
+    let by_device = |key: &str, value: String| Override { key: key.to_owned(), value, origin: Origin::Device };
     [by_device("memory.fraction", f64::from(device.usual_share()).to_string()), by_device("memory.of", "total".into())]
 }
 

@@ -291,6 +291,24 @@ fn a_count_outside_its_bounds_names_who_stated_it(#[case] key: &str, #[case] val
     assert!(error.to_string().contains(value) || value.len() > 18, "{error}");
 }
 
+/// Sums of what is stated stay countable, so that no size that is printed is a bound of counting.
+#[rstest]
+#[case("16777215TiB")]
+#[case("1048577TiB")]
+#[case("1152921504606846977")]
+fn a_size_beyond_counting_names_its_key_and_value(#[case] size: &str) {
+    let keys = BudgetKey::all().iter().filter(|key| matches!(key.values, cacheplan_planner::Values::Bytes));
+    let mut seen = 0;
+    for key in keys {
+        let error = Config::resolve(None, &[], &[flag(key.path, size)]).unwrap_err();
+        let (said, origin) = (error.to_string(), Origin::Flag(format!("--{}", key.path)));
+        assert_eq!(error.origin, Some(origin), "{said}");
+        assert!(said.contains(size) && said.contains("sizes are at most 1048576TiB"), "{}: {said}", key.path);
+        seen += 1;
+    }
+    assert!(seen > 6, "{seen} keys");
+}
+
 #[test]
 fn a_stated_layout_is_that_of_every_pool_of_keys_and_values() {
     let layouts = |text: &str| {
