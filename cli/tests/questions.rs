@@ -77,13 +77,12 @@ fn by_command(question: &Question) -> Answer {
 fn by_library(question: &Question) -> Answer {
     let refused = |error: PlanError| (error.exit_code(), first_line(&error.to_string()));
     let read = |model: &str| Model::read(&config(model), &ReadOptions::default()).unwrap();
-    let resolve = if question.device.is_empty() { Config::resolve } else { Config::resolve_for_device };
-    let config = resolve(Some((&question.budget, "budget.toml")), &[], &[]);
+    let devices: Option<Devices> = (!question.device.is_empty()).then(|| question.device.parse().unwrap());
+    let device = devices.as_ref().map(Devices::device);
+    let config = Config::resolve_on(device, Some((&question.budget, "budget.toml")), &[], &[]);
     let config = config.map_err(|error| (error.exit_code(), first_line(&error.to_string())))?;
     let mut request = PlanRequest::of(read(&question.model)).with_config(config).of_stage(question.stage);
-    if !question.device.is_empty() {
-        request = request.with_devices(question.device.parse::<Devices>().unwrap());
-    }
+    request = devices.into_iter().fold(request, PlanRequest::with_devices);
     if let Some(draft) = &question.draft {
         request = request.with_draft(read(draft));
     }

@@ -303,6 +303,39 @@ fn fit_takes_all_that_a_command_states_and_varies_the_rest() {
     assert!(bytes(&fits(&["--gpu-memory-utilization", "0.5"])) < bytes(&free));
 }
 
+/// What a command leaves open `fit` tells it; what it says itself stays, by its name.
+#[test]
+fn fit_tells_a_command_the_dtypes_that_it_leaves_open() {
+    let model = config(QWEN);
+    let fit = |flags: &[&str], command: &[&str]| {
+        let asked = ["fit", "--gpus", "h100", "--max-gpus", "1", "--context", "16k", "--format", "json"];
+        said(&cacheplan(&[&asked[..], flags, &["--"], command].concat()))
+    };
+    let vllm = ["vllm", "serve", &model];
+    let cache = |dtype: &str| {
+        let (code, out, err) = fit(&["--kv-dtype", dtype], &vllm);
+        assert_eq!(code, Some(0), "{err}");
+        let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let fits = answer["fits"].as_array().unwrap();
+        // What is stated is not varied.
+        assert!(fits.iter().all(|fit| fit["kv_dtype"].is_null()), "{fits:?}");
+        fits.iter().filter(|fit| !fit["engine"].is_null()).filter_map(|fit| fit["sequences"].as_u64()).max().unwrap()
+    };
+    assert!(cache("fp8") > cache("bf16"));
+    let stated = [&vllm[..], &["--kv-cache-dtype", "auto"]].concat();
+    for (flags, command, why) in [
+        (&["--kv-dtype", "fp8"], &stated[..], "--kv-dtype: the command says that itself: --kv-cache-dtype auto"),
+        (&["--kv-dtype", "fp8"], &["trtllm-serve", &model][..], "--kv-dtype: no flag of tensorrt-llm says that"),
+        (&["--ssm-dtype", "bf16"], &["llama-server", "-m", &model][..], "--ssm-dtype: no flag of llama.cpp says that"),
+    ] {
+        let (code, _, err) = fit(flags, command);
+        assert_eq!(code, Some(2), "{err}");
+        assert!(err.contains(why), "{err}");
+    }
+    let (code, _, err) = fit(&[&*model, "--kv-dtype", "fp8"], &vllm);
+    assert!(code == Some(2) && err.contains("a command behind `--` names its model"), "{err}");
+}
+
 /// The text below `key: |` in a file of an action, without its indentation.
 fn block(text: &str, key: &str) -> String {
     let (_, rest) = text.split_once(&format!("{key}: |\n")).unwrap();

@@ -201,10 +201,8 @@ fn text_of_a_model_does_not_steer_the_terminal() {
     &["--chat", "--prompt", "a"], "chat_template.jinja, line 2: invalid operation: no such role")]
 #[case::broken_template(&[("chat_template.jinja", "a\n{% if %}")], "tiny",
     &["--chat", "--prompt", "a"], "chat_template.jinja, line 2: syntax error")]
-#[case::sampling(&[], "tiny", &["--prompt", "a", "--top-p", "2"], "`top_p` is 2; it must be above 0 and at most 1")]
 #[case::generation_config(&[("generation_config.json", r#"{"do_sample": true, "temperature": -1}"#)], "tiny",
     &["--prompt", "a"], "generation_config.json: `temperature` is -1")]
-#[case::too_many_beams(&[], "tiny", &["--prompt", "a", "--beams", "5"], "it must be from 1 to 4")]
 #[case::too_long(&[], "tiny", &["--prompt", "a", "--max-new-tokens", "1000"], "max_seq_len")]
 fn what_is_wrong_with_text_is_named(
     #[case] files: &[(&str, &str)],
@@ -233,6 +231,29 @@ fn what_is_wrong_with_text_is_named(
 #[case(&["--prompt", "a", "--prompt", "b", "--logits", "x"])]
 fn flags_that_do_not_go_together_are_wrong_usage(#[case] args: &[&str]) {
     refused(run(model(&[]).path(), args), 2);
+}
+
+/// Before anything is read of the model, but where it decides what would do.
+#[rstest]
+#[case(&["--temperature", "nan"], "--temperature: `temperature` is NaN; it must be a number from 0 on")]
+#[case(&["--temperature", "-1"], "--temperature: `temperature` is -1")]
+#[case(&["--top-p", "2"], "--top-p: `top_p` is 2; it must be above 0 and at most 1")]
+#[case(&["--min-p", "inf"], "--min-p: `min_p` is inf")]
+#[case(&["--repetition-penalty", "0"], "--repetition-penalty: `repetition_penalty` is 0")]
+#[case(&["--presence-penalty", "nan"], "--presence-penalty: `presence_penalty` is NaN")]
+#[case(&["--frequency-penalty", "101"], "--frequency-penalty: `frequency_penalty` is 101")]
+#[case(&["--max-new-tokens", "0"], "'--max-new-tokens <N>'")]
+#[case(&["--beams", "0"], "'--beams <N>'")]
+#[case(&["--beams", "5"], "--beams: a beam search of width 5: it must be from 1 to 4")]
+#[case(&["--max-seq-len", "auto"], "--max-seq-len auto: only `cacheplan plan` finds")]
+#[case(&["--tokens-per-block", "4294967296"], "'--tokens-per-block <TOKENS>': 4294967296 is not in 1..=2147483648")]
+#[case(&["--products", "fast"], "and this model's weights are safetensors; leave `products` (--products) exact")]
+fn a_value_that_cannot_be_is_wrong_usage_by_its_name(#[case] args: &[&str], #[case] expected: &str) {
+    let folder = model(&[]);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    command.arg("run").arg(folder.path()).args(["--prompt-ids", "1,2", "--max-batch-size", "4"]).env("NO_COLOR", "1");
+    let error = refused(command.args(args).output().unwrap(), 2);
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use cacheplan_handlers::{DType, KvLayout};
 use cacheplan_transforms::Resources;
 use serde::{Deserialize, Serialize};
 
-use self::key::{BudgetKey, SEQUENCES, TOKENS, Values, section};
+use self::key::{BLOCK, BudgetKey, SEQUENCES, TOKENS, Values, section};
 use crate::limits::DEFAULT_TOKENS_PER_BLOCK;
 pub use crate::mla_cache::MlaCache;
 use crate::mla_cache::{MLA_CACHES, NZ_BLOCK};
@@ -78,7 +78,7 @@ section! {
         #[serde(skip_serializing_if = "Option::is_none")]
         pub layout: Option<KvLayout>,
         /// Tokens in a block of a paged pool.
-        key("--tokens-per-block", TOKENS, "16", "16")
+        key("--tokens-per-block", BLOCK, "16", "16")
         #[serde(deserialize_with = "values::tokens")]
         pub tokens_per_block: Option<u64>,
         /// The cache mode of Ascend's MLA operator that latents are laid out in, and that a run computes by.

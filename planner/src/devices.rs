@@ -80,7 +80,7 @@ impl Devices {
         if self.assumes_ranks(config) {
             let otherwise = match stated {
                 Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise",
-                Stated::Keys => "[parallel] divides otherwise",
+                Stated::Keys | Stated::Command => "[parallel] divides otherwise",
             };
             notes.push(format!("{count} devices: tp {count}; {otherwise}", count = self.count));
         }

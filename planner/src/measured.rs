@@ -24,7 +24,7 @@ use serde::Deserialize;
 use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{Certainty, LedgerItem};
-use crate::size::ByteSize;
+use crate::size::{self, ByteSize};
 
 /// Measured lines for the ledger of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize)]
@@ -78,9 +78,10 @@ pub struct MeasuredLines {
 #[serde(deny_unknown_fields)]
 pub struct MeasuredBytes {
     /// How many.
+    #[serde(deserialize_with = "size::bytes")]
     pub bytes: u64,
     /// How far off they may be, as where a log rounds them.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "size::bytes")]
     pub within: u64,
 }
 

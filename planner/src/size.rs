@@ -21,8 +21,8 @@ pub enum BadByteSize {
         "`{0}` is not a byte size; write an integer of bytes or a number with a unit, such as \"24GiB\" or \"10GB\""
     )]
     NoSize(String),
-    /// More bytes than 64 bits count.
-    #[error("`{0}` is too large; sizes are below 16777216TiB, which is 2^64 bytes")]
+    /// More bytes than sums of such sizes can be counted of.
+    #[error("`{0}` is too large; sizes are at most 1048576TiB, which is 2^60 bytes")]
     TooLarge(String),
     /// A number without a unit that is meant in GiB.
     #[error("`{0}` has no unit; write \"{0}GiB\", or \"{0}B\" for bytes")]
@@ -56,12 +56,20 @@ pub(crate) const UNITS: [(&str, &str, u32); 4] =
 const MEANT_AS_GIB: std::ops::Range<u64> = 8..4096;
 
 impl ByteSize {
+    /// The most that may be stated: sums of as many as a plan has stay below 2^64.
+    pub(crate) const MOST: u64 = 1 << 60;
+
     /// A number that was written without a unit.
     ///
     /// # Errors
-    /// One that nobody means in bytes.
+    /// One that nobody means in bytes, or beyond what is counted.
     pub(crate) fn without_unit(bytes: u64) -> Result<Self, BadByteSize> {
-        if MEANT_AS_GIB.contains(&bytes) { Err(BadByteSize::NoUnit(bytes)) } else { Ok(Self(bytes)) }
+        if MEANT_AS_GIB.contains(&bytes) { Err(BadByteSize::NoUnit(bytes)) } else { Self::stated_as(bytes, bytes) }
+    }
+
+    /// So many bytes that were stated as `text`.
+    fn stated_as(bytes: u64, text: impl fmt::Display) -> Result<Self, BadByteSize> {
+        if bytes > Self::MOST { Err(BadByteSize::TooLarge(text.to_string())) } else { Ok(Self(bytes)) }
     }
 
     /// The size as a budget states it exactly: bytes, with a unit where they are refused without.
@@ -110,7 +118,7 @@ impl FromStr for ByteSize {
         let numerator: u128 = if fraction.is_empty() { 0 } else { fraction.parse().map_err(|_| bad())? };
         let bytes = u128::from(whole) * u128::from(scale) + numerator * u128::from(scale) / denominator;
         let bytes = u64::try_from(bytes).map_err(|_| too_large())?;
-        if unit.is_empty() { Self::without_unit(bytes) } else { Ok(Self(bytes)) }
+        if unit.is_empty() { Self::without_unit(bytes) } else { Self::stated_as(bytes, text) }
     }
 }
 
@@ -153,11 +161,12 @@ impl<'de> Deserialize<'de> for ByteSize {
             }
 
             fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
-                Ok(ByteSize(bytes))
+                ByteSize::stated_as(bytes, bytes).map_err(E::custom)
             }
 
             fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
-                u64::try_from(bytes).map(ByteSize).map_err(|_| E::custom(BadByteSize::NoSize(bytes.to_string())))
+                let unsigned = u64::try_from(bytes).map_err(|_| E::custom(BadByteSize::NoSize(bytes.to_string())))?;
+                self.visit_u64(unsigned)
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
@@ -167,6 +176,11 @@ impl<'de> Deserialize<'de> for ByteSize {
 
         deserializer.deserialize_any(Bytes)
     }
+}
+
+/// Reads bytes as [`ByteSize`] does.
+pub(crate) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    ByteSize::deserialize(deserializer).map(|size| size.0)
 }
 
 /// A count of tokens that reads from `"32768"`, `"32k"` or `"1m"`, where `k` and `m` are binary, or an integer.
@@ -213,6 +227,7 @@ mod tests {
     #[case("80gb", 80_000_000_000)]
     #[case("80G", 80_000_000_000)]
     #[case("1.5T", 1_500_000_000_000)]
+    #[case("1048576TiB", 1 << 60)]
     fn sizes_read_exactly(#[case] text: &str, #[case] bytes: u64) {
         assert_eq!(text.parse(), Ok(ByteSize(bytes)));
     }
@@ -230,6 +245,9 @@ mod tests {
     #[rstest]
     #[case("18446744073709551616")]
     #[case("99999999999TiB")]
+    #[case("16777215TiB")]
+    #[case("1152921504606846977")]
+    #[case("1152921504606846977B")]
     fn what_is_too_large_is_said_to_be(#[case] text: &str) {
         assert_eq!(text.parse::<ByteSize>(), Err(BadByteSize::TooLarge(text.to_owned())));
     }

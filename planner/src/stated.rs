@@ -10,6 +10,8 @@ pub enum Stated {
     Keys,
     /// As flags of the command: `--max-seq-len 4096`.
     Flags,
+    /// By a command that starts an engine, which is told no more than that says.
+    Command,
 }
 
 impl Stated {
@@ -22,7 +24,7 @@ impl Stated {
     /// A key and its value.
     pub(crate) fn setting(self, path: &str, value: &str) -> String {
         match self {
-            Self::Keys => format!("{path} = {value}"),
+            Self::Keys | Self::Command => format!("{path} = {value}"),
             Self::Flags => {
                 let flag = BudgetKey::all().iter().find(|key| key.path == path).map_or(path, |key| key.flag);
                 format!("{flag} {}", value.trim_matches('"'))

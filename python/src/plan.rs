@@ -59,7 +59,7 @@ pub(crate) fn make(
     engine: Option<&str>,
 ) -> PyResult<Plan> {
     let devices = device.map(devices_of).transpose()?;
-    let config = resolve(budget, folder, keywords, devices.is_some())?;
+    let config = resolve(budget, folder, keywords, devices.as_ref())?;
     let measured = measured.map(|(text, name)| {
         MeasuredLedger::from_toml(&text, &name).map_err(|failed| error("BudgetError", failed, Said::default()))
     });
@@ -93,13 +93,13 @@ fn resolve(
     file: Option<(String, String)>,
     folder: Option<PathBuf>,
     keywords: Vec<(String, String)>,
-    has_device: bool,
+    devices: Option<&Devices>,
 ) -> PyResult<Config> {
     let overrides: PyResult<Vec<Override>> =
         keywords.into_iter().map(|(name, value)| of_keyword(name, value)).collect();
     let file = file.as_ref().map(|(text, name)| (text.as_str(), name.as_str()));
-    let resolve = if has_device { Config::resolve_for_device } else { Config::resolve };
-    let mut config = resolve(file, &[], &overrides?).map_err(errors::budget)?;
+    let device = devices.map(Devices::device);
+    let mut config = Config::resolve_on(device, file, &[], &overrides?).map_err(errors::budget)?;
     if let Some(workload) = &mut config.budget.workload {
         // Histograms stand beside the budget.
         let folder = folder.unwrap_or_default();

@@ -197,6 +197,7 @@ impl RuntimeError {
             Self::Graph(GraphError::Source(_) | GraphError::OnnxRuntime { .. }) => 1,
             Self::Graph(_) | Self::Exported { .. } => 4,
             Self::OutOfRange { .. } | Self::DraftTree(_) | Self::NoDiskBytes => 2,
+            Self::Weights(WeightError::Rounded { .. }) | Self::Request(RequestError::Beams { .. }) => 2,
             Self::Passes(_) | Self::Layer { .. } | Self::Config(ConfigError::Unsupported { .. }) => 4,
             _ => 1,
         }

@@ -69,7 +69,7 @@ pub use replies::{Replies, Reply};
 pub use report::{PoolReport, RunReport};
 pub use request::{Finish, Output, Request};
 pub use requests::RequestLine;
-pub use sampling::{Sampling, SamplingOptions};
+pub use sampling::{Sampling, SamplingError, SamplingOptions};
 pub use session::{Session, SessionOptions};
 pub use verify::Verified;
 pub use weights::{WeightError, Weights};

@@ -35,7 +35,7 @@ use crate::report::{PoolReport, Reuse, RunReport};
 use crate::request::Request;
 use crate::speed::Recorder;
 use crate::totals::Totals;
-use crate::weights::{LatentLayout, Loading, Weights};
+use crate::weights::{LatentLayout, Loading, WeightError, Weights};
 
 /// What a session is opened with besides the model.
 #[derive(Clone)]
@@ -160,7 +160,7 @@ impl Session {
         let (mode, kv, products) = (options.budget.mla_cache_mode, options.budget.dtypes.kv, options.products);
         let own = |model: &Model, on: &Backend| {
             models::refuse_unknown(model)?;
-            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, on), on)?.with_products(products);
+            let weights = Weights::of_model(path, compute_dtype(model.info.dtype, on), on)?.with_products(products)?;
             let latents = LatentLayout {
                 mode: mode.map(|mode| MlaCacheMode::try_from(mode.number())).transpose()?,
                 dtype: stored_dtype(kv.unwrap_or(model.info.dtype)),
@@ -169,6 +169,9 @@ impl Session {
         };
         let engine = options.graph_engine.clone();
         let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
+        if is_graph && products == Products::Fast {
+            return Err(WeightError::Rounded { found: "a graph has products of its own" }.into());
+        }
         let session = match options.static_graphs.clone() {
             Some(folder) => {
                 let (graphs, files) = exported::read(&folder, &model)?;

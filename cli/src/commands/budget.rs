@@ -64,7 +64,7 @@ impl BudgetArgs {
 
     /// Nothing is searched for where the length is that of what is run or read.
     pub(crate) fn refuse_finding(&self) -> Result<(), Failure> {
-        let stated = "--max-seq-len auto is an answer of `plan`; state here the tokens that it finds";
+        let stated = "--max-seq-len auto: only `cacheplan plan` finds the longest that fits; state here the number that it finds";
         if self.finds_length { Err(Failure::new(2, stated)) } else { Ok(()) }
     }
 }

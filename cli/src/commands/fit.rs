@@ -23,7 +23,7 @@ pub(crate) struct Args {
     /// A folder with config.json, or a config.json, .safetensors or .gguf file; `-` for a config.json piped in;
     /// org/name[@revision] or org/name/file.gguf for a model of the Hugging Face hub; a script or manifest (.sh, .txt, .yaml) that
     /// starts an engine
-    #[arg(value_parser = hub::model(), required_unless_present = "words", conflicts_with = "words")]
+    #[arg(value_parser = hub::model(), required_unless_present = "words")]
     model: Option<PathBuf>,
 
     /// Tokens of each sequence, prompt and output, such as 32k (32,768); auto: the longest of which any of the devices hold
@@ -123,6 +123,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    args.start.refuse_beside(args.model.as_deref())?;
     let read_options = args.facts.options()?;
     let mut prices = match &args.prices {
         None => Prices::default(),
@@ -224,7 +225,9 @@ fn of_command(
     read: ReadOptions,
     question: FitQuestion,
 ) -> Result<(FitQuestion, Answer), Failure> {
-    let mut overrides = args.dtypes();
+    let dtypes = Config::resolve(None, &[], &args.dtypes()).map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
+    let dtypes = dtypes.budget.dtypes;
+    let mut overrides = Vec::new();
     overrides.extend(args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights")));
     let beside = Beside {
         strict: false,
@@ -234,7 +237,8 @@ fn of_command(
         draft: None,
         measured: None,
     };
-    let sought = args.start.sought(file, &beside, &args.gpus, &question.devices)?;
+    let dtypes = [("--kv-dtype", dtypes.kv), ("--ssm-dtype", dtypes.ssm)];
+    let sought = args.start.sought(file, &beside, dtypes, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
     if let Some((.., request)) = sought.on.first() {
@@ -244,7 +248,8 @@ fn of_command(
             note(&format!("the command's {} is kept; leave it out there to have others tried", kept.join(", ")));
         }
     }
-    let stated = [question.stated.clone(), args.start.stated(&sought)].concat();
+    // The command that is printed has the dtypes itself.
+    let stated = [args.facts.words(), args.start.stated(&sought)].concat();
     let question = FitQuestion { model: Some(sought.name.clone()), stated, sequences, ..question };
     let asked = sought.on.iter().map(|(name, device, length, request)| {
         let devices = vec![(name.clone(), device.clone())];

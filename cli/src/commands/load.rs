@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::{
-    Budget, BudgetError, CachePlan, Config, Devices, EngineSpec, ForwardProfile, MeasuredLedger, Override, PlanError,
-    PlanRequest, Stated,
+    Budget, BudgetError, CachePlan, Config, DeviceInfo, Devices, EngineSpec, ForwardProfile, MeasuredLedger, Override,
+    PlanError, PlanRequest, Stated,
 };
 use cacheplan::runtime::SessionOptions;
 use cacheplan::transforms::{Assumption, FrontendError, Model, ReadOptions};
@@ -102,8 +102,7 @@ pub(crate) struct Target {
 #[derive(clap::Args, Default)]
 pub(crate) struct OnDevice {
     /// Memory of the device the plan is for, such as 24GiB, or its name, such as h100 (8xh100 for eight);
-    /// 0.9 of it is divided where the
-    /// budget states no [memory]
+    /// 0.9 of it is divided where the budget states no [memory], and 0.75 where processors share it
     #[arg(long, visible_alias = "device", value_name = "SIZE|DEVICE")]
     device_memory: Option<Devices>,
 }
@@ -111,7 +110,7 @@ pub(crate) struct OnDevice {
 impl OnDevice {
     /// The budget for it.
     pub(crate) fn resolve(&self, budget: &BudgetArgs) -> Result<Config, Failure> {
-        resolve(budget, self.device_memory.is_some())
+        resolve(budget, self.device_memory.as_ref().map(Devices::device))
     }
 
     pub(crate) const fn devices(&self) -> Option<&Devices> {
@@ -134,7 +133,7 @@ impl ModelArgs {
     /// The budget file under the environment's values and the flags', with where each value came from.
     pub(crate) fn config(&self) -> Result<Config, Failure> {
         self.reading.budget.refuse_finding()?;
-        resolve(&self.reading.budget, false)
+        resolve(&self.reading.budget, None)
     }
 
     /// What the flags say about how to read the model.
@@ -346,7 +345,7 @@ pub(crate) fn environment() -> Result<Vec<Override>, Failure> {
 }
 
 /// The budget file, where there is one, under the environment and the flags; histograms are read.
-fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
+fn resolve(args: &BudgetArgs, device: Option<&DeviceInfo>) -> Result<Config, Failure> {
     let path = args.budget.as_deref();
     let text = path.map(|path| read(path, Limit::TOML)).transpose()?.unwrap_or_default();
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();
@@ -358,9 +357,8 @@ fn resolve(args: &BudgetArgs, for_device: bool) -> Result<Config, Failure> {
         }
     };
     let environment = environment()?;
-    let resolve = if for_device { Config::resolve_for_device } else { Config::resolve };
     let file = path.map(|_| (text.as_str(), origin.as_str()));
-    let mut config = resolve(file, &environment, args.overrides()).map_err(failed)?;
+    let mut config = Config::resolve_on(device, file, &environment, args.overrides()).map_err(failed)?;
     if let Some(workload) = &mut config.budget.workload {
         // Histograms stand beside the budget.
         let beside = path.and_then(Path::parent).unwrap_or(Path::new(""));

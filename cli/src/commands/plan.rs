@@ -115,9 +115,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     let Some(model) = args.model.as_deref() else {
         return started(args, StartArgs::run);
     };
-    if args.start.is_stated() {
-        return Err(Failure::new(2, "a command behind `--` names its model; leave the other one out"));
-    }
+    args.start.refuse_beside(Some(model))?;
     if start::is_script(model) {
         let launches = start::launches_in(model)?;
         return started(args, |start, beside, print| start.answer_all(&launches, beside, print));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::graphs::GraphEngine;
 use cacheplan::kernels::{Backend, Products};
-use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions};
+use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, WeightError};
 use clap::ArgMatches;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Multiply the blocks of a GGUF file with f32 inputs, or with inputs rounded to 8 bits in groups of 32
+    /// Multiply the blocks of a GGUF file with f32 inputs, or on the CPU with inputs rounded to 8 bits in groups of 32
     #[arg(long, value_name = "KIND", default_value = "exact", value_parser = products())]
     products: Products,
 
@@ -125,6 +125,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     }
     args.trace.begin()?;
     // What was asked is read before the weights are.
+    args.ask.check()?;
     let asked = args.ask.read()?;
     let options = SessionOptions {
         backend: args.output.device.clone(),
@@ -177,6 +178,7 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
     let session = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
     session.map_err(|error| match error {
         RuntimeError::Frontend(error) => source.reading.unread(model, error),
+        error @ RuntimeError::Weights(WeightError::Rounded { .. }) => failure(error),
         RuntimeError::Weights(_) => {
             hub::advice_on_weights(model).iter().for_each(|advice| note(advice));
             failure(error)

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown};
+use cacheplan::handlers::DType;
 use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::fit::Asks;
@@ -76,6 +77,14 @@ pub(crate) fn is_script(path: &Path) -> bool {
 impl StartArgs {
     pub(crate) fn is_stated(&self) -> bool {
         !self.words.is_empty()
+    }
+
+    /// A command names its model itself.
+    pub(crate) fn refuse_beside(&self, model: Option<&Path>) -> Result<(), Failure> {
+        match model.filter(|_| self.is_stated()) {
+            Some(_) => Err(Failure::new(2, "a command behind `--` names its model; leave the other one out")),
+            None => Ok(()),
+        }
     }
 
     /// Flags that are about a command are wrong where there is none.
@@ -178,12 +187,13 @@ impl StartArgs {
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
     }
 
-    /// What the command behind `--`, or in `file`, asks of each of some devices, for a search over them; where none are named
-    /// they are that of its node, or the usual ones.
+    /// What the command behind `--`, or in `file`, asks of each of some devices, for a search over them, told the dtypes that
+    /// it leaves open; where no devices are named they are that of its node, or the usual ones.
     pub(crate) fn sought(
         &self,
         file: Option<&Path>,
         beside: &Beside<'_>,
+        dtypes: [(&str, Option<DType>); 2],
         named: &[(String, DeviceInfo)],
         usual: &[(String, DeviceInfo)],
     ) -> Result<Sought, Failure> {
@@ -194,6 +204,7 @@ impl StartArgs {
             Some(file) => only(launches_in(file)?)?,
             None => only(self.launches()?)?,
         };
+        let launch = launch.told_dtypes(dtypes, self.version()).map_err(failed)?;
         let own = launch.device.as_deref().filter(|_| named.is_empty()).map(node).transpose()?;
         let devices = match &own {
             Some(own) => {

@@ -70,14 +70,14 @@ pub(crate) fn request(
         "" => None,
         text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
     };
-    let resolve = if devices.is_some() { Config::resolve_for_device } else { Config::resolve };
     let request = PlanRequest::of(model);
     let weights = |bits| -> Result<Override, Refused> {
         let bytes = weights_at(&request, bits)?;
         Ok(Override::by_flag("memory.weights", bytes.0.to_string(), format!("{bits} weights, assumed")))
     };
     let weights = of.bits.map(weights).transpose()?;
-    let mut config = resolve(Some((&of.budget, "the budget")), &[], weights.as_slice())?;
+    let device = devices.as_ref().map(Devices::device);
+    let mut config = Config::resolve_on(device, Some((&of.budget, "the budget")), &[], weights.as_slice())?;
     if let Some(workload) = &mut config.budget.workload {
         let beside = |file: &str| Err(format!("`{file}` is a file; the page reads none beside a budget"));
         workload.load(beside).map_err(Refused::error)?;

@@ -275,8 +275,12 @@ fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]
     for (member, resource) in members {
         let (stride, own_window) = stride_and_window(&resource.handler)
             .ok_or_else(|| bad(format!("member `{}` is not paged", member.resource)))?;
-        let entries = u32::try_from(member.bytes / resource.handler.unit_bytes()).ok().filter(|&entries| entries > 0);
-        let entries = entries.ok_or_else(|| bad(format!("member `{}` holds no whole entry", member.resource)))?;
+        let entries = u32::try_from(member.bytes / resource.handler.unit_bytes());
+        let entries =
+            entries.map_err(|_| bad(format!("blocks of member `{}` have 2^32 entries or more", member.resource)))?;
+        if entries == 0 {
+            return Err(bad(format!("member `{}` holds no whole entry", member.resource)));
+        }
         if *geometry.get_or_insert((entries, stride)) != (entries, stride) {
             return Err(bad(format!("member `{}` has other entries per block than the first", member.resource)));
         }

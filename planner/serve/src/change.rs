@@ -2,9 +2,13 @@
 
 use std::borrow::Cow;
 
+use cacheplan_handlers::DType;
+use cacheplan_planner::budget::Dtypes;
 use cacheplan_planner::engines::Layout;
 
+use crate::dynamo;
 use crate::error::ServeError;
+use crate::flags::parse::parse;
 use crate::flags::table::{Arity, Flag, flags};
 use crate::launch::Launch;
 use crate::program::Program;
@@ -27,6 +31,52 @@ impl Launch {
             changed.unwrap_or(words)
         });
         Ok(Some(Self { words, ..self.clone() }))
+    }
+
+    /// The same command told element types of keys and values, and of states, that it leaves open: each by the flag of whoever
+    /// asks.
+    ///
+    /// # Errors
+    /// As [`Launch::told`], a dtype that the engine cannot be told, and a flag by which the command says another itself.
+    pub fn told_dtypes(
+        &self,
+        [kv, state]: [(&str, Option<DType>); 2],
+        version: Option<&str>,
+    ) -> Result<Self, ServeError> {
+        let Program { engine, start } = Program::of(self, version)?;
+        if kv.1.is_none() && state.1.is_none() {
+            return Ok(self.clone());
+        }
+        let known = flags(engine.engine, engine.version);
+        let mut words = self.words.clone();
+        let said = parse(engine, &dynamo::rewritten(&words, start, &known)?, start, &self.env)?.settings;
+        let alone = Layout::alone(1, 1, Dtypes::default());
+        for (flag, layout) in
+            [(kv.0, Layout { kv_dtype: kv.1, ..alone }), (state.0, Layout { state_dtype: state.1, ..alone })]
+        {
+            let unconsumed = |why: String| ServeError::Unconsumed { flag: flag.to_owned(), why };
+            let usual: Vec<&str> = engine.flags_of(&alone).into_iter().flatten().map(|(name, _)| name).collect();
+            let told = engine.flags_of(&layout).ok_or_else(|| {
+                unconsumed(format!(
+                    "no flag of {} says that; leave it out, or state it in the engine's own way",
+                    engine.engine
+                ))
+            })?;
+            for (name, value) in told.into_iter().filter(|(name, _)| !usual.contains(name)) {
+                let value = value.unwrap_or_default();
+                match said.get(name) {
+                    Some(setting) if setting.value() == value || setting.on && setting.values.is_empty() => {}
+                    Some(setting) => {
+                        return Err(unconsumed(format!("the command says that itself: {name} {}", setting.value())));
+                    }
+                    None => {
+                        let changed = Remedy::Set(name, value).applied(&words, start, &known).into_iter().next();
+                        words = changed.unwrap_or(words);
+                    }
+                }
+            }
+        }
+        Ok(Self { words, ..self.clone() })
     }
 
     /// The words, behind the variables of its engine that are stated beside them, without the secrets in either.

@@ -94,11 +94,7 @@ impl Asks {
         let given = self.given.as_ref().filter(|(own, _)| *own == engine);
         let (launch, version) = match given {
             Some((_, launch)) => (launch.clone(), self.options.version.clone()),
-            // None of the newest, whose parser may be of a newer one yet.
-            None => {
-                let is_newest = engine.version == engine.engine.newest();
-                (Launch::serving(engine, &self.name), (!is_newest).then(|| engine.version_name()))
-            }
+            None => (Launch::serving(engine, &self.name), Some(engine.version_name())),
         };
         let Some(told) = launch.told(layout, version.as_deref())? else { return Ok(None) };
         let mut options = Options { version, devices: Some(device.clone().into()), ..self.options.clone() };

@@ -14,7 +14,7 @@ use crate::answer::{Answer, Starts};
 use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::question::{Limits, Models, Options, Question, Settled};
+use crate::question::{Limits, Models, Options, Question, Settled, ubatch};
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
@@ -151,6 +151,8 @@ impl Found {
         say(Fact::WindowTokens, self.span(|at| at.predicted.window_tokens));
         say(Fact::StateSlots, self.span(|at| at.predicted.state_slots));
         say(Fact::KvBytes, self.span(|at| at.predicted.kv_bytes));
+        say(Fact::KeyBytes, self.span(|at| at.predicted.kv_bytes?.checked_sub(at.predicted.value_bytes?)));
+        say(Fact::ValueBytes, self.span(|at| at.predicted.value_bytes));
         say(Fact::SsmBytes, self.span(|at| at.predicted.ssm_bytes));
         say(Fact::ConvBytes, self.span(|at| at.predicted.conv_bytes));
         say(Fact::Concurrency, self.span(|at| at.predicted.concurrency.map(|times| (times * 100.0).round() as u64)));
@@ -159,7 +161,7 @@ impl Found {
             self.span(|at| running(question, limits, &at.predicted)).or(limits.max_batch_size.and_then(exact)),
         );
         if self.engine.engine.name() == "llama.cpp" {
-            say(Fact::Ubatch, exact(question.count("--ubatch-size").unwrap_or(512).min(limits.max_num_tokens)));
+            say(Fact::Ubatch, exact(ubatch(question)));
         }
         facts
     }
@@ -197,7 +199,9 @@ impl Found {
         let sequences = sequences.filter(|_| starts != Starts::No || holds_none);
         // It says what it made of its memory before it looks at its blocks.
         let fails = settled.placed.is_some() && starts == Starts::No;
-        let mut lines = if self.high.at.is_some() && !fails { self.engine.start_lines(&facts) } else { Vec::new() };
+        let dtype = self.high.at.as_ref().and_then(|at| at.predicted.kv_dtype);
+        let mut lines =
+            if self.high.at.is_some() && !fails { self.engine.start_lines(&facts, dtype) } else { Vec::new() };
         if facts.contains_key(&Fact::WindowTokens) {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
             lines.retain(|line| !line.starts_with("KV Cache is allocated"));
@@ -207,6 +211,9 @@ impl Found {
         {
             let full = cells::without_window(&settled.request, &at.predicted)?;
             lines = lines.into_iter().flat_map(|line| placed.lines(line, bytes.high, full)).collect();
+        }
+        if let Some(placed) = &settled.placed {
+            lines.iter_mut().for_each(|line| *line = placed.named(line));
         }
         let is_stated = settled.request.config().budget.workload.is_some();
         let tokens_each = is_stated.then(|| settled.request.tokens_per_sequence()).transpose()?;

@@ -3,7 +3,6 @@
 use cacheplan_planner::{Engine, EngineSpec};
 
 use crate::error::ServeError;
-use crate::flags::table::newest;
 use crate::launch::Launch;
 use crate::words::base;
 
@@ -21,7 +20,7 @@ impl Program {
         let (engine, start) = found(&launch.words)?;
         let engine = match stated.or(launch.version.as_deref()) {
             Some(version) => format!("{engine}@{version}").parse()?,
-            None => newest(engine),
+            None => engine.into(),
         };
         Ok(Self { engine, start })
     }

@@ -132,7 +132,7 @@ impl Search<'_> {
     fn change(&self, remedies: &[Remedy], answer: Answer) -> Change {
         let said: Vec<String> = remedies.iter().map(|remedy| self.said(remedy)).collect();
         let flag = self.engine().and_then(Engine::ranks_flag).unwrap_or_default();
-        let stated = self.program().and_then(|(_, parsed)| parsed.settings.get(flag)?.value().parse::<u64>().ok());
+        let stated = self.program().and_then(|(_, parsed)| u64::try_from(parsed.settings.get(flag)?.whole()?).ok());
         let more = remedies.iter().find_map(|remedy| match remedy {
             Remedy::Set(name, ranks) if *name == flag => Some(ranks.parse::<u64>().ok()? / stated.unwrap_or(1).max(1)),
             _ => None,
@@ -177,7 +177,7 @@ impl Search<'_> {
         let (name, answer) = (engine.engine.name(), self.answer);
         let Some(tp) = engine.engine.ranks_flag() else { return Vec::new() };
         let (length, batch) = (engine.engine.length_flag(), engine.engine.sequences_flag());
-        let number = |flag: &str| parsed.settings.get(flag).and_then(|setting| setting.value().parse::<u64>().ok());
+        let number = |flag: &str| u64::try_from(parsed.settings.get(flag)?.whole()?).ok();
         let ranks = number(tp).unwrap_or(1);
         let mut tries: Vec<Remedy> = [2, 4].map(|times| Remedy::Set(tp, (times * ranks).to_string())).into();
         let limits = answer.limits;

@@ -500,6 +500,29 @@ fn llama_cpp_says_where_its_cells_lie(#[case] flags: &str, #[case] expected: &[&
     assert_eq!(buffers, expected);
 }
 
+/// Each backend has names of its own for its devices.
+#[rstest]
+#[case("m4-max-128gb", None, "MTL0")]
+#[case("m4-max-128gb", Some("b7845"), "Metal")]
+#[case("mi300x", None, "ROCm0")]
+#[case("h100", None, "CUDA0")]
+fn llama_cpp_names_the_device_that_its_cells_lie_on(
+    #[case] device: &str,
+    #[case] version: Option<&str>,
+    #[case] name: &str,
+) {
+    let options = Options { version: version.map(str::to_owned), ..on(device) };
+    for flags in ["-c 32768 -np 1", "-c 8192", "-c 32768 -np 1 -ngl 10", ""] {
+        let command = format!("llama-server -m m {flags}");
+        for model in ["Qwen__Qwen3-8B", "google__gemma-3-1b-it"] {
+            let found = answer(&launch(command.trim_end()), models(model), &options).unwrap();
+            let lines = || found.lines.iter().filter(|line| line.contains("KV buffer size"));
+            assert!(lines().any(|line| line.contains(&format!(" {name} KV buffer"))), "{command}: {:?}", found.lines);
+            assert!(lines().all(|line| name == "CUDA0" || !line.contains("CUDA")), "{command}: {:?}", found.lines);
+        }
+    }
+}
+
 /// Of buffers alone, each line with its time.
 #[test]
 fn buffers_stand_for_the_size_that_a_log_leaves_out() {

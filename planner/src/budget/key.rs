@@ -53,6 +53,9 @@ pub enum Values {
 /// A count of tokens.
 pub(crate) const TOKENS: Values = Values::Tokens(1, MAX_COUNT);
 
+/// A count of a block's tokens, which books keep in 32 bits.
+pub(crate) const BLOCK: Values = Values::Tokens(1, 1 << 31);
+
 /// A count of sequences, slots or blocks.
 pub(crate) const SEQUENCES: Values = Values::Count(1, MAX_COUNT);
 

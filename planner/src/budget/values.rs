@@ -19,6 +19,11 @@ impl Fraction {
     /// Everything.
     pub const ONE: Self = Self { millionths: 1_000_000 };
 
+    /// So many hundredths.
+    pub(crate) const fn percent(percent: u32) -> Self {
+        Self { millionths: percent * 10_000 }
+    }
+
     /// The share nearest to `value`; `None` outside (0, 1] or with more than six decimals.
     pub fn new(value: f64) -> Option<Self> {
         let scaled = value * 1e6;

@@ -10,6 +10,7 @@ use toml::{Table, Value};
 
 use crate::budget::key::{BudgetKey, PREFIX, Values};
 use crate::budget::{Budget, BudgetError, Origin, in_words, nearest, nearest_key};
+use crate::device::DeviceInfo;
 use crate::render::columns;
 
 /// A value that stands above the file.
@@ -67,11 +68,10 @@ impl From<Budget> for Config {
     }
 }
 
-/// What a process takes of a device unless it is told otherwise: vLLM's default.
-const USUAL_SHARE: [(&str, &str); 2] = [("memory.fraction", "0.9"), ("memory.of", "total")];
-
-fn by_device((key, value): (&str, &str)) -> Override {
-    Override { key: key.into(), value: value.into(), origin: Origin::Device }
+/// What is divided of a device where nobody says: its usual share of all its memory.
+fn usual(device: &DeviceInfo) -> [Override; 2] {
+    let by_device = |key: &str, value: String| Override { key: key.to_owned(), value, origin: Origin::Device };
+    [by_device("memory.fraction", f64::from(device.usual_share()).to_string()), by_device("memory.of", "total".into())]
 }
 
 impl Config {
@@ -112,23 +112,16 @@ impl Config {
         environment: &[Override],
         flags: &[Override],
     ) -> Result<Self, BudgetError> {
-        Self::resolve_on(false, file, environment, flags)
+        Self::resolve_on(None, file, environment, flags)
     }
 
-    /// As [`Config::resolve`], for a device whose memory is stated: where nobody states what to divide, it is 0.9 of that.
+    /// As [`Config::resolve`], for a device where one is stated: where nobody states what to divide, it is
+    /// [its usual share](DeviceInfo::usual_share).
     ///
     /// # Errors
     /// As [`Config::resolve`].
-    pub fn resolve_for_device(
-        file: Option<(&str, &str)>,
-        environment: &[Override],
-        flags: &[Override],
-    ) -> Result<Self, BudgetError> {
-        Self::resolve_on(true, file, environment, flags)
-    }
-
-    fn resolve_on(
-        device: bool,
+    pub fn resolve_on(
+        device: Option<&DeviceInfo>,
         file: Option<(&str, &str)>,
         environment: &[Override],
         flags: &[Override],
@@ -147,10 +140,9 @@ impl Config {
         for change in environment.iter().chain(flags) {
             set(&mut table, change).map_err(in_file)?;
         }
-        let mut usual = Vec::new();
-        if device && ["memory.bytes", "memory.fraction"].iter().all(|key| get(&table, key).is_none()) {
-            usual = USUAL_SHARE.into_iter().filter(|(key, _)| get(&table, key).is_none()).map(by_device).collect();
-        }
+        let is_divided = ["memory.bytes", "memory.fraction"].iter().any(|key| get(&table, key).is_some());
+        let usual = device.filter(|_| !is_divided).into_iter().flat_map(usual);
+        let usual: Vec<Override> = usual.filter(|share| get(&table, &share.key).is_none()).collect();
         for change in &usual {
             set(&mut table, change)?;
         }

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::budget::Budget;
 use crate::budget::key::{BudgetKey, Values};
+use crate::size::ByteSize;
 
 /// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
 pub(super) fn budget_schema() -> String {
@@ -61,7 +62,7 @@ fn bytes() -> Value {
     json!({
         "description": "An integer of bytes or a number with a unit.",
         "anyOf": [
-            { "type": "integer", "minimum": 0 },
+            { "type": "integer", "minimum": 0, "maximum": ByteSize::MOST },
             { "type": "string", "pattern": "^\\s*[0-9]+(\\.[0-9]{0,9})?\\s*([KMGT]|[KMGTkmgt][iI]?[bB]|[KMGTkmgt][iI]|[bB])?\\s*$" },
         ],
     })

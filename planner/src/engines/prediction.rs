@@ -1,5 +1,6 @@
 //! What an engine would allocate.
 
+use cacheplan_handlers::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::CachePlan;
@@ -50,6 +51,12 @@ pub struct EnginePrediction {
     /// Bytes of pages, or of the one pool that also holds states.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_bytes: Option<u64>,
+    /// Bytes of values among them, where they lie apart from keys and that is known; no part of a plan.
+    #[serde(skip)]
+    pub value_bytes: Option<u64>,
+    /// The element type of pages, where it is logged; no part of a plan.
+    #[serde(skip)]
+    pub kv_dtype: Option<DType>,
     /// Bytes of states in pools of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_bytes: Option<u64>,

@@ -232,7 +232,7 @@ impl EngineSpec {
         [DType::F8E4m3, DType::Q8_0].into_iter().find(|dtype| can.contains(dtype))
     }
 
-    /// The version as the engine writes it: builds of llama.cpp are `b5913`.
+    /// The version as the engine writes it: builds of llama.cpp are `b11549`.
     pub fn version_name(self) -> String {
         self.engine.written(self.version)
     }
@@ -283,8 +283,8 @@ impl EngineSpec {
     /// What to know of a version whose own rules were not read.
     pub(super) fn unread(self) -> Option<String> {
         let EngineRules { read, numbering, .. } = self.engine.0.rules;
-        // Of builds the newest rules hold until a change is read.
-        if *numbering == Numbering::Builds && self.version > self.engine.newest() {
+        // Of builds rules hold until a change is read.
+        if *numbering == Numbering::Builds && read.first().is_some_and(|first| self.version > *first) {
             return None;
         }
         let names: Vec<String> = read.iter().map(|version| self.engine.written(*version)).collect();

@@ -64,6 +64,6 @@ pub(crate) type RuleChange = (Version, &'static str);
 pub(crate) enum Numbering {
     /// `0.33.0`; what is above the newest that was read is refused.
     Releases,
-    /// `b5913`, one every few hours; the newest rules hold until a change is read.
+    /// `b11549`, one every few hours; rules hold until a change is read.
     Builds,
 }

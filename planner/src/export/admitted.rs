@@ -2,6 +2,7 @@
 
 use cacheplan_transforms::Resources;
 
+use super::input::Prediction;
 use crate::budget::{Budget, Lengths, Speculation, Workload};
 use crate::engines::{EnginePrediction, EngineSpec, Stored};
 use crate::error::{EngineRefusal, PlanError};
@@ -9,6 +10,8 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Scheme};
 use crate::size::ByteSize;
 use crate::solver::inputs::Inputs;
+use crate::solver::solve::last;
+use crate::stated::Stated;
 
 /// What the engine would allocate for a budget; `None` where the plan is none that its rules can judge.
 pub(super) fn predicted(
@@ -25,7 +28,18 @@ pub(super) fn predicted(
     // Whatever it is told, it has no more than the plan.
     budget.engine.cache_bytes = budget.engine.cache_bytes.or(plan.cache_bytes().map(ByteSize));
     let resources = held(plan)?;
-    Some(Inputs::new(&plan.model, &resources, &budget).predict(engine))
+    // It is told all that an export has.
+    let stated = Stated::Command;
+    Some(Inputs { stated, ..Inputs::new(&plan.model, &resources, &budget) }.predict(engine))
+}
+
+/// The most sequences that the engine runs where it is told to run no more; 0 where it runs none so.
+pub(super) fn most(told: &Budget, predicted: impl Fn(Budget) -> Prediction) -> u64 {
+    let runs = |running: u64| {
+        let told = Budget { max_batch_size: Some(running), ..told.clone() };
+        matches!(predicted(told), Some(Ok(predicted)) if predicted.sequences >= running)
+    };
+    last(told.max_batch_size.unwrap_or(0), |running| running == 0 || runs(running))
 }
 
 /// How the engine stores the plan's latents where its flag for their dtype is `word`, or says the plan's; as on the GPU that

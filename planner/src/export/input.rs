@@ -32,7 +32,7 @@ pub(crate) struct Input<'a> {
 }
 
 /// What an engine would allocate, where that is known.
-type Prediction = Option<Result<EnginePrediction, PlanError>>;
+pub(super) type Prediction = Option<Result<EnginePrediction, PlanError>>;
 
 /// How it stores latents, where it has several ways.
 type Storage = Result<Option<Stored>, EngineRefusal>;

@@ -100,12 +100,16 @@ impl CachePlan {
         not_expressed.extend(made_for.filter(|longest| limit > *longest).map(|longest| {
             format!("max_seq_len {limit} is longer than the {longest} tokens that the model was made for: engines refuse that unless they are told to allow it")
         }));
-        let admits = match input.predicted(dialect.told(&settings)) {
+        let told = dialect.told(&settings);
+        let admits = match input.predicted(told.clone()) {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));
                 Some((prediction.sequences, prediction.notes.join("; ")))
             }
-            Some(Err(PlanError::DoesNotFit(short))) => Some((0, format!("capped by {}", short.capped_by))),
+            Some(Err(PlanError::DoesNotFit(short))) => {
+                let most = admitted::most(&told, |told| input.predicted(told));
+                Some((most, format!("capped by {}", short.capped_by)))
+            }
             Some(Err(PlanError::Engine(
                 refusal @ (EngineRefusal::KvDType { .. } | EngineRefusal::Architecture { .. }),
             ))) => {

@@ -4,8 +4,8 @@ use cacheplan_handlers::DType;
 
 use super::{AskedOf, AtBest, Fit, FitQuestion};
 use crate::bound::{SpeedBound, Work};
-use crate::budget::{Base, Dtypes, Fraction, Memory};
-use crate::device::{DeviceInfo, DeviceKind};
+use crate::budget::{Base, Dtypes, Memory};
+use crate::device::DeviceInfo;
 use crate::engines::{EngineSpec, Layout};
 use crate::error::PlanError;
 use crate::parallel::Parallel;
@@ -84,7 +84,7 @@ fn of_device(request: &PlanRequest, device: &DeviceInfo, question: &FitQuestion)
         let stated = budget.memory.clone().unwrap_or_default();
         budget.memory = Some(Memory {
             bytes: None,
-            fraction: stated.fraction.or(Fraction::new(share(device))),
+            fraction: stated.fraction.or(Some(device.usual_share())),
             of: stated.of.or(Some(Base::Total)),
             weights: question.weights.or(stated.weights),
             ..stated
@@ -270,12 +270,6 @@ impl Ending {
             |pool| Self { name: pool.id.clone(), words: plan.pool_in_words(pool, stages) },
         )
     }
-}
-
-/// The share of a device's memory that is divided. Metal gives a GPU what it recommends: 0.84 of 128 GiB and 0.74 of 16 GiB in
-/// what users report (antirez/ds4#893, AlexsJones/llmfit#754).
-fn share(device: &DeviceInfo) -> f64 {
-    if device.kind == DeviceKind::Integrated { 0.75 } else { 0.9 }
 }
 
 /// What an engine admits on every stage, and what ends it there.

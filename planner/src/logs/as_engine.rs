@@ -11,6 +11,7 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, PlannedResource, Pool, Scheme};
 use crate::size::ByteSize;
 use crate::solver::inputs::Inputs;
+use crate::stated::Stated;
 
 /// A plan's caches, which are those of one rank already.
 pub(super) struct AsEngine<'a> {
@@ -126,7 +127,9 @@ impl<'a> AsEngine<'a> {
         if [told.tokens_per_block, told.shared_cells, told.ubatch].contains(&Some(0)) {
             return Err(EngineRefusal::EmptyBlock.into());
         }
-        Inputs::new(&self.plan.model, &self.resources, &budget).predict(engine)
+        // What a log says it was told.
+        let stated = Stated::Command;
+        Inputs { stated, ..Inputs::new(&self.plan.model, &self.resources, &budget) }.predict(engine)
     }
 }
 

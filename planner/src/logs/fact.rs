@@ -48,6 +48,10 @@ pub enum Fact {
     StateSlots,
     /// Bytes of keys and values.
     KvBytes,
+    /// Of these the keys', where they lie apart from the values.
+    KeyBytes,
+    /// And the values'.
+    ValueBytes,
     /// llama.cpp: the same by device, for logs that leave out the sum.
     KvBuffers,
     /// Bytes of recurrent states.
@@ -90,6 +94,8 @@ impl Fact {
         match self {
             Self::CacheBytes
             | Self::KvBytes
+            | Self::KeyBytes
+            | Self::ValueBytes
             | Self::KvBuffers
             | Self::SsmBytes
             | Self::ConvBytes
@@ -135,6 +141,8 @@ impl Fact {
             Self::Concurrency => "concurrency",
             Self::StateSlots => "state_slots",
             Self::KvBytes => "kv_bytes",
+            Self::KeyBytes => "key_bytes",
+            Self::ValueBytes => "value_bytes",
             Self::KvBuffers => "kv_buffers",
             Self::SsmBytes => "ssm_bytes",
             Self::ConvBytes => "conv_bytes",

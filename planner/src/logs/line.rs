@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use cacheplan_handlers::DType;
+
 use super::fact::{Fact, Unit};
 use super::wording::Logged;
 use crate::engines::version::Version;
 use crate::size::separated;
 
-/// A line as an engine writes it: `{}` stands where a number does, `{,}` where it has thousands separators.
+/// A line as an engine writes it: `{}` stands where a number does, `{,}` where it has thousands separators, `{tight}` where no
+/// space is before its unit, and `{dtype}` where PyTorch's name of the caches' element type does.
 pub(crate) struct Line {
     /// The first version that writes it so.
     pub(crate) since: Version,
@@ -39,23 +42,49 @@ impl Line {
         Self { before: Some(before), ..self }
     }
 
-    pub(super) fn written(&self, facts: &BTreeMap<Fact, Logged>, size: SizeUnit) -> Option<String> {
-        let mut parts = self.text.split('{');
-        let mut line = parts.next().unwrap_or_default().to_owned();
-        for (part, of) in parts.zip(self.facts) {
+    /// What all lines begin with of which an engine writes one.
+    pub(super) fn beginning(&self) -> &'static str {
+        self.text.split('{').next().unwrap_or_default()
+    }
+
+    pub(super) fn written(
+        &self,
+        facts: &BTreeMap<Fact, Logged>,
+        dtype: Option<DType>,
+        size: SizeUnit,
+    ) -> Option<String> {
+        let (mut line, mut of) = (self.beginning().to_owned(), self.facts.iter());
+        for part in self.text.split('{').skip(1) {
             let (how, behind) = part.split_once('}')?;
-            let known: Option<Vec<Logged>> = of.iter().map(|fact| facts.get(fact).copied()).collect();
-            let sum = known?.into_iter().fold(Logged::exact(0), Logged::plus);
-            line += &number(sum, of.first()?.unit(), how == ",", size);
+            if how == "dtype" {
+                line += torch(dtype?)?;
+            } else {
+                let of = of.next()?;
+                let known: Option<Vec<Logged>> = of.iter().map(|fact| facts.get(fact).copied()).collect();
+                let sum = known?.into_iter().fold(Logged::exact(0), Logged::plus);
+                line += &number(sum, of.first()?.unit(), how, size);
+            }
             line += behind;
         }
         Some(line)
     }
 }
 
-fn number(value: Logged, unit: Unit, thousands: bool, SizeUnit(name, bits): SizeUnit) -> String {
+/// What PyTorch calls an element type.
+const fn torch(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::Bf16 => Some("torch.bfloat16"),
+        DType::F16 => Some("torch.float16"),
+        DType::F32 => Some("torch.float32"),
+        DType::F8E4m3 => Some("torch.float8_e4m3fn"),
+        DType::F8E5m2 => Some("torch.float8_e5m2"),
+        _ => None,
+    }
+}
+
+fn number(value: Logged, unit: Unit, how: &str, SizeUnit(name, bits): SizeUnit) -> String {
     let one = |value: u64| match unit {
-        Unit::Count if thousands => separated(value),
+        Unit::Count if how == "," => separated(value),
         Unit::Count => value.to_string(),
         Unit::Switch => if value == 1 { "True" } else { "False" }.into(),
         Unit::Hundredths => format!("{}.{:02}", value / 100, value % 100),
@@ -64,7 +93,7 @@ fn number(value: Logged, unit: Unit, thousands: bool, SizeUnit(name, bits): Size
     let (low, high) = (one(value.low), one(value.high));
     let mut text = if low == high { low } else { format!("{low}..{high}") };
     if unit == Unit::Bytes {
-        let _ = write!(text, " {name}");
+        let _ = write!(text, "{}{name}", if how == "tight" { "" } else { " " });
     }
     text
 }

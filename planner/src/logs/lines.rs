@@ -1,6 +1,8 @@
 //! The lines in which an engine says what it made of its memory, written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+use cacheplan_handlers::DType;
 
 use super::fact::Fact;
 use super::line::Line;
@@ -8,14 +10,20 @@ use super::wording::Logged;
 use crate::engines::EngineSpec;
 
 impl EngineSpec {
-    /// The lines in which its start says `facts`; one that says something else besides is left out.
+    /// The lines in which its start says `facts` of caches in `dtype`; one that says something else besides is left out.
     ///
     /// A number that is only known to lie between two is written as both, `40.10..45.20 GiB`.
-    pub fn start_lines(self, facts: &BTreeMap<Fact, Logged>) -> Vec<String> {
+    pub fn start_lines(self, facts: &BTreeMap<Fact, Logged>, dtype: Option<DType>) -> Vec<String> {
         let dialect = self.engine.dialect();
+        // Of lines that begin alike it writes the first of which all is known.
+        let mut begun = BTreeSet::new();
         let speaks =
             |line: &&Line| line.since <= self.version && line.before.is_none_or(|before| self.version < before);
-        dialect.writes.iter().filter(speaks).filter_map(|line| line.written(facts, dialect.size_unit)).collect()
+        let written = dialect.writes.iter().filter(speaks).filter_map(|line| {
+            let written = line.written(facts, dtype, dialect.size_unit)?;
+            begun.insert(line.beginning()).then_some(written)
+        });
+        written.collect()
     }
 }
 
@@ -49,7 +57,7 @@ mod tests {
     fn what_is_written_reads_back() {
         for engine in Engine::all().iter().copied() {
             for version in engine.rules().read.iter().copied() {
-                let lines = EngineSpec { engine, version }.start_lines(&said());
+                let lines = EngineSpec { engine, version }.start_lines(&said(), Some(DType::Bf16));
                 assert!(lines.len() >= 2, "{engine}");
                 let log = EngineLog::read(lines.join("\n").as_bytes(), Some(engine)).unwrap();
                 for (fact, logged) in log.facts().filter(|(fact, _)| said().contains_key(fact)) {
@@ -64,6 +72,6 @@ mod tests {
     fn a_number_between_two_is_written_as_both() {
         let between = BTreeMap::from([(Fact::CacheBytes, Logged { low: 3 << 30, high: 7 << 29 })]);
         let vllm: EngineSpec = "vllm".parse().unwrap();
-        assert_eq!(vllm.start_lines(&between), ["Available KV cache memory: 3.00..3.50 GiB"]);
+        assert_eq!(vllm.start_lines(&between, None), ["Available KV cache memory: 3.00..3.50 GiB"]);
     }
 }

@@ -288,9 +288,8 @@ fn lines(program: String, words: Vec<String>) -> String {
 impl Fit {
     /// The question about this row alone as flags of `cacheplan plan`.
     fn plan_flags(&self, context: u64) -> String {
-        let share = if self.is_integrated() { " --memory-fraction 0.75 --memory-of total" } else { "" };
         let engine = self.engine.iter().map(|engine| format!(" --as {engine}")).collect::<String>();
-        format!("--device-memory {}{share} --max-seq-len {context}{engine} {}", self.counted(), self.flags())
+        format!("--device-memory {} --max-seq-len {context}{engine} {}", self.counted(), self.flags())
     }
 
     /// Its devices as they are asked for: `2xh200`.

@@ -5,7 +5,7 @@ use cacheplan_planner::{Comparison, DeviceInfo, Engine, EngineSpec, PlanRequest}
 
 use rstest::rstest;
 
-use super::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano, published};
 
 const CHAT: &str = "max_seq_len = 8192\n[workload]\nprompt = { fixed = 300 }\noutput = { fixed = 200 }\n";
 
@@ -227,4 +227,34 @@ fn sglang_starts_with_a_pool_below_its_context_and_keeps_windows_it_does_not_lis
     let text = "max_seq_len = 8192\n[engine]\ncache_bytes = '1GiB'\nprefix_caching = true";
     assert_eq!(predicted("exaone4", text).window_tokens, None);
     assert!(predicted("gpt_oss", text).window_tokens.is_some());
+}
+
+/// Whoever puts a plan's number back has the same plan, and no engine refuses it.
+#[rstest]
+#[case("meta-llama__Llama-4-Scout-17B-16E-Instruct")]
+#[case("openai__gpt-oss-120b")]
+#[case("google__gemma-4-26B-A4B")]
+#[case("deepseek-ai__DeepSeek-V4.1-Flash")]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking")]
+#[case("Qwen__Qwen3-8B")]
+fn a_plan_s_own_number_stays_where_it_is_stated(
+    #[case] model: &str,
+    #[values("40GiB", "512GiB")] bytes: &str,
+    #[values("vllm", "sglang", "tensorrt-llm", "llama.cpp")] engine: EngineSpec,
+) {
+    let request = |batch: Option<u64>| {
+        let batch = batch.map(|batch| format!("max_batch_size = {batch}\n")).unwrap_or_default();
+        let budget = budget(&format!("{batch}max_seq_len = 4096\n[memory]\nbytes = '{bytes}'\n"));
+        PlanRequest::of(published(model)).with_budget(budget).for_engine(engine)
+    };
+    // Not every engine has every model.
+    let Ok(alone) = request(None).predict(engine) else { return };
+    let planned = request(None).plan().unwrap().capacity.sequences;
+    for number in [planned, alone.sequences] {
+        let plan = request(Some(number)).plan().unwrap();
+        assert_eq!(plan.capacity.sequences, planned.min(number));
+        let stated = request(Some(number)).predict(engine).unwrap();
+        assert!(stated.sequences >= alone.sequences.min(number), "{number}: {} of {stated:?}", alone.sequences);
+        assert_eq!(request(Some(stated.sequences)).predict(engine).unwrap().sequences, stated.sequences);
+    }
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use cacheplan_handlers::KvLayout;
 use cacheplan_planner::budget::Origin;
-use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, Override};
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, DeviceInfo, Override};
 use rstest::rstest;
 
 const FILE: &str = "max_seq_len = 1000\nmax_batch_size = 2\n\n[memory]\nbytes = '1GiB'\n";
@@ -139,11 +140,27 @@ fn a_variable_with_too_few_underscores_is_an_error(#[case] name: &str, #[case] s
 #[case("[memory]\nbytes = '1GiB'", &[])]
 #[case("[memory]\nfraction = 0.5\nof = 'free'", &[])]
 fn a_stated_device_has_its_usual_share_divided(#[case] file: &str, #[case] expected: &[(&str, &str)]) {
-    let config = Config::resolve_for_device(Some((file, "b.toml")), &[], &[]).unwrap();
+    let device = DeviceInfo::cuda("gpu", 1 << 34, 1 << 34);
+    let config = Config::resolve_on(Some(&device), Some((file, "b.toml")), &[], &[]).unwrap();
     let of_device = config.settings.iter().filter(|setting| setting.origin == Origin::Device);
     let of_device: Vec<_> = of_device.map(|setting| (setting.key, setting.value.as_str())).collect();
     assert_eq!(of_device, expected);
     assert!(config.budget.memory.is_some());
+}
+
+/// Whatever it is called: what its memory is shared with decides.
+#[rstest]
+#[case::its_own(DeviceKind::Cuda, 0.9)]
+#[case::a_processors(DeviceKind::Cpu, 0.9)]
+#[case::shared(DeviceKind::Integrated, 0.75)]
+fn the_usual_share_follows_the_kind_of_memory(#[case] kind: DeviceKind, #[case] share: f64) {
+    for name in ["NVIDIA GB10", "NVIDIA Jetson AGX Thor", "Apple M5", "stated"] {
+        let device = DeviceInfo { kind, ..DeviceInfo::cuda(name, 1 << 37, 1 << 37) };
+        let config = Config::resolve_on(Some(&device), None, &[], &[]).unwrap();
+        let memory = config.budget.memory.unwrap();
+        assert_eq!(memory.fraction.map(f64::from), Some(share), "{name}");
+        assert_eq!(device.usual_share().of(1_000_000), (share * 1e6) as u64);
+    }
 }
 
 #[test]
@@ -272,6 +289,24 @@ fn a_count_outside_its_bounds_names_who_stated_it(#[case] key: &str, #[case] val
     let error = Config::resolve(None, &[], std::slice::from_ref(&stated)).unwrap_err();
     assert_eq!(error.origin, Some(stated.origin), "{error}");
     assert!(error.to_string().contains(value) || value.len() > 18, "{error}");
+}
+
+/// Sums of what is stated stay countable, so that no size that is printed is a bound of counting.
+#[rstest]
+#[case("16777215TiB")]
+#[case("1048577TiB")]
+#[case("1152921504606846977")]
+fn a_size_beyond_counting_names_its_key_and_value(#[case] size: &str) {
+    let keys = BudgetKey::all().iter().filter(|key| matches!(key.values, cacheplan_planner::Values::Bytes));
+    let mut seen = 0;
+    for key in keys {
+        let error = Config::resolve(None, &[], &[flag(key.path, size)]).unwrap_err();
+        let (said, origin) = (error.to_string(), Origin::Flag(format!("--{}", key.path)));
+        assert_eq!(error.origin, Some(origin), "{said}");
+        assert!(said.contains(size) && said.contains("sizes are at most 1048576TiB"), "{}: {said}", key.path);
+        seen += 1;
+    }
+    assert!(seen > 6, "{seen} keys");
 }
 
 #[test]

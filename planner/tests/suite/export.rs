@@ -4,10 +4,10 @@ mod edge_llm;
 mod names;
 mod simulators;
 
-use super::common::{Model, budget, kv, nemotron_3_nano};
+use super::common::{Model, budget, kv, nemotron_3_nano, published};
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::export::Export;
-use cacheplan_planner::{CachePlan, ExportError, Owner, Parallel, Serving, Target};
+use cacheplan_planner::{CachePlan, ExportError, Owner, Parallel, PlanRequest, Serving, Target};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -196,6 +196,18 @@ fn sglang_serves_every_sequence_of_a_plan_without_checkpoints() {
     let arguments = self::arguments(target("sglang"), &export);
     assert_eq!(arguments["disable-radix-cache"], Value::Null);
     assert_eq!(arguments["max-running-requests"], (slots / 5).min(reusing.slots.live));
+}
+
+/// Without the radix cache windows get what the requests hold at worst, and told as many as the plan has it does not start.
+#[test]
+fn sglang_is_told_no_more_requests_than_it_starts_with() {
+    let bytes = budget("max_seq_len = 4096\n[memory]\nbytes = '512GiB'");
+    let request = PlanRequest::of(published("meta-llama__Llama-4-Scout-17B-16E-Instruct")).with_budget(bytes);
+    let plan = request.for_engine("sglang".parse().unwrap()).plan().unwrap();
+    let export = newest(&plan, target("sglang"));
+    let admits = export.admits.unwrap();
+    assert!((300..plan.capacity.sequences).contains(&admits), "{admits} of {}", plan.capacity.sequences);
+    assert_eq!(arguments(target("sglang"), &export)["max-running-requests"], admits);
 }
 
 #[rstest]

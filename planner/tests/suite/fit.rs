@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cacheplan_handlers::DType;
+use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, Engines, Fit, FitQuestion, Prices};
-use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, Parallel, PlanRequest};
+use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, Parallel, PlanError, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
@@ -143,8 +144,34 @@ fn the_table_has_a_row_for_each_device_and_names_those_that_hold_nothing() {
     assert_eq!(rows.len(), 2, "{table}");
     assert_eq!(rows[1], "no   2 x l4, 2 x h100: hold none, weights and a step take too much");
     assert!(answer.fits.iter().all(|fit| fit.device != "m3-ultra-512gb" || fit.devices == 1));
-    let command = "cacheplan plan qwen3_next --device-memory m3-ultra-512gb \\\n    --memory-fraction 0.75 ";
+    let command = "cacheplan plan qwen3_next --device-memory m3-ultra-512gb --max-seq-len 4096\n";
     assert!(table.contains(command) && !table.contains("vllm serve"), "{table}");
+}
+
+/// On every known device, and on such devices whose memory processors share.
+#[rstest]
+#[case("Qwen__Qwen3-8B")]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking")]
+fn one_device_holds_by_fit_what_it_holds_by_plan(#[case] model: &str) {
+    let request = PlanRequest::of(published(model));
+    let known = DeviceInfo::names().map(|name| name.parse::<DeviceInfo>().unwrap());
+    let shared = |device: DeviceInfo| [DeviceInfo { kind: DeviceKind::Integrated, ..device.clone() }, device];
+    let mut held = 0;
+    for device in known.flat_map(shared) {
+        let one =
+            FitQuestion { max_devices: 1, devices: vec![("one".into(), device.clone())], ..question(&[], 4_096, 1) };
+        let fits = request.fit(&one).unwrap().fits;
+        let fit = fits.iter().find(|fit| fit.is_plain()).unwrap();
+        let config = Config::resolve_on(Some(&device), Some(("max_seq_len = 4096", "b.toml")), &[], &[]).unwrap();
+        let planned = match request.clone().with_config(config).with_devices(device.clone()).plan() {
+            Ok(plan) => plan.capacity.sequences,
+            Err(PlanError::DoesNotFit(_)) => 0,
+            Err(other) => panic!("{device:?}: {other}"),
+        };
+        assert_eq!(fit.sequences, planned, "{device:?}");
+        held += u64::from(planned > 0);
+    }
+    assert!(held > 5, "{held} devices hold any");
 }
 
 /// A folder is served whole; of a description alone only the flags can be said.

@@ -119,8 +119,9 @@ fn a_changed_leaf_is_found(
 ) {
     let path = format!("{}/../tests/fixtures/configs/{model}.json", env!("CARGO_MANIFEST_DIR"));
     let model = Model::read(path.as_ref(), &ReadOptions::default()).unwrap();
-    let config = Config::resolve_for_device(Some((budget, "budget")), &[], &[]).unwrap();
-    let request = PlanRequest::of(model).with_config(config).with_devices(device.parse::<DeviceInfo>().unwrap());
+    let device: DeviceInfo = device.parse().unwrap();
+    let config = Config::resolve_on(Some(&device), Some((budget, "budget")), &[], &[]).unwrap();
+    let request = PlanRequest::of(model).with_config(config).with_devices(device);
     let request = engine.into_iter().fold(request, |request, engine| request.for_engine(engine.parse().unwrap()));
     let plan = request.plan().unwrap();
     assert_eq!(request.check(&plan), Ok(()));

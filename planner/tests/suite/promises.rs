@@ -66,7 +66,7 @@ fn what_is_suggested_gives_what_it_promises() {
         let text = budget(&mut random);
         let device: Devices = random.pick(&["rtx-4090", "h100", "h200", "mi300x"]).parse().unwrap();
         let asked = |changes: &[Override]| {
-            let config = Config::resolve_for_device(Some((&text, "budget.toml")), &[], changes);
+            let config = Config::resolve_on(Some(device.device()), Some((&text, "budget.toml")), &[], changes);
             Some(request.clone().with_config(config.ok()?).with_devices(device.clone()))
         };
         let Some(before) = asked(&[]) else { continue };

@@ -58,7 +58,8 @@ fn lopsided() -> Model {
 fn devices_that_cannot_be_tensor_parallel_ranks_come_with_a_layout_that_would_do() {
     let model = published("nvidia__NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16");
     let budget = budget("max_seq_len = 8192\n[memory]\nfraction = 0.9\nof = 'total'");
-    let request = PlanRequest::of(model).with_budget(budget).with_devices("16xh200".parse::<Devices>().unwrap());
+    let devices: Devices = "16xh200".parse().unwrap();
+    let request = PlanRequest::of(model).with_budget(budget).with_devices(devices.clone());
     let error = request.plan().unwrap_err().to_string();
     let (_, layout) = error.split_once("; ").unwrap();
     let layout = layout.strip_suffix(" would do").unwrap();
@@ -67,7 +68,8 @@ fn devices_that_cannot_be_tensor_parallel_ranks_come_with_a_layout_that_would_do
         .map(|key| key.split_once(" = ").unwrap())
         .map(|(key, value)| Override::by_flag(key, value, key))
         .collect();
-    let config = Config::resolve_for_device(Some(("max_seq_len = 8192", "budget.toml")), &[], &stated).unwrap();
+    let config =
+        Config::resolve_on(Some(devices.device()), Some(("max_seq_len = 8192", "budget.toml")), &[], &stated).unwrap();
     assert!(request.with_config(config).plan().is_ok(), "{error}");
 }
 

@@ -175,9 +175,10 @@ def plan(
     ``source`` is whatever :func:`model` takes. ``budget`` is a path, TOML text or a mapping; every key of it is also a
     keyword by its flag's name (``max_seq_len=32768``, ``kv_dtype="fp8_e4m3"``, ``tp=4``; :func:`budget_keys` lists
     them), which goes before the file. ``device`` is the memory of the device or its name (``"h100"``, ``"8xh100"``,
-    ``"24GiB"``, bytes as an integer); 0.9 of it is divided where the budget states no memory. ``draft`` is the model
-    that drafts for this one. ``measured`` is a file that ``cacheplan calibrate`` wrote. ``engine`` is the one that is
-    to run the model (``"vllm@0.33.0"``), with the dtypes that it would choose. The environment is not read.
+    ``"24GiB"``, bytes as an integer); 0.9 of it is divided where the budget states no memory, and 0.75 where processors
+    share it. ``draft`` is the model that drafts for this one. ``measured`` is a file that ``cacheplan calibrate``
+    wrote. ``engine`` is the one that is to run the model (``"vllm@0.33.0"``), with the dtypes that it would choose. The
+    environment is not read.
 
     Raises :class:`ModelError`, :class:`BudgetError`, :class:`PlanError`; :class:`DoesNotFit` says what would.
     """

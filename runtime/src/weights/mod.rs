@@ -161,6 +161,14 @@ pub enum WeightError {
         /// Its element type.
         dtype: String,
     },
+    /// Rounded products of what no product rounds.
+    #[error(
+        "only products of a GGUF file's blocks on the CPU are rounded, and {found}; leave `products` (--products) exact"
+    )]
+    Rounded {
+        /// What is there.
+        found: &'static str,
+    },
     /// What int8 weights or their products are multiplied by, and is no such number.
     #[error("tensor `{name}` is {found}; it must be {expected}", name = Shown(.name))]
     Scale {
@@ -324,9 +332,18 @@ impl Weights {
     }
 
     /// The same weights, whose blocks are multiplied this way.
-    #[must_use]
-    pub fn with_products(self, products: Products) -> Self {
-        Self { products, ..self }
+    ///
+    /// # Errors
+    /// Rounded products of weights that are not in the blocks of a GGUF file, or not multiplied on the CPU.
+    pub fn with_products(self, products: Products) -> Result<Self> {
+        let read = match &self.kept {
+            _ if products == Products::Exact => None,
+            Kept::Gguf(_) if self.device.is_cpu() => None,
+            Kept::Gguf(_) => Some("this model runs on a device"),
+            Kept::Files(_) => Some("this model's weights are safetensors"),
+            Kept::Invented(_) => Some("these weights are invented"),
+        };
+        read.map_or(Ok(Self { products, ..self }), |found| Err(WeightError::Rounded { found }))
     }
 
     /// Where the model runs.

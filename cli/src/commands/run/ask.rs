@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::files::{Limit, Source};
-use cacheplan::runtime::{Prompt, Prompts, Request, RequestLine, SamplingOptions, Session};
+use cacheplan::runtime::{Prompt, Prompts, Request, RequestLine, Sampling, SamplingError, SamplingOptions, Session};
 use cacheplan::text::{Message, TextStream};
 
 use super::template::Templates;
@@ -42,7 +42,7 @@ pub(crate) struct AskArgs {
     pub(crate) out: Option<PathBuf>,
 
     /// The most tokens to generate for each prompt [default: 16 for token ids, else as many as fit, at most 256]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     max_new_tokens: Option<usize>,
 
     /// A string that ends a text and is no part of it; give it again for another
@@ -50,7 +50,7 @@ pub(crate) struct AskArgs {
     pub(crate) stop: Vec<String>,
 
     /// Follow the N best continuations of each prompt and give the best; without sampling
-    #[arg(long, value_name = "N", conflicts_with_all = ["requests", "logits", "stop", "temperature"])]
+    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = ["requests", "logits", "stop", "temperature"])]
     pub(crate) beams: Option<usize>,
 
     /// The power of its length that a beam's log-probability is divided by [default: 1]
@@ -115,6 +115,12 @@ impl AskArgs {
     pub(super) fn prompts(&self) -> Option<usize> {
         let prompts = self.prompt_ids.len() + self.prompt.len();
         (prompts > 0).then_some(prompts)
+    }
+
+    /// That tokens can be chosen as flags say.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let wrong = |error: SamplingError| Failure::new(2, format!("--{}: {error}", error.key.replace('_', "-")));
+        self.sampling.options().over(&Sampling::default()).check().map_err(wrong)
     }
 
     /// The file of requests, in the words of an error.
@@ -223,6 +229,10 @@ impl SamplingArgs {
             seed: self.seed,
         }
     }
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "a whole number from 1 on was expected".to_owned())
 }
 
 fn finite(text: &str) -> Result<f32, String> {

@@ -1,12 +1,20 @@
 //! The best continuations of prompts.
 
-use cacheplan::runtime::{Beams, Prompt, Prompts, Session};
+use cacheplan::runtime::{Beams, Prompt, Prompts, RequestError, RuntimeError, Session};
 use serde_json::json;
 
 use super::{Args, failure, fit};
 use crate::commands::Format;
 use crate::failure::{Failure, print, print_json};
 use crate::progress;
+
+/// What is wrong with the flag itself names it.
+fn named(error: RuntimeError) -> Failure {
+    match error {
+        RuntimeError::Request(RequestError::Beams { .. }) => Failure::new(2, format!("--beams: {error}")),
+        error => failure(error),
+    }
+}
 
 pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts, asked: &[Prompt]) -> Result<(), Failure> {
     let beams = Beams { width: args.ask.beams.unwrap_or(1), length_penalty: args.ask.length_penalty.unwrap_or(1.0) };
@@ -18,7 +26,7 @@ pub(super) fn serve(session: &mut Session, args: &Args, prompts: &Prompts, asked
     let eos = session.generation_config().eos.clone();
     let mut all = Vec::new();
     for (request, prompt) in requests.iter().zip(asked) {
-        let found = progress::during("searching", || session.beam_search(request, beams)).map_err(failure)?;
+        let found = progress::during("searching", || session.beam_search(request, beams)).map_err(named)?;
         let text = |tokens: &[u32]| match prompt {
             Prompt::Ids(_) => Ok(None),
             _ => {

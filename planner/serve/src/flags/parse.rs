@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::meaning::{Meaning, meaning};
 use super::table::{Arity, Flag, Kind, flags, newest_with};
-use super::values::{human_int, refuses};
+use super::values::{human_int, is_negative, refuses, whole};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 use crate::secret;
@@ -33,6 +33,11 @@ pub(crate) struct Parsed {
 }
 
 impl Setting {
+    /// The value as a whole number, as the engine's parser reads it.
+    pub(crate) fn whole(&self) -> Option<i64> {
+        whole(self.flag.kind, self.value())
+    }
+
     /// The value, of a switch `true` or `false`.
     pub(crate) fn value(&self) -> &str {
         match self.values.first() {
@@ -95,7 +100,7 @@ pub(crate) fn parse(
     let mut at = start;
     let mut only_words = false;
     while let Some(word) = words.get(at) {
-        if only_words || !word.starts_with('-') || is_number(word) || word == "-" {
+        if only_words || !word.starts_with('-') || is_negative(word) || word == "-" {
             parsed.positional.push((at, word.clone()));
             at += 1;
         } else if word == "--" {
@@ -109,10 +114,6 @@ pub(crate) fn parse(
         parsed.settings.insert(name, Setting { flag, on: true, values: vec![whole.to_string()] });
     }
     Ok(parsed)
-}
-
-fn is_number(word: &str) -> bool {
-    word.parse::<f64>().is_ok()
 }
 
 impl Grammar {
@@ -174,7 +175,7 @@ impl Grammar {
 
     /// A word that argparse takes for a flag rather than for a value; others take any word behind a flag.
     fn is_flag(&self, word: &str) -> bool {
-        self.abbreviates && word.starts_with('-') && !is_number(word) && word.len() > 1 && !word.contains(' ')
+        self.abbreviates && word.starts_with('-') && !is_negative(word) && word.len() > 1 && !word.contains(' ')
     }
 
     /// What argparse makes of a word with one dash that is no flag: the only flag that begins so, or one of a letter with its value.
@@ -332,9 +333,9 @@ fn mended(kind: Kind, value: &str) -> Option<String> {
     let number =
         value.trim().trim_end_matches(|unit: char| unit.is_ascii_alphabetic() || unit == '%').replace([',', '_'], "");
     match kind {
-        Kind::Int | Kind::HumanInt | Kind::HumanIntOrAuto => {
+        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto => {
             let whole = human_int(&value.replace([',', '_'], ""))
-                .or_else(|| number.parse::<f64>().ok().filter(|number| *number >= 1.0).map(|number| number as u64))?;
+                .or_else(|| number.parse::<f64>().ok().filter(|number| *number >= 1.0).map(|number| number as i64))?;
             Some(whole.to_string())
         }
         Kind::Float => {

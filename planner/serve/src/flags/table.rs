@@ -2,8 +2,10 @@
 
 use std::sync::LazyLock;
 
+use cacheplan_planner::Engine;
+#[cfg(test)]
+use cacheplan_planner::EngineSpec;
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::{Engine, EngineSpec};
 
 /// A flag of an engine's parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub(crate) enum Kind {
     Switch,
     Text,
     Int,
+    /// As C++ reads it, in 32 bits.
+    CInt,
     /// `32k` is 32,000, `32K` is 32,768.
     HumanInt,
     /// The same, or `auto`.
@@ -98,12 +102,6 @@ pub(crate) fn newest_with(engine: Engine, name: &str) -> Option<Version> {
     table.read.get(rows.map(|row| row.until).max()?).copied()
 }
 
-/// The engine where a command names no version: the newest of its rules and its parser.
-pub(crate) fn newest(engine: Engine) -> EngineSpec {
-    let read = TABLES.iter().find(|table| table.engine == engine.name()).and_then(|table| table.read.last());
-    EngineSpec { engine, version: read.copied().unwrap_or(engine.newest()).max(engine.newest()) }
-}
-
 /// All versions whose parsers were read.
 #[cfg(test)]
 pub(crate) fn read_versions() -> impl Iterator<Item = EngineSpec> {
@@ -124,13 +122,13 @@ impl Table {
         let mut lines = text.lines();
         let versions = lines.next().and_then(|line| line.split_once(": ")).map_or("", |(_, versions)| versions);
         let read: Vec<Version> = versions.split(' ').filter_map(|version| version.parse().ok()).collect();
-        let rows = lines.skip(1).filter_map(|line| Row::parse(line, &read)).collect();
+        let rows = lines.skip(1).filter_map(|line| Row::parse(engine, line, &read)).collect();
         Self { engine, read, rows }
     }
 }
 
 impl Row {
-    fn parse(line: &'static str, read: &[Version]) -> Option<Self> {
+    fn parse(engine: &str, line: &'static str, read: &[Version]) -> Option<Self> {
         let [since, until, name, aliases, values, negated, kind, default, choices, group, env] =
             line.split('\t').collect::<Vec<_>>().try_into().ok()?;
         let list = |text: &'static str| text.split(',').filter(|part| !part.is_empty()).collect::<Vec<_>>();
@@ -141,7 +139,7 @@ impl Row {
             aliases: list(aliases),
             negated: list(negated),
             values: Arity::parse(values),
-            kind: Kind::parse(kind),
+            kind: Kind::parse(engine, kind),
             default: stated(default),
             choices: list(choices),
             group,
@@ -164,9 +162,10 @@ impl Arity {
 }
 
 impl Kind {
-    fn parse(text: &str) -> Self {
+    fn parse(engine: &str, text: &str) -> Self {
         match text {
             "bool" => Self::Switch,
+            "int" if engine == "llama.cpp" => Self::CInt,
             "int" => Self::Int,
             "human_int" => Self::HumanInt,
             "human_int_or_auto" => Self::HumanIntOrAuto,
@@ -223,6 +222,15 @@ mod tests {
     #[case("tensorrt-llm", "--kv_cache_free_gpu_memory_fraction", false)]
     fn a_version_has_the_flags_of_its_parser(#[case] spec: &str, #[case] flag: &str, #[case] has: bool) {
         assert_eq!(names(spec).contains(&flag), has);
+    }
+
+    /// So that whoever names no version is answered by one: rules and parser are of the same.
+    #[test]
+    fn the_newest_rules_are_those_of_the_newest_parser() {
+        for engine in Engine::all() {
+            let newest = read_versions().filter(|spec| spec.engine == *engine).map(|spec| spec.version).max();
+            assert_eq!(newest, Some(engine.newest()), "{engine}");
+        }
     }
 
     #[test]

@@ -11,10 +11,8 @@ pub(crate) fn refuses(flag: &Flag, value: &str) -> Option<String> {
     }
     let fits = match flag.kind {
         Kind::Switch | Kind::Text => true,
-        Kind::Int => value.trim().parse::<i64>().is_ok(),
-        Kind::HumanInt => human_int(value).is_some(),
-        Kind::HumanIntOrAuto => is_auto(value) || human_int(value).is_some(),
-        Kind::Float => value.trim().parse::<f64>().is_ok_and(f64::is_finite),
+        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto => whole(flag.kind, value).is_some(),
+        Kind::Float => float(value).is_some(),
         Kind::Json => serde_json::from_str::<Value>(value).is_ok() || value.parse::<u8>().is_ok(),
     };
     (!fits).then(|| expected(flag.kind).to_owned())
@@ -22,12 +20,23 @@ pub(crate) fn refuses(flag: &Flag, value: &str) -> Option<String> {
 
 const fn expected(kind: Kind) -> &'static str {
     match kind {
-        Kind::Int => "a whole number",
-        Kind::HumanInt => "a whole number, or one such as 32k (32,000) or 32K (32,768)",
-        Kind::HumanIntOrAuto => "a whole number, one such as 32k (32,000) or 32K (32,768), or auto",
+        Kind::Int => "a whole number below 2^63",
+        Kind::CInt => "a whole number between -2^31 and 2^31 - 1",
+        Kind::HumanInt => "a whole number below 2^63, or one such as 32k (32,000) or 32K (32,768)",
+        Kind::HumanIntOrAuto => "a whole number below 2^63, one such as 32k (32,000) or 32K (32,768), or auto",
         Kind::Float => "a number",
         Kind::Json => "JSON",
         Kind::Switch | Kind::Text => "a text",
+    }
+}
+
+/// A whole number as the parser of its kind reads it; of a text by whoever reads that, as vLLM does.
+pub(crate) fn whole(kind: Kind, value: &str) -> Option<i64> {
+    match kind {
+        Kind::Int => python_int(value),
+        Kind::CInt => stoi(value),
+        Kind::HumanIntOrAuto if is_auto(value) => Some(-1),
+        _ => human_int(value),
     }
 }
 
@@ -36,25 +45,59 @@ pub(crate) fn is_auto(value: &str) -> bool {
     value.trim() == "-1" || value.trim().eq_ignore_ascii_case("auto")
 }
 
-/// vLLM's `human_readable_int`: `1k` is 1,000, `1K` is 1,024, `25.6k` is 25,600.
-pub(crate) fn human_int(value: &str) -> Option<u64> {
+/// vLLM's `human_readable_int`: `1k` is 1,000, `1K` is 1,024, `25.6k` is 25,600; without a unit it is Python's `int`.
+pub(crate) fn human_int(value: &str) -> Option<i64> {
     let value = value.trim();
-    let (number, power) = match value.char_indices().next_back()? {
-        (at, unit @ ('k' | 'm' | 'g' | 't' | 'K' | 'M' | 'G' | 'T')) => {
-            let power = "kmgt".find(unit.to_ascii_lowercase())? as u32 + 1;
-            (&value[..at], Some((power, unit.is_ascii_lowercase())))
-        }
-        _ => (value, None),
+    let Some((at, unit)) = value.char_indices().next_back().filter(|(_, unit)| "kmgtKMGT".contains(*unit)) else {
+        return python_int(value);
     };
-    match power {
-        None => number.parse().ok(),
-        Some((power, false)) => number.parse::<u64>().ok()?.checked_mul(1 << (10 * power)),
-        Some((power, true)) => {
-            let number: f64 = number.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0)?;
-            let product = number * 1000f64.powi(power as i32);
-            (product < 1e18).then_some(product as u64)
+    let (number, power) = (&value[..at], "kmgt".find(unit.to_ascii_lowercase())? as u32 + 1);
+    let is_digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match number.split_once('.') {
+        None if is_digits(number) && unit.is_ascii_uppercase() => {
+            number.parse::<i64>().ok()?.checked_mul(1 << (10 * power))
         }
+        parts if parts.map_or(is_digits(number), |(whole, part)| is_digits(whole) && is_digits(part)) => {
+            let product = number.parse::<f64>().ok()? * 1000f64.powi(power as i32);
+            (unit.is_ascii_lowercase() && product < 1e18).then_some(product as i64)
+        }
+        _ => None,
     }
+}
+
+/// Python's `int`: `02` is 2, and `1_000` is 1,000.
+fn python_int(value: &str) -> Option<i64> {
+    joined(value.trim())?.parse().ok()
+}
+
+/// Python's `float`, which reads `nan` and `inf` too.
+pub(crate) fn float(value: &str) -> Option<f64> {
+    joined(value.trim())?.parse().ok()
+}
+
+/// Without the underscores that Python takes between two digits; none where there is another.
+fn joined(value: &str) -> Option<String> {
+    let bytes = value.as_bytes();
+    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
+    let fits = |at: usize| bytes[at] != b'_' || is_digit(at.checked_sub(1)) && is_digit(Some(at + 1));
+    (0..bytes.len()).all(fits).then(|| value.replace('_', ""))
+}
+
+/// C++'s `std::stoi`: the number that a text begins with, in 32 bits; what stands behind it is passed over.
+pub(crate) fn stoi(value: &str) -> Option<i64> {
+    let value = value.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
+    let digits = value.strip_prefix(['+', '-']).unwrap_or(value);
+    let behind = digits.trim_start_matches(|char: char| char.is_ascii_digit());
+    value[..value.len() - behind.len()].parse::<i32>().ok().map(i64::from)
+}
+
+/// Whether argparse takes a word that begins with `-` for a number rather than for a flag.
+pub(crate) fn is_negative(word: &str) -> bool {
+    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+    word.strip_prefix('-').is_some_and(|number| match number.split_once('.') {
+        None => !number.is_empty() && is_digits(number),
+        Some((whole, part)) => !part.is_empty() && is_digits(whole) && is_digits(part),
+    })
 }
 
 #[cfg(test)]
@@ -66,14 +109,80 @@ mod tests {
     #[case("32768", Some(32_768))]
     #[case("32k", Some(32_000))]
     #[case("32K", Some(32_768))]
+    #[case("02k", Some(2_000))]
     #[case("25.6k", Some(25_600))]
-    #[case("1.5K", None)]
+    #[case("1_000", Some(1_000))]
+    #[case("-5", Some(-5))]
     #[case("2G", Some(2 << 30))]
-    #[case("-5", None)]
+    #[case("1.5K", None)]
+    #[case("1_0k", None)]
+    #[case("1e3k", None)]
+    #[case(".5k", None)]
+    #[case("+5k", None)]
+    #[case("-5k", None)]
+    #[case("infk", None)]
     #[case("k", None)]
     #[case("", None)]
     #[case("99999999999T", None)]
-    fn numbers_are_those_of_vllm(#[case] text: &str, #[case] expected: Option<u64>) {
+    fn numbers_are_those_of_vllm(#[case] text: &str, #[case] expected: Option<i64>) {
         assert_eq!(human_int(text), expected);
+    }
+
+    #[rstest]
+    #[case("02", Some(2))]
+    #[case(" 1_000 ", Some(1_000))]
+    #[case("+7", Some(7))]
+    #[case("-0_5", Some(-5))]
+    #[case("_1", None)]
+    #[case("1__0", None)]
+    #[case("1_", None)]
+    #[case("-_1", None)]
+    #[case("1.0", None)]
+    #[case("0x10", None)]
+    #[case("9223372036854775808", None)]
+    fn numbers_are_those_of_python(#[case] text: &str, #[case] expected: Option<i64>) {
+        assert_eq!(whole(Kind::Int, text), expected);
+    }
+
+    #[rstest]
+    #[case("4096", Some(4096))]
+    #[case("-5", Some(-5))]
+    #[case(" +7", Some(7))]
+    #[case("32k", Some(32))]
+    #[case("1_000", Some(1))]
+    #[case("4.5", Some(4))]
+    #[case("2147483647", Some(2_147_483_647))]
+    #[case("2147483648", None)]
+    #[case("4294967295", None)]
+    #[case("- 5", None)]
+    #[case("k", None)]
+    #[case("", None)]
+    fn numbers_are_those_of_stoi(#[case] text: &str, #[case] expected: Option<i64>) {
+        assert_eq!(whole(Kind::CInt, text), expected);
+    }
+
+    #[rstest]
+    #[case("0.9_5", Some(0.95))]
+    #[case(" .5 ", Some(0.5))]
+    #[case("1e-1", Some(0.1))]
+    #[case("inf", Some(f64::INFINITY))]
+    #[case("0_.9", None)]
+    #[case("90%", None)]
+    #[case("", None)]
+    fn shares_are_those_of_python(#[case] text: &str, #[case] expected: Option<f64>) {
+        assert_eq!(float(text), expected);
+    }
+
+    #[rstest]
+    #[case("-5", true)]
+    #[case("-.5", true)]
+    #[case("-0.5", true)]
+    #[case("-5.", false)]
+    #[case("-1e5", false)]
+    #[case("-inf", false)]
+    #[case("-", false)]
+    #[case("5", false)]
+    fn argparse_takes_few_words_for_negative_numbers(#[case] word: &str, #[case] expected: bool) {
+        assert_eq!(is_negative(word), expected);
     }
 }

@@ -106,13 +106,13 @@ pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let trained = overridden(question)?.or(model.info().max_position_embeddings);
     let version = question.engine.version;
-    let stated = match question.count("--ctx-size") {
+    let stated = match counted(question, "--ctx-size") {
         Some(0) => None,
         None if version < FITS => Some(CONTEXT),
         stated => stated,
     };
     let cells = stated.or(trained).ok_or_else(|| question.without_length("--ctx-size"))?;
-    let slots = question.value("--parallel").and_then(|value| value.parse::<i64>().ok()).filter(|slots| *slots >= 0);
+    let slots = question.flag("--parallel").and_then(Setting::whole).filter(|slots| *slots >= 0);
     if slots == Some(0) {
         return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
     }
@@ -129,11 +129,18 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     };
     // Where it chooses the slots they share the cells, whatever is said of that.
     let shared = chosen || question.is_on("--kv-unified");
-    let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(CELLS) };
-    let cells = padded(cells);
+    // In 32 bits: the last cells that these count come to none.
+    let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(CELLS) % (1 << 32) };
+    let wanted = cells;
+    let cells = padded(wanted);
     let each = if shared { cells } else { cells / sequences };
     if each == 0 {
-        let said = format!("{cells} cells are fewer than {sequences} slots");
+        let said = match cells {
+            0 => format!(
+                "llama_init_from_model: failed to initialize the context: {wanted} cells in steps of {CELLS} are none in 32 bits"
+            ),
+            _ => format!("{cells} cells are fewer than {sequences} slots"),
+        };
         return Err(question.refused(said, [Remedy::Set("--ctx-size", (sequences * 4096).to_string())]));
     }
     let each = padded(each);
@@ -168,7 +175,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let remedies = [on, Remedy::Set(VALUES, "f16".into())];
         return Err(question.refused(said, remedies));
     }
-    let batch = question.count("--batch-size").unwrap_or(DEFAULT_BATCH);
+    let batch = counted(question, "--batch-size").unwrap_or(DEFAULT_BATCH);
     if batch == 0 {
         return Err(question.refused("error: n_batch must be at least 1", [Remedy::Remove("--batch-size")]));
     }
@@ -183,9 +190,18 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 }
 
 /// Tokens of a pass, which is no longer than a step.
-pub(super) fn ubatch(question: &Question) -> u64 {
-    let batch = question.count("--batch-size").unwrap_or(DEFAULT_BATCH);
-    question.count("--ubatch-size").unwrap_or(DEFAULT_UBATCH).min(batch).max(1)
+pub(crate) fn ubatch(question: &Question) -> u64 {
+    let batch = counted(question, "--batch-size").unwrap_or(DEFAULT_BATCH);
+    match counted(question, "--ubatch-size") {
+        Some(0) => batch,
+        stated => stated.unwrap_or(DEFAULT_UBATCH).min(batch),
+    }
+}
+
+/// A number that the parser takes with a sign, and the server counts without one, in 32 bits.
+pub(super) fn counted(question: &Question, flag: &str) -> Option<u64> {
+    let number = question.flag(flag).and_then(Setting::whole)?;
+    u64::try_from(number.rem_euclid(1 << 32)).ok()
 }
 
 /// Whether all scores of a pass are kept. From [`FLASH_ATTENTION_HAS_VALUES`] on it is `auto` where nobody says.

@@ -21,7 +21,7 @@ use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{
-    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, Parallel, PlanRequest,
+    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, Parallel, PlanRequest, Stated,
 };
 use cacheplan_transforms::Model;
 use serde::Serialize;
@@ -32,12 +32,13 @@ use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::{Parsed, Setting, parse, program};
 use crate::flags::table::{Arity, Flag, Kind, flags, is_read};
-use crate::flags::values::human_int;
+use crate::flags::values::{float, is_auto};
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::remedy::Remedy;
 use crate::secret;
 
+pub(crate) use llama_cpp::ubatch;
 pub(crate) use placed::{Placed, Short};
 
 /// What a command leaves to whoever asks about it.
@@ -216,7 +217,11 @@ impl Question {
         for setting in settings {
             let flag = setting.flag;
             let value = secret::hidden_value(flag.name, &setting.values.join(" ")).to_owned();
-            let says = match meaning(self.engine.engine, flag) {
+            let meaning = meaning(self.engine.engine, flag);
+            if !matches!(meaning, Meaning::None | Meaning::Profiled) {
+                self.refuse_negative(&setting)?;
+            }
+            let says = match meaning {
                 _ if self.states_default(&setting) => "its default".to_owned(),
                 Meaning::None => "no cache depends on it".to_owned(),
                 Meaning::Profiled => {
@@ -386,9 +391,30 @@ impl Question {
         }
     }
 
-    /// A whole number that a flag states.
+    /// A whole number that a flag states; of flags that may not be negative.
     pub(crate) fn count(&self, name: &str) -> Option<u64> {
-        self.value(name).and_then(human_int)
+        self.flag(name).and_then(Setting::whole).and_then(|number| u64::try_from(number).ok())
+    }
+
+    /// A number that a flag states, as Python reads it.
+    pub(crate) fn share(&self, name: &str) -> Option<f64> {
+        self.flag(name).and_then(|setting| float(setting.value()))
+    }
+
+    /// Refuses a flag that counts something and says less than nothing.
+    fn refuse_negative(&self, setting: &Setting) -> Result<(), ServeError> {
+        // llama.cpp counts without a sign what its parser took with one; -1 is a word of vLLM's for the longest that fits, and
+        // of SGLang's for prompts that are not cut.
+        let flag = setting.flag;
+        let is_word = flag.name == sglang::CHUNK || flag.kind == Kind::HumanIntOrAuto && is_auto(setting.value());
+        let counts = !matches!(flag.kind, Kind::CInt | Kind::Text | Kind::Json | Kind::Switch) && !is_word;
+        match setting.whole().filter(|number| counts && *number < 0) {
+            Some(number) => {
+                let said = format!("{} must not be negative (it is {number})", flag.name);
+                Err(self.refused(said, [Remedy::Remove(flag.name)]))
+            }
+            None => Ok(()),
+        }
     }
 
     /// The default of a flag in this version, where its parser has one.
@@ -433,7 +459,7 @@ impl Question {
         self.refuse_layout()?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
         let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
-        let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine);
+        let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine).stated_in(Stated::Command);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
         let as_run =
             |draft: &ModelCaches| if engine == "vllm" { vllm::as_run(&self, draft) } else { Ok(draft.clone()) };
@@ -567,7 +593,10 @@ fn visible(env: &BTreeMap<String, String>) -> Option<u32> {
 fn number(setting: &Setting) -> String {
     let value = setting.value();
     match setting.flag.kind {
-        Kind::HumanInt | Kind::HumanIntOrAuto => human_int(value).map_or(value.to_owned(), |count| count.to_string()),
+        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto => {
+            setting.whole().map_or(value.to_owned(), |count| count.to_string())
+        }
+        Kind::Float => float(value).map_or(value.to_owned(), |number| format!("{number:?}")),
         _ => value.to_owned(),
     }
 }

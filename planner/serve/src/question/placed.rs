@@ -12,6 +12,7 @@ use cacheplan_transforms::{Resource, Resources};
 use super::Question;
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
 use crate::error::ServeError;
+use crate::flags::values::stoi;
 use crate::remedy::Remedy;
 
 /// From this build on all layers are on the devices where nobody says; before none was. The same build as that of `-fa auto`.
@@ -36,6 +37,8 @@ pub(crate) struct Placed {
     /// Contexts as they were measured; else they are what logs say of such a device.
     context: Option<u64>,
     devices: u64,
+    /// The first of them, as its backend calls it.
+    device: &'static str,
     /// Whether slots share their cells.
     is_shared: bool,
     /// Graphs and what is reserved, as they are stated or were measured.
@@ -124,7 +127,8 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let room = room.map(|room| room.saturating_sub(spared));
     let is_shared = question.is_stated("engine.context");
     let scores = if llama_cpp::is_without_flash_attention(question) { scores(question, model) } else { 0 };
-    Ok(Placed { room, weights, compute, scores, context, devices: devices.into(), is_shared, others, cells, short })
+    let (device, devices) = (device(question), devices.into());
+    Ok(Placed { room, weights, compute, scores, context, devices, device, is_shared, others, cells, short })
 }
 
 /// What it leaves free of a device where it fits itself to it.
@@ -160,18 +164,20 @@ fn offered(question: &Question) -> Option<u64> {
     if question.value("--device") == Some("none") {
         return Some(0);
     }
-    let stated = question.value("--n-gpu-layers").and_then(|value| value.parse::<u64>().ok());
+    let stated = question.value("--n-gpu-layers").and_then(|value| u64::try_from(stoi(value)?).ok());
     stated.or((question.engine.version < ALL_LAYERS && question.flag("--n-gpu-layers").is_none()).then_some(0))
 }
 
 fn short(question: &Question, caches: &Resources) -> Short {
     let fits = fits(question);
-    let free = question.count("--ctx-size").unwrap_or(0) == 0;
+    let free = llama_cpp::counted(question, "--ctx-size").unwrap_or(0) == 0;
     let keeps_some = llama_cpp::keeps_weights_on_host(question);
     let all = offered(question).is_none_or(|offered| offered > layers(caches)) && !keeps_some;
     let fails = all && (!fits || keeps_some || question.flag("--n-gpu-layers").is_some());
     match (fits && free, fails) {
-        (true, _) => Short::Cells { least: question.count("--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1), fails },
+        (true, _) => {
+            Short::Cells { least: llama_cpp::counted(question, "--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1), fails }
+        }
         (false, true) => Short::Fails,
         (false, false) => Short::Layers,
     }
@@ -260,9 +266,19 @@ impl Placed {
                 Some(format!("{} of caches", ByteSize(caches))),
             ];
             let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
-            let does = if self.short.fails() { "cudaMalloc failed: out of memory" } else { "layers stay on the host" };
+            let does = match self.device {
+                _ if !self.short.fails() => "layers stay on the host".to_owned(),
+                // A HIP build has the words of the CUDA one.
+                "CUDA0" | "ROCm0" => "cudaMalloc failed: out of memory".to_owned(),
+                device => format!("failed to allocate {device} buffer"),
+            };
             (needed > room).then(|| format!("{does}: {parts} are more than the {} of the devices", ByteSize(room)))
         })
+    }
+
+    /// A line with the name of the devices that are meant in place of an NVIDIA GPU's.
+    pub(crate) fn named(&self, line: &str) -> String {
+        line.replace(NVIDIA, self.device)
     }
 
     /// The lines of the cells, one for each cache and each place in which it lies; as it is where nobody knows the parts. Layers without a
@@ -278,12 +294,26 @@ impl Placed {
                 let part = |layers: u64| u64::try_from(u128::from(bytes) * u128::from(layers) / u128::from(all.max(1)));
                 let part =
                     |device: &str, layers: u64| (layers > 0).then(|| said(device, part(layers).unwrap_or(bytes)));
-                [part("CPU", all - on), part("CUDA0", on)].into_iter().flatten().collect()
+                [part("CPU", all - on), part(NVIDIA, on)].into_iter().flatten().collect()
             }
-            (None, Some(full)) => vec![said("CUDA0", full), said("CUDA0", bytes.saturating_sub(full))],
+            (None, Some(full)) => vec![said(NVIDIA, full), said(NVIDIA, bytes.saturating_sub(full))],
             _ => vec![line],
         }
     }
 }
 
 const ON_DEVICE: &str = "CUDA0 KV buffer size";
+/// The first device of NVIDIA's, which is taken where nobody says whose it is.
+const NVIDIA: &str = "CUDA0";
+/// In b7921, and not in b7845 (ggml-org/llama.cpp#18919): devices of Metal are counted.
+const COUNTS_METAL: Version = Version(7921, 0, 0);
+
+/// The first device as its backend calls it.
+fn device(question: &Question) -> &'static str {
+    match question.device().and_then(|device| device.name.split(' ').next()) {
+        Some("Apple") if question.engine.version < COUNTS_METAL => "Metal",
+        Some("Apple") => "MTL0",
+        Some("AMD") => "ROCm0",
+        _ => NVIDIA,
+    }
+}

@@ -15,6 +15,9 @@ use crate::remedy::Remedy;
 const READS: Reads =
     Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21), overrides: Version(0, 0, 0)..Version(0, 0, 0) };
 
+/// Tokens that a prompt is cut into; 0 and less leaves it whole.
+pub(super) const CHUNK: &str = "--chunked-prefill-size";
+
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let derived = overrides::longest(question, "--json-model-override-args", model)?;
     let stated = question.count("--context-length");
@@ -40,7 +43,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.use_devices(tp.saturating_mul(pp).saturating_mul(whole).div_ceil(size("--nnodes")))?;
     role(question, model)?;
     let defaults = Defaults::of(question);
-    let max_num_tokens = chunk(question, &defaults)?;
+    let max_num_tokens = chunk(question, &defaults);
     // Each replica takes a part of a step.
     let max_num_tokens = (max_num_tokens / replicas).max(1);
     question.default_of("max_seq_len", max_seq_len);
@@ -116,20 +119,18 @@ fn is_on(variable: Option<&String>) -> bool {
     variable.is_some_and(|value| ["true", "1", "yes", "y"].contains(&value.trim().to_lowercase().as_str()))
 }
 
-/// Tokens of a prefill's step, which `--chunked-prefill-size -1` does not cut.
-fn chunk(question: &mut Question, defaults: &Defaults) -> Result<u64, ServeError> {
-    const FLAG: &str = "--chunked-prefill-size";
-    let Some(word) = question.flag(FLAG).map(|setting| setting.value().trim().to_owned()) else {
-        return Ok(defaults.chunk);
-    };
-    if let Some(tokens) = word.parse().ok().filter(|tokens: &u64| *tokens > 0) {
-        return Ok(tokens);
+/// Tokens of a prefill's step.
+fn chunk(question: &mut Question, defaults: &Defaults) -> u64 {
+    match question.flag(CHUNK).and_then(Setting::whole) {
+        None => defaults.chunk,
+        Some(tokens @ 1..) => tokens.unsigned_abs(),
+        Some(_) => {
+            let usual = question.default(PREFILLS).and_then(|tokens| tokens.parse().ok()).unwrap_or(PREFILL_TOKENS);
+            let note = "prompts are not cut: a step of one that is longer than --max-prefill-tokens takes more";
+            question.notes.push(note.into());
+            question.count(PREFILLS).unwrap_or(usual)
+        }
     }
-    let usual = question.default(PREFILLS).and_then(|tokens| tokens.parse().ok()).unwrap_or(PREFILL_TOKENS);
-    question
-        .notes
-        .push("prompts are not cut: a step of one that is longer than --max-prefill-tokens takes more".into());
-    Ok(question.count(PREFILLS).unwrap_or(usual))
 }
 
 const PREFILLS: &str = "--max-prefill-tokens";
@@ -263,7 +264,7 @@ fn memory(
     replicas: u64,
 ) -> Result<(), ServeError> {
     const FLAG: &str = "--mem-fraction-static";
-    let stated = question.value(FLAG).and_then(|value| value.parse::<f64>().ok());
+    let stated = question.share(FLAG);
     if let Some(stated) = stated.filter(|stated| !(*stated > 0.0 && *stated < 1.0)) {
         let percent = (stated > 1.0 && stated < 100.0).then(|| Remedy::Set(FLAG, (stated / 100.0).to_string()));
         let said = format!("mem_fraction_static must be between 0 and 1 (it is {stated})");

@@ -21,13 +21,13 @@ fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     let shortcuts =
         [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
     for (flag, key) in shortcuts {
-        let Some(value) = question.value(flag) else { continue };
+        let Some(setting) = question.flag(flag) else { continue };
         if config.contains_key(key) {
             let said = format!("{flag} and {FLAG}['{key}'] are mutually exclusive");
             return Err(question.refused(said, [Remedy::Remove(flag)]));
         }
-        let number = value.parse::<u64>().ok().filter(|_| key == "num_speculative_tokens");
-        config.insert(key.to_owned(), number.map_or_else(|| Value::from(value), Value::from));
+        let number = setting.whole().filter(|_| key == "num_speculative_tokens");
+        config.insert(key.to_owned(), number.map_or_else(|| Value::from(setting.value()), Value::from));
     }
     Ok((!config.is_empty()).then_some(Value::Object(config)))
 }

@@ -115,7 +115,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("max_batch_size", batch.min(max_num_tokens));
     const FLAG: &str = "--free_gpu_memory_fraction";
-    let share: f64 = question.value(FLAG).unwrap_or("0.9").parse().unwrap_or(0.9);
+    let share = question.share(FLAG).unwrap_or(0.9);
     if !(share > 0.0 && share <= 1.0) {
         let said = format!("free_gpu_memory_fraction must be greater than 0 and at most 1 (it is {share})");
         return Err(question.refused(said, [Remedy::Remove(FLAG)]));

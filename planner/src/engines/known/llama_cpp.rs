@@ -26,6 +26,8 @@ pub(crate) use log::WORDS;
 pub const CELLS: u64 = 256;
 /// From this build on parallel sequences have cells of their own; before they shared them.
 const OWN_CELLS: Version = Version(5913, 0, 0);
+/// The newest whose sources, and logs, were read.
+const NEWEST: Version = Version(11_549, 0, 0);
 /// From this build on layers that see a window keep cells for it alone.
 const WINDOWS: Version = Version(5432, 0, 0);
 /// Model types that it has no windows for: all of their layers see everything.
@@ -54,7 +56,7 @@ const STATE_ELEMENT_BYTES: u64 = 4;
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "llama.cpp",
     numbering: Numbering::Builds,
-    read: &[OWN_CELLS],
+    read: &[OWN_CELLS, NEWEST],
     oldest: Version(0, 0, 0),
     // Keys and values are float16 unless -ctk and -ctv say otherwise, whatever the model's dtype or quantisation.
     dtypes: |_, _, _| CacheDTypes {

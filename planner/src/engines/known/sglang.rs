@@ -9,7 +9,7 @@ mod states;
 use cacheplan_handlers::{DType, Growth, Kind, Shape};
 use cacheplan_transforms::CacheDTypes;
 
-use crate::budget::Fraction;
+use crate::budget::{Budget, Fraction};
 use crate::engines::caches::{Attention, Caches, Packing, State, Storage, index_bytes, packed_bytes};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
@@ -20,6 +20,7 @@ use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;
 use crate::solver::solve::last;
 use crate::solver::step::LOGIT_BYTES;
+use crate::stated::Stated;
 
 use compressed::Family;
 use states::{PAYS_COPIES_FROM_SHARE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
@@ -185,7 +186,30 @@ fn with_pooled_index(mut situation: Situation<'_>) -> Situation<'_> {
     situation
 }
 
+/// What it allocates as a plan has it started: told how many requests run, but where it then starts with none, or runs fewer
+/// than it would untold.
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    let told = started(situation);
+    let Some(batch) = situation.budget.max_batch_size.filter(|_| situation.stated != Stated::Command) else {
+        return told;
+    };
+    let runs = told.as_ref().map_or(0, |told| told.sequences);
+    if runs >= batch {
+        return told;
+    }
+    let budget = Budget { max_batch_size: None, ..situation.budget.clone() };
+    match started(&Situation { budget: &budget, ..situation.clone() }) {
+        Ok(mut untold) if untold.sequences.min(batch) > runs => {
+            untold.sequences = untold.sequences.min(batch);
+            untold.notes.push(format!("without --max-running-requests: told {batch}, it runs {runs} of them"));
+            Ok(untold)
+        }
+        _ => told,
+    }
+}
+
+/// What it allocates of what it is told.
+fn started(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     if let Some(family) = Family::of(&situation.model.model_type) {
         return compressed::predict(family, situation);
     }
@@ -269,8 +293,13 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         let slack = if page > 1 { u128::from(page) } else { 0 };
         (tokens + slack) * u128::from(full) + window_tokens.map_or(0, |tokens| tokens + slack) * u128::from(windowed)
     });
+    let is_apart = |cache: &Attention<'_>| matches!(cache.handler.known_shape(), Some(Shape::Kv { kv_factor: 2, .. }));
+    let are_apart = !caches.attention.is_empty() && caches.attention.iter().all(is_apart);
     Ok(EnginePrediction {
         block_size: Some(page),
+        // As wide as keys.
+        value_bytes: narrow(kv_bytes).filter(|_| are_apart).map(|bytes| bytes / 2),
+        kv_dtype: caches.attention.iter().find(|cache| sees_all(cache)).map(|cache| cache.handler.dtype()),
         tokens: narrow(tokens),
         window_tokens: narrow(window_tokens),
         state_slots: slots,
@@ -286,10 +315,14 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     })
 }
 
+/// Whether the windows get what the stated requests hold at worst, where they are stated.
+fn sizes_by_requests(situation: &Situation<'_>) -> bool {
+    situation.version >= SIZES_WINDOWS_BY_REQUESTS && !situation.prefix_caching()
+}
+
 /// Tokens of the windows' pool that the stated requests hold at worst, where it is sized by them.
 fn of_requests(situation: &Situation<'_>, window: u32, page: u64) -> Option<u128> {
-    let sized = situation.version >= SIZES_WINDOWS_BY_REQUESTS && !situation.prefix_caching();
-    let running = situation.budget.max_batch_size.filter(|_| sized)?;
+    let running = situation.budget.max_batch_size.filter(|_| sizes_by_requests(situation))?;
     let drafts = situation.draft_tokens;
     let ahead = if drafts == 0 { page } else { 2 * drafts };
     let each = reach(window) + EVICTION_INTERVAL * drafts.max(1) + page + ahead;
@@ -315,9 +348,9 @@ fn notes(situation: &Situation<'_>, windows: bool, slots_per_request: u64, seque
         notes.push(format!("{slots_per_request} state slots per running request"));
     }
     if windows {
-        notes.push(match situation.version >= SIZES_WINDOWS_BY_REQUESTS && situation.budget.max_batch_size.is_some() {
-            true if !situation.prefix_caching() => "windows get what the stated requests hold at worst".into(),
-            _ => format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000),
+        notes.push(match sizes_by_requests(situation) && situation.budget.max_batch_size.is_some() {
+            true => "windows get what the stated requests hold at worst".into(),
+            false => format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000),
         });
     }
     if situation.caches.sparse {

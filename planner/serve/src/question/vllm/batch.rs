@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::super::{Limits, Question, overrides};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
-use crate::flags::values::{human_int, is_auto};
+use crate::flags::values::is_auto;
 use crate::remedy::Remedy;
 
 /// The first read version that has defaults of its own for GPUs of 160 GiB.
@@ -22,9 +22,8 @@ const KNOWS_ONLY_TEXT: Version = Version(0, 27, 0);
 pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), ServeError> {
     const FLAG: &str = "--max-model-len";
     let derived = overrides::longest(question, "--hf-overrides", model)?;
-    let stated = question.value(FLAG).map(str::to_owned);
-    let auto = stated.as_deref().is_some_and(is_auto);
-    match (stated.as_deref().filter(|_| !auto).and_then(human_int), derived) {
+    let auto = question.flag(FLAG).is_some_and(|setting| is_auto(setting.value()));
+    match (question.count(FLAG), derived) {
         (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
         (Some(stated), Some(derived)) if stated > derived && overrides::is_stated(model) && !allows_long(question) => {
             let said = format!(

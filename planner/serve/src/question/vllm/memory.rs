@@ -18,9 +18,8 @@ const COUNTS_GRAPHS: Version = Version(0, 21, 0);
 /// The share of the device, or the bytes that are stated.
 pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     const FLAG: &str = "--gpu-memory-utilization";
-    let share = question.value(FLAG).map(str::to_owned);
     let usual = question.default(FLAG).unwrap_or("0.9").to_owned();
-    let number: f64 = share.as_deref().unwrap_or(&usual).parse().unwrap_or(0.9);
+    let number = question.share(FLAG).unwrap_or_else(|| usual.parse().unwrap_or(0.9));
     if !(number > 0.0 && number <= 1.0) {
         let said = format!(
             "gpu_memory_utilization: Input should be greater than 0 and less than or equal to 1 (it is {number})"
@@ -53,7 +52,7 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     if eager || !counts_graphs {
         question.default_of("memory.graphs", "0B");
     }
-    if let Some(size) = question.value("--kv-offloading-size").and_then(|value| value.parse::<f64>().ok()) {
+    if let Some(size) = question.share("--kv-offloading-size") {
         question
             .notes
             .push(format!("{size} GiB of host memory are beside these caches and hold none of the sequences that run"));

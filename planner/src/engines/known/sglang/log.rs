@@ -1,5 +1,6 @@
 //! How SGLang words its start: 0.4.6 to 0.5.23. It does not log its version.
 
+use crate::engines::version::Version;
 use crate::logs::dialect::LogDialect;
 use crate::logs::fact::Fact;
 use crate::logs::line::{Line, SizeUnit};
@@ -9,6 +10,12 @@ use crate::logs::wording::Wording;
 const TOKENS: Option<Fact> = Some(Fact::Tokens);
 const WINDOW: Option<Fact> = Some(Fact::WindowTokens);
 const KV: Option<Fact> = Some(Fact::KvBytes);
+
+/// Read in 0.5.13, and not in 0.5.12.
+const NAMES_DTYPE: Version = Version(0, 5, 13);
+/// Keys and values apart, in all versions that were read; latents have one size.
+const OF_BOTH: &[&[Fact]] = &[&[Fact::Tokens], &[Fact::KeyBytes], &[Fact::ValueBytes]];
+const OF_ONE: &[&[Fact]] = &[&[Fact::Tokens], &[Fact::KvBytes]];
 
 pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["server_args=ServerArgs(", "server_args={"],
@@ -46,14 +53,18 @@ pub(crate) static WORDS: LogDialect = LogDialect {
     ],
     writes: &[
         Line::always(
-            "Mamba Cache is allocated. max_mamba_cache_size: {}, conv_state size: {}, ssm_state size: {}",
+            "Mamba Cache is allocated. max_mamba_cache_size: {}, conv_state size: {tight}, ssm_state size: {tight}",
             &[&[Fact::StateSlots], &[Fact::ConvBytes], &[Fact::SsmBytes]],
         ),
         Line::always(
             "SWAKVPool mem usage: {}, swa size: {}, full size: {}",
             &[&[Fact::KvBytes], &[Fact::WindowTokens], &[Fact::Tokens]],
         ),
-        Line::always("KV Cache is allocated. #tokens: {}, KV size: {}", &[&[Fact::Tokens], &[Fact::KvBytes]]),
+        Line::always("KV Cache is allocated. #tokens: {}, K size: {}, V size: {}", OF_BOTH).before(NAMES_DTYPE),
+        Line::always("KV Cache is allocated. #tokens: {}, KV size: {}", OF_ONE).before(NAMES_DTYPE),
+        Line::always("KV Cache is allocated. dtype: {dtype}, #tokens: {}, K size: {}, V size: {}", OF_BOTH)
+            .since(NAMES_DTYPE),
+        Line::always("KV Cache is allocated. dtype: {dtype}, #tokens: {}, KV size: {}", OF_ONE).since(NAMES_DTYPE),
         Line::always(
             "max_total_num_tokens={}, chunked_prefill_size={}, max_running_requests={}, context_len={}",
             &[&[Fact::Tokens], &[Fact::MaxNumTokens], &[Fact::MaxBatchSize], &[Fact::MaxSeqLen]],
