@@ -8,6 +8,7 @@ use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH
 use super::{Limits, Question};
 use crate::error::ServeError;
 use crate::flags::parse::{Setting, program};
+use crate::flags::values::stoi;
 use crate::remedy::Remedy;
 
 /// Slots of a server that chooses their number itself, which share their cells.
@@ -89,7 +90,7 @@ pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
         remedies: vec![Remedy::Set(flag, meant.to_owned()), Remedy::Remove(flag)],
     };
     let layers = question.flag(LAYERS).map_or("all", Setting::value);
-    if !matches!(layers, "auto" | "all") && layers.parse::<i64>().is_err() {
+    if !matches!(layers, "auto" | "all") && stoi(layers).is_none() {
         return Err(refused(LAYERS, "stoi".to_owned(), "all"));
     }
     for flag in [KEYS, VALUES] {
