@@ -520,3 +520,20 @@ fn a_decoder_in_a_wrapper_has_the_sizes_of_its_class(#[case] text: &str, #[case]
     );
     assert_eq!(model.graph.collect(&PassContext::default()).unwrap().resources.len(), layers);
 }
+
+#[rstest]
+#[case(
+    "Qwen__Qwen3-8B",
+    r#"{"num_key_value_heads": null, "num_key_value_head": 2}"#,
+    "it is nearly `num_key_value_heads`"
+)]
+#[case("google__gemma-4-26B-A4B", r#"{"per_layer_config": {"5": {"head_dimm": 4}}}"#, "no block reads it")]
+#[case("google__gemma-4-26B-A4B", r#"{"per_layer_config": [{"layer": 5}]}"#, "an object of keys by layer was expected")]
+fn a_key_that_a_letter_or_a_layer_keeps_from_being_read_is_refused(
+    #[case] config: &str,
+    #[case] changes: &str,
+    #[case] said: &str,
+) {
+    let error = read(&changed(config, changes), &[]).unwrap_err().to_string();
+    assert!(error.contains(said), "{error}");
+}

@@ -104,6 +104,18 @@ pub(super) fn changes_nothing(value: &Value, ignored: &dyn Fn(&str) -> bool) -> 
     }
 }
 
+/// The keys that sizes of blocks are read from.
+pub(super) fn dims(description: &Description) -> Result<Vec<String>, String> {
+    let mut keys = Vec::new();
+    for name in layers::possible_blocks(description) {
+        let block = Block::new(name, description.blocks.get(name))?;
+        keys.extend(block.dims().flat_map(Expr::keys).map(str::to_owned));
+    }
+    keys.sort();
+    keys.dedup();
+    Ok(keys)
+}
+
 /// Whether an expression of the description reads the key, or a usual one of a block that its layers can have.
 pub(super) fn mentions(description: &Description, key: &str) -> Result<bool, String> {
     let reads = |expr: &Expr| expr.keys().iter().any(|path| path.split('.').next() == Some(key));

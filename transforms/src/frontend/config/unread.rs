@@ -2,6 +2,7 @@
 //!
 //! Next season's keys are not in any list, so that words decide: what loops, shares, compresses, slides or recurs.
 
+use cacheplan_files::Shown;
 use serde_json::Value;
 
 use super::classes::Class;
@@ -165,6 +166,9 @@ const ENDS: &[&str] = &["cache", "conv", "loops", "mamba", "ssm", "window"];
 const KINDS: &[&str] =
     &["sliding", "linear", "mamba", "conv", "recurrent", "chunked", "compressed", "sparse", "window"];
 
+/// Shorter names are a letter off too many others.
+const SHORTEST: usize = 6;
+
 /// How deep objects in a config are looked into.
 const DEPTH: usize = 4;
 
@@ -173,6 +177,10 @@ const DEPTH: usize = 4;
 pub(super) struct Unread {
     /// Keys that could mean caches.
     pub(super) of_caches: Vec<String>,
+    /// Keys that are a letter off one that is read of caches and is not there, with that.
+    pub(super) misspelt: Vec<(String, String)>,
+    /// Places of layers' own keys that nothing reads.
+    pub(super) of_layers: Vec<String>,
     /// The others, where the class of the type has no such key.
     pub(super) others: Vec<String>,
 }
@@ -190,6 +198,16 @@ pub(super) fn find(
     let sizes = sizes.into_iter().collect::<Result<Vec<_>, _>>()?;
     let of_sizes: Vec<&str> = sizes.iter().flat_map(Expr::keys).collect();
     let mut unread = Unread::default();
+    let is_read = |key: &str| {
+        Ok::<bool, String>(coverage::mentions(description, key)? || classes.iter().any(|class| class.has(key)))
+    };
+    let dims = coverage::dims(description)?;
+    let stated = |key: &str| values.stated().any(|(known, value)| known == key && !value.is_null());
+    for (place, key, value) in values.of_layers() {
+        if !is_read(key)? && !says_nothing(key, value) {
+            unread.of_layers.push(place);
+        }
+    }
     for (key, value) in values.stated() {
         let known = classes.iter().any(|class| class.has(key))
             || Class::common().has(key)
@@ -198,7 +216,9 @@ pub(super) fn find(
         if known || coverage::mentions(description, key)? {
             continue;
         }
-        if says_nothing(key, value) || says_nothing_more(key, description, values)? {
+        if let Some(known) = dims.iter().find(|known| is_nearly(key, known) && !stated(known)) {
+            unread.misspelt.push((key.to_owned(), known.clone()));
+        } else if says_nothing(key, value) || says_nothing_more(key, description, values)? {
             // Whoever states that passes over the key, which is read by that.
             values.get(key);
         } else if could_mean_caches(key, value, layers, DEPTH) {
@@ -208,6 +228,11 @@ pub(super) fn find(
         }
     }
     Ok(unread)
+}
+
+/// Whether a key is a letter off another, which is long enough to tell.
+fn is_nearly(key: &str, known: &str) -> bool {
+    known.len() >= SHORTEST && Shown(key).distance(known) == 1
 }
 
 /// Whether a key of Qwen's files, which others copy, says nothing beside what is read: the list of layers has the last word,
@@ -237,6 +262,14 @@ pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32)
         return Ok(());
     }
     let unread = find(description, &values.model_type, values, layers).map_err(invalid)?;
+    if let Some((key, known)) = unread.misspelt.first() {
+        return Err(
+            values.not_covered(&[key], &format!("it is nearly `{known}`, which is read of caches and is not there"))
+        );
+    }
+    if let Some(place) = unread.of_layers.first() {
+        return Err(values.not_covered(&[place], "no block reads it"));
+    }
     if let Some(key) = unread.of_caches.first() {
         return Err(values.not_covered(&[key], "nothing says which caches that means"));
     }

@@ -156,7 +156,17 @@ impl<'a> Values<'a> {
 
     /// Finds the layers that have keys of their own.
     pub(super) fn find_overrides(&mut self, layers: u32) -> Result<(), FrontendError> {
-        let Some(Value::Object(per_layer)) = self.map.get(PER_LAYER) else { return Ok(()) };
+        let per_layer = match self.map.get(PER_LAYER) {
+            None | Some(Value::Null) => return Ok(()),
+            Some(Value::Object(per_layer)) => per_layer,
+            Some(other) => {
+                return Err(self.bad(
+                    PER_LAYER,
+                    other,
+                    "an object of keys by layer was expected, such as {\"31\": {\"sliding_window\": 4096}}",
+                ));
+            }
+        };
         for (key, keys) in per_layer {
             let Some(layer) = key.parse().ok().filter(|&layer: &u32| layer < layers) else {
                 return Err(self.bad(PER_LAYER, &Value::from(key.as_str()), &format!("the model has {layers} layers")));
@@ -168,6 +178,15 @@ impl<'a> Values<'a> {
             self.overrides.insert(layer, key.clone());
         }
         Ok(())
+    }
+
+    /// The keys that layers have of their own, with their places.
+    pub(super) fn of_layers(&self) -> impl Iterator<Item = (String, &str, &Value)> {
+        let layers = self.map.get(PER_LAYER).and_then(Value::as_object).into_iter().flatten();
+        let keys = layers.filter_map(|(layer, keys)| Some((layer, keys.as_object()?)));
+        keys.flat_map(|(layer, keys)| {
+            keys.iter().map(move |(key, value)| (format!("{PER_LAYER}.{layer}.{key}"), key.as_str(), value))
+        })
     }
 
     /// Puts what the caller states at a dotted path, over whatever is there.
