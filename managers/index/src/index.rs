@@ -1,6 +1,5 @@
 //! The books of all workers, shared by those who write and those who ask.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
@@ -12,7 +11,7 @@ use crate::multiples::greatest_common_divisor;
 use crate::run::Keys;
 use crate::spans::BySlot;
 use crate::texts::Texts;
-use crate::view::{Reuse, View};
+use crate::view::{Count, Reuse, View};
 use crate::{Batch, Error, Event};
 
 /// How much an index keeps.
@@ -58,7 +57,7 @@ pub enum Prompt<'a> {
     Tokens(&'a [u32]),
     /// The engine's hashes of its blocks, each of all tokens up to the block's end.
     Hashes {
-        /// One for each whole block.
+        /// One for each whole block. Where a worker's block has the same one, all that comes before is taken for the same.
         hashes: &'a [u64],
         /// Tokens of each block.
         block: usize,
@@ -70,9 +69,17 @@ pub enum Prompt<'a> {
 /// Who there is, by the slots under which the texts know them.
 #[derive(Default)]
 struct Workers {
-    slots: BTreeMap<WorkerRank, u32>,
+    /// In the order of the workers.
+    slots: Vec<(WorkerRank, u32)>,
     books: Vec<Arc<RwLock<Book>>>,
     free: Vec<u32>,
+}
+
+impl Workers {
+    /// Where a worker stands among the slots, or would.
+    fn find(&self, who: WorkerRank) -> Result<usize, usize> {
+        self.slots.binary_search_by_key(&who, |(known, _)| *known)
+    }
 }
 
 /// Which worker holds what.
@@ -123,6 +130,10 @@ impl Index {
     /// Takes a batch that was read before.
     pub fn take_batch(&self, worker: u64, number: u64, batch: &Batch) -> Result<(), Error> {
         let who = WorkerRank { worker, rank: batch.rank };
+        if batch.events.iter().any(|event| event.block() == Some(0)) {
+            let found = "0".to_owned();
+            return Err(Error::Field { event: "BlockStored", field: "block_size", found, wanted: "above zero" });
+        }
         for block in batch.events.iter().filter_map(Event::block) {
             self.widest.fetch_max(block, Ordering::Relaxed);
             if !block.is_multiple_of(self.quantum.load(Ordering::Relaxed)) {
@@ -152,7 +163,8 @@ impl Index {
 
     fn known(&self, who: WorkerRank) -> Option<Arc<RwLock<Book>>> {
         let workers = read(&self.workers);
-        workers.slots.get(&who).map(|slot| Arc::clone(&workers.books[*slot as usize]))
+        let at = workers.find(who).ok()?;
+        Some(Arc::clone(&workers.books[workers.slots[at].1 as usize]))
     }
 
     fn book(&self, who: WorkerRank) -> Result<Arc<RwLock<Book>>, Error> {
@@ -160,9 +172,10 @@ impl Index {
             return Ok(book);
         }
         let mut workers = write(&self.workers);
-        if let Some(slot) = workers.slots.get(&who) {
-            return Ok(Arc::clone(&workers.books[*slot as usize]));
-        }
+        let at = match workers.find(who) {
+            Ok(at) => return Ok(Arc::clone(&workers.books[workers.slots[at].1 as usize])),
+            Err(at) => at,
+        };
         if workers.slots.len() >= self.bounds.workers {
             return Err(Error::Workers { worker: who.worker, most: self.bounds.workers });
         }
@@ -175,7 +188,7 @@ impl Index {
                 write(&self.views).push(View::default());
             }
         }
-        workers.slots.insert(who, slot);
+        workers.slots.insert(at, (who, slot));
         Ok(book)
     }
 
@@ -193,15 +206,13 @@ impl Index {
     /// Forgets a worker with all its ranks.
     pub fn forget(&self, worker: u64) {
         let mut workers = write(&self.workers);
-        let gone: Vec<(WorkerRank, u32)> =
-            workers.slots.iter().filter(|(who, _)| who.worker == worker).map(|(who, slot)| (*who, *slot)).collect();
-        for (who, slot) in gone {
+        let gone: Vec<_> = workers.slots.extract_if(.., |(who, _)| who.worker == worker).collect();
+        for (_, slot) in gone {
             let mut book = write(&workers.books[slot as usize]);
             book.clear(&self.texts);
             book.is_gone = true;
             write(&self.views)[slot as usize] = View::default();
             drop(book);
-            workers.slots.remove(&who);
             workers.free.push(slot);
         }
     }
@@ -222,9 +233,17 @@ impl Index {
         let has_gaps = views.iter().any(|view| view.shape.has_gaps());
         let widest = (!has_gaps).then(|| self.widest.load(Ordering::Relaxed));
         let held = BySlot::new(&self.texts.follow(keys, quantum, widest), views.len());
-        let answer = |(who, slot): (&WorkerRank, &u32)| Answer {
-            who: *who,
-            reuse: views[*slot as usize].reuse(most, held.of(*slot), is_by_tokens),
+        // Workers that follow each other mostly hold the same beginning of a prompt: it is counted once.
+        let (mut counted, mut count) = (None, Count::default());
+        let answer = |(who, slot): &(WorkerRank, u32)| {
+            let (view, spans) = (&views[*slot as usize], held.of(*slot));
+            let of = (Arc::as_ptr(&view.shape), spans);
+            if counted != Some(of) {
+                (counted, count) = (Some(of), view.shape.count(most, spans));
+            }
+            let Count { tokens, keys, limited_by } = count;
+            let trust = view.trust[usize::from(is_by_tokens)];
+            Answer { who: *who, reuse: Reuse { tokens, keys, limited_by, trust } }
         };
         workers.slots.iter().map(answer).collect()
     }
@@ -232,7 +251,7 @@ impl Index {
     /// How many different blocks each worker holds, and how many were left out of its book.
     pub fn sizes(&self) -> Vec<(WorkerRank, usize, u64)> {
         let workers = read(&self.workers);
-        let size = |(who, slot): (&WorkerRank, &u32)| {
+        let size = |(who, slot): &(WorkerRank, u32)| {
             let book = read(&workers.books[*slot as usize]);
             (*who, book.blocks(), book.left_out())
         };

@@ -166,22 +166,20 @@ impl Run {
             Keys::Hashes(keys) => (&self.hashes, keys),
             Keys::Names(keys) => (&self.names, keys),
         };
-        if here.get(place) != asked.get(at) {
+        let is_equal = |place: usize, at: usize| here.get(place).is_some_and(|here| asked.get(at) == Some(here));
+        if !is_equal(place, at) {
             return None;
         }
         let together = least_common_multiple(self.step, quantum);
         let (in_run, in_keys) = (together / self.step, together / quantum);
-        let equal = if in_run == 1 && in_keys == 1 {
-            here[place + 1..].iter().zip(&asked[at + 1..]).take_while(|(here, asked)| here == asked).count()
-        } else {
-            let here = here[place..].iter().step_by(in_run).skip(1);
-            here.zip(asked[at..].iter().step_by(in_keys).skip(1)).take_while(|(here, asked)| here == asked).count()
-        };
+        let most = ((here.len() - place - 1) / in_run).min((asked.len() - at - 1) / in_keys);
+        let equal = reach(most, |steps| is_equal(place + steps * in_run, at + steps * in_keys));
         Some((place + equal * in_run, at + equal * in_keys + 1))
     }
 
     /// Who holds what from one place to another, of which the first ends at so many tokens of a prompt.
     pub(crate) fn spans(&self, from: usize, to: usize, end: usize, out: &mut Vec<(u32, Span)>) {
+        out.reserve(self.held.len());
         out.extend(self.held.iter().filter(|held| held.first as usize <= to && held.last as usize >= from).map(
             |held| {
                 let (first, last) = ((held.first as usize).max(from), (held.last as usize).min(to));
@@ -195,5 +193,53 @@ impl Run {
                 (held.slot, span)
             },
         ));
+    }
+}
+
+/// The farthest of `most` steps at which two texts are equal. A key stands for all that comes before it: most texts are told
+/// alike by their last one, and where they part is found in steps that double and then halve.
+fn reach(most: usize, is_equal: impl Fn(usize) -> bool) -> usize {
+    if is_equal(most) {
+        return most;
+    }
+    let (mut equal, mut step) = (0, 1);
+    while step < most - equal && is_equal(equal + step) {
+        equal += step;
+        step *= 2;
+    }
+    let mut other = most.min(equal + step);
+    while other - equal > 1 {
+        let middle = equal + (other - equal) / 2;
+        if is_equal(middle) { equal = middle } else { other = middle }
+    }
+    equal
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run of blocks of `step` tokens, and a question by every `quantum` tokens that parts from it behind `part` tokens.
+    fn reached(step: usize, quantum: usize, blocks: usize, part: usize) -> Option<(usize, usize)> {
+        let mut run = Run::new(step);
+        (1..=blocks).for_each(|block| run.push((block * step) as u64, 0));
+        let other = |end: usize| if end > part { 1 << 32 } else { 0 };
+        let keys: Vec<u64> = (1..=40).map(|at| at * quantum).map(|end| (end + other(end)) as u64).collect();
+        let together = least_common_multiple(step, quantum);
+        run.match_from(together / step - 1, Keys::Hashes(&keys), together / quantum - 1, quantum)
+    }
+
+    #[test]
+    fn a_text_is_followed_to_where_a_question_parts_from_it() {
+        for (step, quantum) in [(1, 1), (2, 1), (1, 2), (2, 3), (6, 4)] {
+            let together = least_common_multiple(step, quantum);
+            for blocks in together / step..40 {
+                for part in 0..50 * together {
+                    let end = part.min(blocks * step).min(40 * quantum) / together * together;
+                    let expected = (end > 0).then(|| (end / step - 1, end / quantum));
+                    assert_eq!(reached(step, quantum, blocks, part), expected, "{step}, {quantum}, {blocks}, {part}");
+                }
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use crate::events::Kind;
 
 /// Blocks of a prompt, one behind the other, that the same groups of a worker hold.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub(crate) struct Span {
     /// The tokens up to the end of the first block.
     pub(crate) first: usize,
@@ -50,13 +50,13 @@ pub(crate) struct BySlot {
 impl BySlot {
     pub(crate) fn new(found: &[(u32, Span)], slots: usize) -> Self {
         let mut begins = vec![0; slots + 1];
-        found.iter().for_each(|(slot, _)| begins[*slot as usize + 1] += 1);
+        found.iter().for_each(|(slot, _)| begins[*slot as usize] += 1);
         (1..begins.len()).for_each(|slot| begins[slot] += begins[slot - 1]);
         let mut spans = vec![Span::default(); found.len()];
-        let mut next = begins.clone();
-        for (slot, span) in found {
-            spans[next[*slot as usize]] = *span;
-            next[*slot as usize] += 1;
+        // From the last to the first, each slot's end moves to where its stretches begin.
+        for (slot, span) in found.iter().rev() {
+            begins[*slot as usize] -= 1;
+            spans[begins[*slot as usize]] = *span;
         }
         for slot in begins.windows(2).filter(|slot| slot[1] - slot[0] > 1) {
             spans[slot[0]..slot[1]].sort_by_key(|span| span.first);
@@ -74,18 +74,18 @@ impl BySlot {
     }
 }
 
-/// The stretch that has a block which ends here. Blocks of several sizes may lie across each other.
-fn covering(spans: &[Span], groups: u64, end: usize) -> Option<&Span> {
-    let before = spans.partition_point(|span| span.first <= end);
-    spans[..before].iter().rev().take_while(|span| span.reach >= end).find(|span| span.has(groups, end))
+/// The stretch that has a block which ends here, of those that begin no later. Blocks of several sizes may lie across each other.
+fn covering(before: &[Span], groups: u64, end: usize) -> Option<&Span> {
+    before.iter().rev().take_while(|span| span.reach >= end).find(|span| span.has(groups, end))
 }
 
 /// How many of `most` tokens have keys without a gap.
 pub(crate) fn keys(spans: &[Span], of: &Component, most: usize) -> usize {
-    let mut end = 0;
+    let (mut end, mut before) = (0, 0);
     while end + of.block <= most {
         let next = end + of.block;
-        let Some(span) = covering(spans, of.groups, next) else { break };
+        before += spans[before..].iter().take_while(|span| span.first <= next).count();
+        let Some(span) = covering(&spans[..before], of.groups, next) else { break };
         end = if of.block.is_multiple_of(span.step) {
             next + (span.last.min(most) - next) / of.block * of.block
         } else {
@@ -115,7 +115,8 @@ pub(crate) fn last_window(spans: &[Span], of: &Component, tokens: usize, unit: u
         let before = blocks.saturating_sub(needed) * of.block;
         let mut next = blocks * of.block;
         while next > before {
-            let Some(span) = covering(spans, of.groups, next) else {
+            let begun = spans.partition_point(|span| span.first <= next);
+            let Some(span) = covering(&spans[..begun], of.groups, next) else {
                 end = (next - of.block) / unit * unit;
                 continue 'shorter;
             };

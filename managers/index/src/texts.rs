@@ -1,6 +1,6 @@
 //! The texts of which workers hold blocks: each block once, those that follow each other side by side.
 //!
-//! A question follows a text along such a run by comparing neighbours in memory, and meets there who holds what of it. Locks are
+//! A question follows a text along such a run to the last place that is alike, and meets there who holds what of it. Locks are
 //! taken in one order: a stripe of the hashes, then a run. A place that was read before its run was locked is checked there.
 
 use std::collections::BTreeSet;
@@ -176,14 +176,9 @@ impl Texts {
         }
     }
 
-    fn places(&self, keys: Keys<'_>, key: u64) -> Vec<Place> {
-        match keys {
-            Keys::Hashes(_) => self.place(key).into_iter().collect(),
-            Keys::Names(_) => {
-                let names = read(stripe(&self.by_name, key));
-                names.get(&key).cloned().unwrap_or_default()
-            }
-        }
+    /// Where a text is entered by what it is called.
+    fn entries(&self, name: u64) -> Vec<Place> {
+        read(stripe(&self.by_name, name)).get(&name).cloned().unwrap_or_default()
     }
 
     /// What is held of a prompt, by slot. A gap of `widest` tokens ends it, unless nothing does.
@@ -194,7 +189,11 @@ impl Texts {
         while let Some(at) = next.pop_first() {
             let Some(key) = all.get(at) else { continue };
             let (end, mut is_found) = ((at + 1) * quantum, false);
-            for place in self.places(keys, *key) {
+            let (one, several) = match keys {
+                Keys::Hashes(_) => (self.place(*key), Vec::new()),
+                Keys::Names(_) => (None, self.entries(*key)),
+            };
+            for place in one.iter().chain(&several) {
                 let run = read(&place.run);
                 let Some((last, behind)) = run.match_from(place.at, keys, at, quantum) else { continue };
                 is_found = true;

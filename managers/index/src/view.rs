@@ -38,6 +38,14 @@ pub struct Reuse {
     pub trust: Trust,
 }
 
+/// How much of a prompt can be reused, whatever that is worth.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Count {
+    pub(crate) tokens: usize,
+    pub(crate) keys: usize,
+    pub(crate) limited_by: Option<Kind>,
+}
+
 /// Which groups an engine has: the workers of a fleet share a few of these.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Shape {
@@ -64,26 +72,10 @@ impl Shape {
     pub(crate) fn has_gaps(&self) -> bool {
         !self.components.is_empty() && self.components.iter().all(|one| one.kind != Kind::Full)
     }
-}
 
-#[derive(Clone)]
-pub(crate) struct View {
-    pub(crate) shape: Arc<Shape>,
-    /// Of an answer to a question by hashes, and by tokens.
-    pub(crate) trust: [Trust; 2],
-}
-
-impl Default for View {
-    /// Of a worker that said nothing.
-    fn default() -> Self {
-        Self { shape: Arc::default(), trust: [Trust::Estimate; 2] }
-    }
-}
-
-impl View {
     /// What can be reused of at most `most` tokens, of which these stretches are held.
-    pub(crate) fn reuse(&self, most: usize, spans: &[Span], is_by_tokens: bool) -> Reuse {
-        let Shape { components, unit } = &*self.shape;
+    pub(crate) fn count(&self, most: usize, spans: &[Span]) -> Count {
+        let Self { components, unit } = self;
         let unit = (*unit).max(1);
         let mut of_keys = if components.is_empty() { 0 } else { most };
         for full in components.iter().filter(|one| one.kind == Kind::Full) {
@@ -108,6 +100,19 @@ impl View {
                 }
             }
         }
-        Reuse { tokens, keys: of_keys, limited_by, trust: self.trust[usize::from(is_by_tokens)] }
+        Count { tokens, keys: of_keys, limited_by }
+    }
+}
+#[derive(Clone)]
+pub(crate) struct View {
+    pub(crate) shape: Arc<Shape>,
+    /// Of an answer to a question by hashes, and by tokens.
+    pub(crate) trust: [Trust; 2],
+}
+
+impl Default for View {
+    /// Of a worker that said nothing.
+    fn default() -> Self {
+        Self { shape: Arc::default(), trust: [Trust::Estimate; 2] }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cacheplan_index::{Batch, Bounds, Error, Index, Kind, Prompt, Trust, WorkerRank};
+use cacheplan_index::{Answer, Batch, Bounds, Error, Event, Index, Kind, Prompt, Stored, Trust, WorkerRank};
 use proptest::prelude::*;
 use rstest::rstest;
 
@@ -207,6 +207,16 @@ fn sglang_says_nothing_of_states_and_gets_a_bound() {
 }
 
 #[test]
+fn blocks_of_no_tokens_are_refused_however_they_come() {
+    let index = Index::new(Bounds::default());
+    let stored =
+        Stored { hashes: vec![5], group: Some(0), kind: Some(Kind::Full), on_device: true, ..Stored::default() };
+    let taken = index.take_batch(1, 0, &Batch { events: vec![Event::Stored(stored)], ..Batch::default() });
+    assert_eq!(taken.unwrap_err().to_string(), "BlockStored: block_size is 0, not above zero");
+    assert!(index.ask(Prompt::Hashes { hashes: &[5, 6], block: 2, tokens: 9 }).is_empty());
+}
+
+#[test]
 fn a_bound_costs_a_worker_its_further_blocks_and_says_so() {
     let index = Index::new(Bounds { workers: 1, blocks: 2, ..Bounds::default() });
     for block in 0..4 {
@@ -266,4 +276,19 @@ fn workers_are_written_and_asked_at_once() {
     let answers = index.ask(Prompt::Tokens(&tokens(0)));
     assert_eq!(answers.len(), 4);
     assert!(answers.iter().all(|answer| answer.reuse.tokens == 22));
+}
+
+#[test]
+fn workers_that_hold_the_same_are_answered_each_by_its_own_groups_and_trust() {
+    let index = Index::new(Bounds::default());
+    // The first and the second store the same; the third's first batch is lost; the fourth keeps states of it.
+    for (worker, first, group) in [(1, 0, 0), (2, 0, 0), (3, 7, 0), (4, 0, 3)] {
+        (0..2).for_each(|block| index.take(worker, first + block, &stored(group, 0, block as usize)).unwrap());
+    }
+    // The fifth holds no more than the first block.
+    index.take(5, 0, &stored(0, 0, 0)).unwrap();
+    let reuse = |answer: &Answer| (answer.reuse.tokens, answer.reuse.keys, answer.reuse.trust);
+    let answers: Vec<_> = index.ask(Prompt::Tokens(&tokens(0))).iter().map(reuse).collect();
+    let [of_keys, lost] = [Trust::Exact, Trust::Estimate].map(|trust| (4, 4, trust));
+    assert_eq!(answers, [of_keys, of_keys, lost, (4, LENGTH - 2, Trust::Exact), (2, 2, Trust::Exact)]);
 }
