@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case("FROM vllm/vllm-openai:v0.24.0\nCMD [\"m\", \"--port\", \"$PORT\"]\n", "Dockerfile:2")]
+    #[case("FROM vllm/vllm-openai:v0.24.0\nCMD [\"$MODEL\"]\n", "Dockerfile:2")]
     #[case("FROM ubuntu\nCMD vllm serve $MODEL\n", "MODEL")]
     #[case("FROM ubuntu\nRUN apt-get update\n", "no command that starts an engine")]
     fn what_a_dockerfile_leaves_open_is_refused(#[case] text: &str, #[case] expected: &str) {

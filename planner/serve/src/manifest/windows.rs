@@ -204,7 +204,7 @@ mod tests {
     #[case::batch(
         "start.bat",
         "@echo off\r\nrem vllm serve none\r\nset \"MODEL=C:\\my models\\a.gguf\"\r\nset CUDA_VISIBLE_DEVICES=0\r\nC:\\llama\\llama-server.exe -m \"%model%\" ^\r\n  -c 8192 > log.txt 2>&1\r\npause\r\n",
-        "CUDA_VISIBLE_DEVICES=0 MODEL='C:\\my models\\a.gguf' 'C:\\llama\\llama-server.exe' -m 'C:\\my models\\a.gguf' -c 8192",
+        "CUDA_VISIBLE_DEVICES=0 MODEL=\"C:\\\\my models\\\\a.gguf\" \"C:\\\\llama\\\\llama-server.exe\" -m \"C:\\\\my models\\\\a.gguf\" -c 8192",
         5
     )]
     #[case::start("start.cmd", "start \"a server\" /b llama-server.exe -m a.gguf\n", "llama-server.exe -m a.gguf", 1)]
@@ -212,7 +212,7 @@ mod tests {
     #[case::power_shell(
         "Start.ps1",
         "# ours\n$env:CUDA_VISIBLE_DEVICES = \"0\"\n$model = 'D:\\m\\a.gguf'\n& \"D:\\llama\\llama-server.exe\" -m $Model `\n  --chat-template-kwargs '{\"a\": 1}' # the port\n",
-        "CUDA_VISIBLE_DEVICES=0 'D:\\llama\\llama-server.exe' -m 'D:\\m\\a.gguf' --chat-template-kwargs '{\"a\": 1}'",
+        "CUDA_VISIBLE_DEVICES=0 \"D:\\\\llama\\\\llama-server.exe\" -m \"D:\\\\m\\\\a.gguf\" --chat-template-kwargs '{\"a\": 1}'",
         4
     )]
     #[case::linux("start.ps1", "wsl vllm serve org/m --port 80\n", "vllm serve org/m --port 80", 1)]
