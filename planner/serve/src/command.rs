@@ -17,7 +17,7 @@ impl Launch {
         let words = words?;
         let found = manifest::of_words(&words, env)?;
         match found.is_empty() {
-            true => Err(ServeError::Program { found: words.first().cloned().unwrap_or_default() }),
+            true => Err(ServeError::no_engine(&words)),
             false => Ok(found),
         }
     }

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::manifest::ManifestError;
 use crate::remedy::Remedy;
+use crate::secret;
 
 /// Why a command has no answer.
 #[derive(Debug, Error)]
@@ -93,6 +94,11 @@ pub enum ServeError {
 }
 
 impl ServeError {
+    /// No engine's program among these words.
+    pub(crate) fn no_engine(words: &[String]) -> Self {
+        Self::Program { found: secret::hidden(words).first().map_or_else(String::new, |word| word.clone().into_owned()) }
+    }
+
     /// The exit code of a command that ends with this error: 2 where the engine's parser refuses the words, 3 where it would not start,
     /// 4 where nobody read what a flag does, else as the planner's.
     pub fn exit_code(&self) -> u8 {

@@ -35,7 +35,7 @@ pub(super) fn of_words(
 
 /// The engines that a container starts.
 pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
-    let origin = Origin { version: container.version(), ..origin.clone() };
+    let origin = Origin { image: container.image.clone(), ..origin.clone() };
     launches(&container.words(&origin.at)?, container.variables, &origin, DEPTH)
 }
 
@@ -62,8 +62,8 @@ fn launches(
         engine::Start::Container => {
             let Some((container, gpus)) = docker::run(words, &variables) else { return Ok(Vec::new()) };
             let gpus = gpus.or(origin.gpus);
-            let version = container.version();
-            let origin = Origin { version, gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
+            let image = container.image.clone();
+            let origin = Origin { image, gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
             launches(&container.words(&origin.at)?, container.variables, &origin, depth)
         }
         engine::Start::Shell => {

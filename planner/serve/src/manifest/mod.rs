@@ -42,8 +42,7 @@ use yaml::Value;
 pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
     let text = Source::memory(name, bytes).text(Limit::MANIFEST)?;
     let reading = Reading::new(name);
-    let (launches, seen) = match is_yaml(&text) {
-        _ if unit::is(&text) => (of_script(&reading, &unit::script(&text))?, String::new()),
+    let (launches, seen) = match is_yaml(name, &text) && !unit::is(&text) {
         true => of_yaml(&reading, &text)?,
         false => (of_script(&reading, &text)?, String::new()),
     };
@@ -60,16 +59,28 @@ pub(crate) fn of_words(words: &[String], env: &BTreeMap<String, String>) -> Resu
     command::of_words(words, env, &Origin { through_shell: true, ..Origin::new(&reading, at, String::new()) })
 }
 
-/// Tells YAML from a script by the first line that says anything.
-fn is_yaml(text: &str) -> bool {
+/// Tells YAML from a script, by the first line that says anything where the name does not.
+fn is_yaml(name: &str, text: &str) -> bool {
+    if [".sh", ".bash", ".zsh"].iter().any(|extension| name.ends_with(extension)) {
+        return false;
+    }
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let Some(line) = lines.find(|line| line.starts_with("#!") || !line.trim_start().starts_with('#')) else {
         return false;
     };
     let key = line.split([' ', '\t', ':']).next().unwrap_or("");
-    let is_key =
-        line[key.len()..].strip_prefix(':').is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
-    is_key || line.starts_with(['{', '[', '%']) || line.starts_with("---") || line.starts_with("- ")
+    let is_key = !key.is_empty()
+        && line[key.len()..].strip_prefix(':').is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
+    is_key || is_flow(line) || line.starts_with('%') || line.starts_with("---") || line.starts_with("- ")
+}
+
+/// Whether a line begins a list or a map in braces, and neither a test nor a group of a shell, `[ -d x ]`, `{ vllm serve m; }`.
+fn is_flow(line: &str) -> bool {
+    let Some(inside) = line.strip_prefix(['{', '[']) else { return false };
+    let word = inside.trim_start().split([' ', '\t']).next().unwrap_or("");
+    let is_part = word.is_empty() || word.ends_with([':', ',']) || word.starts_with(['{', '}', ']', '\'', '"']);
+    let is_shell = inside.starts_with([' ', '[']) && !is_part || line.starts_with("[ \"$") || line.starts_with("[[ ");
+    !is_shell
 }
 
 fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestError> {
@@ -78,7 +89,8 @@ fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestE
         let reason = "a control character stands in it".to_owned();
         return Err(ManifestError::Syntax { at, reason });
     }
-    command::of_script(text, &Origin { is_file: true, ..Origin::new(reading, at, String::new()) })
+    let script = if unit::is(text) { unit::script(text) } else { text.to_owned() };
+    command::of_script(&script, &Origin { is_file: true, ..Origin::new(reading, at, String::new()) })
 }
 
 /// The commands of documents, and what else they are.
