@@ -96,7 +96,9 @@ pub enum ServeError {
 impl ServeError {
     /// No engine's program among these words.
     pub(crate) fn no_engine(words: &[String]) -> Self {
-        Self::Program { found: secret::hidden(words).first().map_or_else(String::new, |word| word.clone().into_owned()) }
+        Self::Program {
+            found: secret::hidden(words).first().map_or_else(String::new, |word| word.clone().into_owned()),
+        }
     }
 
     /// The exit code of a command that ends with this error: 2 where the engine's parser refuses the words, 3 where it would not start,

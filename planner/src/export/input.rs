@@ -64,8 +64,8 @@ impl<'a> Input<'a> {
 
     /// Ranks that the plan was not made for must at least be able to divide what it divides.
     pub(crate) fn refuse_split(&self, engine: &'static str) -> Result<(), ExportError> {
-        let layers = self.resources().map(|resource| resource.layer).max().map_or(0, |last| last + 1);
-        if self.parallel().pp > 1 && u64::from(self.parallel().pp) > layers as u64 {
+        let layers = self.plan.model.layers.max(1);
+        if self.parallel().pp > layers {
             let what = format!("{} pipeline stages are more than its {layers} layers", self.parallel().pp);
             return Err(ExportError::Unsupported { engine, what });
         }

@@ -63,7 +63,8 @@ impl Launch {
     /// Takes what Dynamo's worker for TensorRT-LLM is told in one object into the options.
     pub(super) fn with_overrides(mut self, at: &Place) -> Result<Self, ManifestError> {
         const FLAG: &str = "--override-engine-args";
-        let is_flag = |word: &String| word.strip_prefix(FLAG).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+        let is_flag =
+            |word: &String| word.strip_prefix(FLAG).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
         let is_worker = self.words.iter().any(|word| word == "dynamo.trtllm");
         let Some(index) = self.words.iter().position(is_flag).filter(|_| is_worker) else { return Ok(self) };
         let (text, count) = match (self.words[index].split_once('='), self.words.get(index + 1)) {
@@ -331,7 +332,9 @@ mod tests {
     #[test]
     fn what_a_worker_of_dynamo_is_told_in_one_object_is_read() {
         let launch = |more: &str| {
-            let words = format!(r#"python3 -m dynamo.trtllm --model m --override-engine-args={{"max_seq_len":8,"kv_cache_config":{{"dtype":"fp8"}}}}{more}"#);
+            let words = format!(
+                r#"python3 -m dynamo.trtllm --model m --override-engine-args={{"max_seq_len":8,"kv_cache_config":{{"dtype":"fp8"}}}}{more}"#
+            );
             let words = words.split(' ').map(String::from).collect();
             Launch::from_words(words, &Default::default()).map(|mut found| found.remove(0))
         };
@@ -340,7 +343,10 @@ mod tests {
         found.sort();
         assert_eq!(found, config.map(|(key, value)| (key.to_owned(), value.to_owned())));
         let error = launch(" --max-seq-len 9").unwrap_err().to_string();
-        assert!(error.contains("`max_seq_len`, which a flag and `--override-engine-args` state, is not read"), "{error}");
+        assert!(
+            error.contains("`max_seq_len`, which a flag and `--override-engine-args` state, is not read"),
+            "{error}"
+        );
     }
 
     #[rstest]

@@ -36,7 +36,8 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         if let Some(pod) = component.dig(&["podTemplate", "spec"]) {
             let launches = kubernetes::pod_launches(&pod, &title, objects, &shared)?;
             let nodes = nodes(&component)?;
-            let counted = |launch: Launch| Launch { gpus: launch.gpus.map(|gpus| gpus.saturating_mul(nodes)), ..launch };
+            let counted =
+                |launch: Launch| Launch { gpus: launch.gpus.map(|gpus| gpus.saturating_mul(nodes)), ..launch };
             found.extend(launches.into_iter().map(counted));
         }
     }
