@@ -41,9 +41,8 @@ impl Launch {
     /// That its image does not say the version at which it is answered.
     pub(crate) fn image_note(&self, engine: EngineSpec) -> Option<String> {
         let (image, version) = (self.image.as_ref()?, engine.version_name());
-        Some(format!(
-            "the tag of {image:.200} does not say the engine's version: {version} is taken; state another with --engine-version"
-        ))
+        let said = format!("the tag of {image:.200} does not say the engine's version");
+        Some(format!("{said}: {version} is taken; state another with --engine-version"))
     }
 
     pub(crate) fn shown_env(&self) -> impl Iterator<Item = (&str, &str)> {

@@ -83,7 +83,7 @@ static NAMES: LazyLock<Vec<(Engine, Names)>> = LazyLock::new(|| {
 });
 
 /// The flags of an engine, of all engines where none is known.
-fn names(engine: Option<Engine>) -> impl Iterator<Item = (&'static str, bool)> {
+fn names(engine: Option<Engine>) -> impl Iterator<Item = (&'static str, bool)> + Clone {
     let of = NAMES.iter().filter(move |(known, _)| engine.is_none_or(|engine| engine == *known));
     of.flat_map(|(_, names)| names.iter().map(|(name, secret)| (*name, *secret)))
 }

@@ -58,7 +58,13 @@ fn launches(
         }
     }
     match start {
-        engine::Start::Engine => Ok(vec![launch(words, &variables, origin)?]),
+        engine::Start::Engine => {
+            let mut launch = launch(words, &variables, origin)?;
+            if let Some(wheel) = before.iter().find_map(|word| engine::wheel(word)) {
+                (launch.version, launch.image) = (Some(wheel.to_owned()), None);
+            }
+            Ok(vec![launch])
+        }
         engine::Start::Container => {
             let Some((container, gpus)) = docker::run(words, &variables) else { return Ok(Vec::new()) };
             let gpus = gpus.or(origin.gpus);

@@ -108,13 +108,15 @@ fn variables_of(stated: &Spot<'_>, variables: &mut Variables) -> Result<(), Mani
     Ok(())
 }
 
+/// The list of devices that a service asks for itself.
+fn devices<'a>(service: &Spot<'a>) -> Option<Spot<'a>> {
+    let reserved = service.dig(&["deploy", "resources", "reservations", "devices"]);
+    reserved.or_else(|| service.get("gpus").filter(|gpus| gpus.raw().is_none()))
+}
+
 /// The GPUs that a service reserves; all of them is no number.
 fn gpus(service: &Service<'_>) -> Result<Option<u32>, ManifestError> {
-    let stated = |service: &Spot<'_>| {
-        let reserved = service.dig(&["deploy", "resources", "reservations", "devices"]);
-        reserved.or_else(|| service.get("gpus").filter(|gpus| gpus.raw().is_none()))
-    };
-    let mut found = service.0.iter().filter_map(stated);
+    let mut found = service.0.iter().filter_map(devices);
     let Some(devices) = found.next() else { return Ok(None) };
     // Compose puts the lists together.
     if found.next().is_some() {

@@ -77,9 +77,9 @@ impl Launch {
         for document in &yaml::documents(FLAG, &text)? {
             settings(&reading.root(document), "", &mut self.config)?;
         }
-        let names = self.words.iter().map(|word| word.split('=').next().unwrap_or_default().replace('-', "_"));
+        let mut names = self.words.iter().map(|word| word.split('=').next().unwrap_or_default().replace('-', "_"));
         let is_stated = |name: String| self.config.iter().any(|(key, _)| name.strip_prefix("__") == Some(key.as_str()));
-        if let Some(name) = names.into_iter().find(|name| is_stated(name.clone())) {
+        if let Some(name) = names.find(|name| is_stated(name.clone())) {
             let what = format!("`{}`, which a flag and `{FLAG}` state,", &name[2..]);
             return Err(ManifestError::NotRead { at: at.clone(), what, instead: "state it once" });
         }

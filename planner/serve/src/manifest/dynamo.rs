@@ -27,7 +27,8 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
             let (gpus, part) = kubernetes::gpus(&resources)?;
             (origin.gpus, origin.device) = (gpus, part.or(origin.device));
         }
-        origin.gpus = origin.gpus.map(|gpus| Ok(gpus.saturating_mul(nodes(&service)?))).transpose()?;
+        let nodes = nodes(&service)?;
+        origin.gpus = origin.gpus.map(|gpus| gpus.saturating_mul(nodes));
         found.extend(command::of_container(kubernetes::container_of(&container, variables)?, &origin)?);
     }
     for component in spec.list("components")? {
