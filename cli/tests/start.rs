@@ -140,6 +140,18 @@ fn a_wrong_command_is_followed_by_one_that_starts() {
 }
 
 #[test]
+fn what_would_do_stands_on_a_line_of_its_own_among_several_commands_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("serve.sh");
+    let model = config(QWEN);
+    fs::write(&script, format!("vllm serve {model} --max-modle-len 4096\nvllm serve {model} --max-model-len 4096\n"))
+        .unwrap();
+    let (code, _, err) = said(&cacheplan(&["plan", script.to_str().unwrap(), "--device", "h100"]));
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("\ntry vllm serve") && !err.contains("u000a"), "{err}");
+}
+
+#[test]
 fn a_script_is_read_by_its_path_or_piped_in() {
     let folder = tempfile::tempdir().unwrap();
     let script = folder.path().join("serve.sh");

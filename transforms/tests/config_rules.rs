@@ -103,6 +103,7 @@ fn a_sliding_layer_without_a_window_is_an_error() {
 #[case(r#"{"kv_cache_scheme": {"num_bits": 8, "type": "int"}}"#, DType::Int8PerTokenHead)]
 #[case(r#"{"kv_cache_scheme": {"num_bits": 4, "type": "float"}}"#, DType::Nvfp4)]
 #[case(r#"{"kv_cache_quant_algo": "FP8"}"#, DType::F8E4m3)]
+#[case(r#"{"quant_method": "modelopt", "quantization": {"kv_cache_quant_algo": "FP8"}}"#, DType::F8E4m3)]
 #[case(r#"{"kv_cache_scheme": null}"#, DType::Bf16)]
 fn a_checkpoint_states_the_dtype_of_its_keys(#[case] section: &str, #[case] dtype: DType) {
     let changes = format!(r#"{{"quantization_config": {section}}}"#);

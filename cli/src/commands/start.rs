@@ -14,7 +14,7 @@ use cacheplan_serve::{
 
 use crate::commands::hub;
 use crate::commands::load::{OnDevice, open, unread};
-use crate::failure::{DRIFT, Failure, note, print, print_json, read};
+use crate::failure::{DRIFT, Failure, note, print, print_json, read, say};
 use crate::paint::print_table;
 
 /// What is asked of such a command.
@@ -133,7 +133,9 @@ impl StartArgs {
             print(&format!("{}\n", Shown(&launch.place)))?;
             let answered = self.answer(launch, beside, print_as);
             if let (Err(failure), Ok(())) = (&answered, &failed) {
-                note(failure.message());
+                let mut lines = failure.message().lines();
+                note(lines.next().unwrap_or_default());
+                lines.for_each(|line| say(&format!("{}\n", Shown(line))));
             }
             failed = failed.and(answered);
             print("\n")?;

@@ -17,7 +17,7 @@ impl Launch {
         let words = words?;
         let found = manifest::of_words(&words, env)?;
         match found.is_empty() {
-            true => Err(ServeError::Program { found: words.first().cloned().unwrap_or_default() }),
+            true => Err(ServeError::no_engine(&words)),
             false => Ok(found),
         }
     }
@@ -62,6 +62,8 @@ mod tests {
     #[case("CUDA_VISIBLE_DEVICES=0 exec /opt/venv/bin/vllm serve m", "/opt/venv/bin/vllm serve m", None)]
     #[case("uv run sglang serve --model-path m", "sglang serve --model-path m", None)]
     #[case("docker run --gpus all -e A=1 vllm/vllm-openai:v0.24.0 --model m", "vllm serve --model m", Some("0.24.0"))]
+    #[case("uv run --with vllm==0.10.1.1 vllm serve m", "vllm serve m", Some("0.10.1.1"))]
+    #[case("uvx --from=sglang[all]==0.5.10.post2 sglang serve m", "sglang serve m", Some("0.5.10.post2"))]
     #[case("bash -c 'vllm serve $HOME'", "vllm serve /home/a", None)]
     fn words_are_read_as_those_of_a_script_are(#[case] text: &str, #[case] words: &str, #[case] version: Option<&str>) {
         let env = BTreeMap::from([("HOME".to_owned(), "/home/a".to_owned())]);

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::manifest::ManifestError;
 use crate::remedy::Remedy;
+use crate::secret;
 
 /// Why a command has no answer.
 #[derive(Debug, Error)]
@@ -93,6 +94,13 @@ pub enum ServeError {
 }
 
 impl ServeError {
+    /// No engine's program among these words.
+    pub(crate) fn no_engine(words: &[String]) -> Self {
+        Self::Program {
+            found: secret::hidden(words).first().map_or_else(String::new, |word| word.clone().into_owned()),
+        }
+    }
+
     /// A flag of which nobody read what it does to caches.
     pub(crate) fn unread(flag: &str, why: impl Into<String>, remedies: impl IntoIterator<Item = Remedy>) -> Self {
         Self::NotHandled { flag: flag.into(), why: why.into(), remedies: remedies.into_iter().collect() }

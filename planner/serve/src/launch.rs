@@ -23,6 +23,8 @@ pub struct Launch {
     pub place: String,
     /// The engine's version, where its image says it.
     pub version: Option<String>,
+    /// Its image, where the tag does not say the engine's version.
+    pub image: Option<String>,
     /// GPUs that its container asks for.
     pub gpus: Option<u32>,
     /// The GPU that its node has, as the manifest names it.
@@ -34,6 +36,13 @@ impl Launch {
     pub fn serving(engine: EngineSpec, model: &str) -> Self {
         let words = engine.program().split_whitespace().chain([model]);
         Self { words: words.map(str::to_owned).collect(), ..Self::default() }
+    }
+
+    /// That its image does not say the version at which it is answered.
+    pub(crate) fn image_note(&self, engine: EngineSpec) -> Option<String> {
+        let (image, version) = (self.image.as_ref()?, engine.version_name());
+        let said = format!("the tag of {image:.200} does not say the engine's version");
+        Some(format!("{said}: {version} is taken; state another with --engine-version"))
     }
 
     pub(crate) fn shown_env(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -65,6 +74,7 @@ impl fmt::Debug for Launch {
             .field("config", &self.shown_config().collect::<Vec<_>>())
             .field("place", &self.place)
             .field("version", &self.version)
+            .field("image", &self.image)
             .field("gpus", &self.gpus)
             .field("device", &self.device)
             .finish()

@@ -20,12 +20,14 @@ mod flags;
 mod found;
 mod launch;
 pub mod manifest;
+mod part;
 mod program;
 mod question;
 mod remedy;
 mod repair;
 mod search;
 mod secret;
+mod started;
 mod words;
 
 pub use answer::{Answer, Change, Starts};

@@ -1,6 +1,14 @@
 //! What is a secret, by its name or by its look: it is never shown.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use cacheplan_planner::Engine;
+
+use crate::flags::near::distance;
+use crate::flags::table::all_flags;
+use crate::started::started;
 
 /// What stands in the place of a secret.
 pub(crate) const HIDDEN: &str = "<hidden>";
@@ -60,25 +68,114 @@ pub(crate) fn is_flag(word: &str) -> bool {
     word.len() > 1 && word.starts_with('-') && !word[1..].starts_with(|c: char| c.is_ascii_digit() || c == '.')
 }
 
+/// The names of an engine's flags in all versions, and whether what they take is a secret: `-hft` is `--hf-token`.
+type Names = BTreeMap<&'static str, bool>;
+
+static NAMES: LazyLock<Vec<(Engine, Names)>> = LazyLock::new(|| {
+    let names = |engine: Engine| {
+        let of = |flag: &'static crate::flags::table::Flag| {
+            let secret = flag.names().any(is_secret);
+            flag.names().map(move |name| (name, secret))
+        };
+        all_flags(engine).flat_map(of).collect()
+    };
+    Engine::all().iter().map(|engine| (*engine, names(*engine))).collect()
+});
+
+/// The flags of an engine, of all engines where none is known.
+fn names(engine: Option<Engine>) -> impl Iterator<Item = (&'static str, bool)> + Clone {
+    let of = NAMES.iter().filter(move |(known, _)| engine.is_none_or(|engine| engine == *known));
+    of.flat_map(|(_, names)| names.iter().map(|(name, secret)| (*name, *secret)))
+}
+
+/// Tells whether a flag takes a secret that is written so: it is one's name, what the parser takes for it, or what was
+/// probably meant by it.
+pub(crate) fn is_secret_flag(engine: Option<Engine>, written: &str) -> bool {
+    if is_secret(written) {
+        return true;
+    }
+    if let Some(secret) = known(engine, written) {
+        return secret;
+    }
+    let written = joined(written);
+    let begins = |name: &str| written.len() > 2 && name.starts_with(&written);
+    let mut secrets = names(None).filter(|(_, secret)| *secret).map(|(name, _)| name);
+    if secrets.clone().any(begins) {
+        return true;
+    }
+    let is_near =
+        |name: &str| name.len().abs_diff(written.len()) * 3 <= name.len() && distance(&written, name) * 3 <= name.len();
+    secrets.any(is_near) && !names(engine).any(|(name, _)| begins(name))
+}
+
+/// Whether a flag of that very name takes a secret; none where no version has it.
+fn known(engine: Option<Engine>, written: &str) -> Option<bool> {
+    let joined = joined(written);
+    let of = NAMES.iter().filter(|(known, _)| engine.is_none_or(|engine| engine == *known));
+    of.filter_map(|(_, names)| names.get(written).or_else(|| names.get(&*joined))).copied().max()
+}
+
+fn joined(written: &str) -> String {
+    if written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() }
+}
+
+/// What of a word is a secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hides {
+    Nothing,
+    /// What stands behind `=`.
+    Value,
+    All,
+}
+
+/// Looks at the words of a command one after another.
+pub(crate) struct Watch {
+    engine: Option<Engine>,
+    /// Behind a flag that takes a secret.
+    behind: bool,
+    /// Directly behind it.
+    next: bool,
+}
+
+impl Watch {
+    pub(crate) fn of(words: &[String]) -> Self {
+        Self { engine: started(words).map(|(engine, _)| engine), behind: false, next: false }
+    }
+
+    /// What of the next word is a secret.
+    pub(crate) fn sees(&mut self, word: &str) -> Hides {
+        let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        // Some parsers take any word behind a flag for its value.
+        let is_value = std::mem::take(&mut self.next) && !word.starts_with("--") && known(self.engine, name).is_none();
+        if !is_flag(word) || is_value {
+            return match value {
+                _ if self.behind => Hides::All,
+                Some(_) if is_secret(name) => Hides::Value,
+                _ => Hides::Nothing,
+            };
+        }
+        let secret = is_secret_flag(self.engine, name);
+        self.behind = secret && value.is_none();
+        self.next = self.behind;
+        if secret && value.is_some() { Hides::Value } else { Hides::Nothing }
+    }
+}
+
 /// The words of a command without the secrets in them.
 pub(crate) fn hidden(words: &[String]) -> Vec<Cow<'_, str>> {
-    let mut behind_secret = false;
-    let hide = |word: &String| match word.split_once('=') {
-        Some((name, _)) if is_secret(name) => Some(format!("{name}={HIDDEN}")),
-        _ => (has_key(word) || has_secret_member(word)).then(|| HIDDEN.to_owned()),
+    let mut watch = Watch::of(words);
+    let shown = |word: &'_ String| match watch.sees(word) {
+        Hides::All => Some(HIDDEN.to_owned()),
+        Hides::Value => Some(hidden_behind(word)),
+        Hides::Nothing => (has_key(word) || has_secret_member(word)).then(|| HIDDEN.to_owned()),
     };
-    let mut shown = Vec::with_capacity(words.len());
-    for word in words {
-        if is_flag(word) {
-            behind_secret = !word.contains('=') && is_secret(word);
-            shown.push(hide(word).map_or(Cow::Borrowed(word.as_str()), Cow::Owned));
-        } else if behind_secret {
-            shown.push(Cow::Borrowed(HIDDEN));
-        } else {
-            shown.push(hide(word).map_or(Cow::Borrowed(word.as_str()), Cow::Owned));
-        }
-    }
-    shown
+    let hidden: Vec<Option<String>> = words.iter().map(shown).collect();
+    words.iter().zip(hidden).map(|(word, hidden)| hidden.map_or(Cow::Borrowed(word.as_str()), Cow::Owned)).collect()
+}
+
+/// A word whose value is hidden.
+pub(crate) fn hidden_behind(word: &str) -> String {
+    format!("{}={HIDDEN}", word.split('=').next().unwrap_or_default())
 }
 
 /// Tells whether JSON in a word has a member that is called as a secret is.
@@ -131,8 +228,35 @@ mod tests {
     #[case(&["--x", r#"{"api_key": "s", "n": 1}"#], &["--x", "<hidden>"])]
     #[case(&["--header", "Authorization: Bearer x", "redis://u:p@h:1/0", "http://h:1/a@b"], &["--header", "<hidden>", "<hidden>", "http://h:1/a@b"])]
     #[case(&["--x", r#"{"n": "api_key"}"#, "--t", "-1"], &["--x", r#"{"n": "api_key"}"#, "--t", "-1"])]
+    #[case(&["llama-server", "-hft", "a", "-np", "2"], &["llama-server", "-hft", "<hidden>", "-np", "2"])]
+    #[case(&["llama-server", "-hf", "a"], &["llama-server", "-hf", "a"])]
+    #[case(&["llama-server", "--api-key", "-a"], &["llama-server", "--api-key", "<hidden>"])]
+    #[case(&["llama-server", "--hf-token", "-hf", "a"], &["llama-server", "--hf-token", "-hf", "a"])]
+    #[case(&["vllm", "serve", "m", "--api-k=a"], &["vllm", "serve", "m", "--api-k=<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--hf_tok", "a"], &["vllm", "serve", "m", "--hf_tok", "<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-kye", "a"], &["vllm", "serve", "m", "--api-kye", "<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--ssl-keyfile-p", "a"], &["vllm", "serve", "m", "--ssl-keyfile-p", "<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-ser", "4"], &["vllm", "serve", "m", "--api-ser", "4"])]
+    #[case(&["sglang", "serve", "--admin-api", "a"], &["sglang", "serve", "--admin-api", "<hidden>"])]
+    #[case(&["HF_TOKEN=a"], &["HF_TOKEN=<hidden>"])]
     fn words_are_shown_without_secrets(#[case] words: &[&str], #[case] expected: &[&str]) {
         let words: Vec<String> = words.iter().copied().map(String::from).collect();
         assert_eq!(hidden(&words), expected);
+    }
+
+    #[test]
+    fn every_flag_of_an_engine_is_a_secret_by_its_names_alone() {
+        for engine in Engine::all() {
+            for flag in all_flags(*engine) {
+                let secret = flag.names().any(is_secret);
+                let [by_name, by_start] = [flag.name, flag.name.get(..flag.name.len() - 1).unwrap_or_default()]
+                    .map(|name| is_secret_flag(Some(*engine), name));
+                assert_eq!(by_name, secret, "{}", flag.name);
+                assert!(by_start || !secret, "{}", flag.name);
+            }
+        }
+        let workers = include_str!("flags/dynamo.tsv").lines().skip(2).filter_map(|line| line.split('\t').nth(1));
+        let hidden: Vec<&str> = workers.filter(|name| is_secret_flag(None, name)).collect();
+        assert_eq!(hidden, [""; 0]);
     }
 }

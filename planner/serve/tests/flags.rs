@@ -3,7 +3,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Models, Options, Refusal, ServeError, Starts, answer};
+use cacheplan_serve::{Answer, Launch, Models, Options, Refusal, ServeError, Starts, answer};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 use serde_json::{Map, Value};
@@ -427,4 +427,53 @@ fn a_command_that_does_not_start_is_told_from_one_of_which_nobody_knows(
     assert_eq!(error.exit_code(), code, "{error}");
     let refusal = serde_json::to_value(Refusal::of(error, &launch(command), None, &on("h100"))).unwrap();
     assert_eq!(refusal["starts"], starts);
+}
+
+#[rstest]
+#[case("h100", false)]
+#[case("9728MiB", true)]
+fn a_part_of_a_device_is_none_that_is_known_by_its_name(#[case] device: &str, #[case] taken: bool) {
+    let whole = launch("vllm serve m --max-model-len 8192 --kv-cache-memory-bytes 1G");
+    let part = Launch { device: Some("nvidia.com/mig-1g.10gb".into()), gpus: Some(1), ..whole.clone() };
+    let asked =
+        |launch: &Launch| answer(launch, models("Qwen__Qwen3-0.6B"), &on(device)).map_err(|error| error.to_string());
+    assert_eq!(asked(&whole).unwrap().starts, Starts::Yes);
+    let found = asked(&part);
+    assert_eq!(found.is_ok(), taken, "{found:?}");
+    assert!(taken || found.unwrap_err().starts_with("`nvidia.com/mig-1g.10gb` is a part of a device"));
+}
+
+#[test]
+fn an_image_that_says_no_version_is_answered_with_a_note() {
+    let notes = |command: &str, version: Option<&str>| {
+        let options = Options { version: version.map(str::to_owned), ..on("h100") };
+        answer(&launch(command), models("Qwen__Qwen3-8B"), &options).unwrap().notes.join("\n")
+    };
+    let command = "docker run vllm/vllm-openai:latest --model m";
+    assert!(notes(command, None).contains("the tag of vllm/vllm-openai:latest does not say the engine's version"));
+    assert!(!notes(command, Some("0.33.0")).contains("the tag of"));
+    assert!(!notes("docker run vllm/vllm-openai:v0.24.0 --model m", None).contains("the tag of"));
+}
+
+#[rstest]
+#[case("llama-server -m m -c 4096 -hft sesame -np 300")]
+#[case("vllm serve m --api-k sesame -tp 3")]
+#[case("vllm serve m --api-k=sesame -tp 3")]
+#[case("vllm serve m --ssl-keyfile-p sesame -tp 3")]
+#[case("sglang serve --model-path m --admin-api sesame --tp 3")]
+#[case("HF_TOKEN=sesame")]
+fn no_spelling_of_a_flag_shows_its_secret(#[case] command: &str) {
+    let words = command.split(' ').map(str::to_owned).collect();
+    let said = match Launch::from_words(words, &Default::default()) {
+        Err(error) => error.to_string(),
+        Ok(found) => {
+            let models = models("Qwen__Qwen3-8B");
+            let (launch, options) = (&found[0], on("h100"));
+            let answer = answer(launch, models.clone(), &options);
+            let said = answer.map(|answer| serde_json::to_string(&answer).unwrap() + &answer.text());
+            let said = said.unwrap_or_else(|error| Refusal::of(error, launch, Some(&models), &options).text());
+            format!("{said}{launch}{launch:?}")
+        }
+    };
+    assert!(said.contains("<hidden>") && !said.contains("sesame"), "{said}");
 }

@@ -86,3 +86,108 @@ fn check(name: &str, expected: &str) {
 fn a_manifest_is_read_as_its_platform_reads_it(#[case] name: &str, #[case] expected: &str) {
     check(name, expected);
 }
+
+fn read(name: &str, text: &str) -> Vec<cacheplan_serve::Launch> {
+    manifest::read(name, text.as_bytes()).unwrap()
+}
+
+fn dynamo(more: &str) -> String {
+    format!(
+        "{{kind: DynamoGraphDeployment, spec: {{services: {{w: {{{more}, resources: {{limits: {{gpu: '8'}}}}, extraPodSpec: \
+         {{mainContainer: {{image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', command: [python3, -m, dynamo.vllm], \
+         args: [--model, m]}}}}}}}}}}}}"
+    )
+}
+
+fn group(size: u32, leader: &str, worker: &str) -> String {
+    let pod = |gpus: &str, args: &str| {
+        format!("{{spec: {{containers: [{{args: [{args}], resources: {{limits: {{{gpus}}}}}}}]}}}}")
+    };
+    let (leader, worker) = (pod(leader, "vllm, serve, m"), pod(worker, "sleep"));
+    format!(
+        "{{kind: LeaderWorkerSet, spec: {{leaderWorkerTemplate: {{size: {size}, leaderTemplate: {leader}, workerTemplate: \
+         {worker}}}}}}}"
+    )
+}
+
+#[rstest]
+#[case::dynamo_alone(&dynamo("replicas: 2"), Some(8))]
+#[case::dynamo_on_two(&dynamo("multinode: {nodeCount: 2}"), Some(16))]
+#[case::group_of_two(&group(2, "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), Some(16))]
+#[case::group_of_three(&group(3, "nvidia.com/gpu: 4", "nvidia.com/gpu: 8"), Some(20))]
+#[case::workers_that_say_nothing(&group(2, "nvidia.com/gpu: 8", ""), None)]
+#[case::llm_d(
+    "{multinode: true, modelArtifacts: {uri: 'hf://a/b', name: m}, decode: {parallelism: {data: 16, dataLocal: 8}, containers: [{image: 'ghcr.io/llm-d/llm-d-cuda:v0.5.0', modelCommand: vllmServe}]}}",
+    Some(16)
+)]
+fn the_gpus_of_all_nodes_count(#[case] text: &str, #[case] gpus: Option<u32>) {
+    let found = read("m.yaml", text);
+    assert_eq!((found.len(), found[0].gpus), (1, gpus), "{found:?}");
+}
+
+const STACK: &str = "servingEngineSpec: {modelSpec: [{modelURL: m, repository: vllm/vllm-openai, tag: TAG}]}";
+const LLM_D: &str = "modelArtifacts: {uri: 'hf://a/b', name: m}\ndecode: {containers: [{image: 'ghcr.io/llm-d/llm-d-cuda:TAG', modelCommand: vllmServe}]}";
+const KSERVE: &str = "{kind: LLMInferenceService, spec: {model: {uri: 'hf://a/b'}, template: {containers: [{name: main, image: 'vllm/vllm-openai:TAG'}]}}}";
+
+#[rstest]
+#[case(&STACK.replace("TAG", "v0.24.0"), Some("0.24.0"), None)]
+#[case(&STACK.replace("TAG", "latest"), None, Some("vllm/vllm-openai:latest"))]
+#[case(&LLM_D.replace("TAG", "v0.5.0"), None, Some("ghcr.io/llm-d/llm-d-cuda:v0.5.0"))]
+#[case(&KSERVE.replace("TAG", "v0.24.0.post1"), Some("0.24.0.post1"), None)]
+#[case(&dynamo("replicas: 1"), Some("0.28.0"), None)]
+#[case("docker run vllm/vllm-openai:v0.10.1.1 --model m", Some("0.10.1.1"), None)]
+#[case("vllm serve m", None, None)]
+fn an_image_says_the_version_or_that_it_does_not(
+    #[case] text: &str,
+    #[case] version: Option<&str>,
+    #[case] image: Option<&str>,
+) {
+    let found = read("m", text);
+    assert_eq!((found[0].version.as_deref(), found[0].image.as_deref()), (version, image));
+}
+
+const BASE: &str = "services:\n  base:\n    image: vllm/vllm-openai:v0.24.0\n    command: --model m -tp 2\n    environment: {A: '1', B: '1'}\n    deploy: {resources: {reservations: {devices: [{count: 2}]}}}\n  v:\n    extends: ";
+
+#[test]
+fn a_service_of_compose_takes_what_it_extends() {
+    let found = read("c.yaml", &format!("{BASE}{{service: base}}\n    command: --model n\n    environment: [B=2]\n"));
+    assert_eq!(found[1].to_string(), "A=1 B=2 vllm serve --model n");
+    assert_eq!((found[1].version.as_deref(), found[1].gpus), (Some("0.24.0"), Some(2)));
+    assert_eq!(read("c.yaml", &format!("{BASE}base\n"))[1].words, found[0].words);
+}
+
+#[rstest]
+#[case(
+    "{file: a.yaml, service: b}",
+    "c.yaml:8: services.v.extends: a service that extends one of another file is not read"
+)]
+#[case("{service: other}", "a service that extends one that is not there")]
+#[case("{service: v}", "a service that extends itself")]
+#[case("{service: base}\n    gpus: [{count: 1}]", "devices beside those of the service that is extended")]
+fn what_a_service_extends_is_read_or_refused(#[case] extends: &str, #[case] expected: &str) {
+    let error = manifest::read("c.yaml", format!("{BASE}{extends}\n").as_bytes()).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+#[rstest]
+#[case("s.sh", "[ -d x ] && vllm serve m", "vllm serve m")]
+#[case("-", "[ -d x ] && vllm serve m", "vllm serve m")]
+#[case("-", "[[ -d x ]] && vllm serve m", "vllm serve m")]
+#[case("-", "[ \"$A\" = b ] && vllm serve m", "vllm serve m")]
+#[case("-", "{ vllm serve m; }", "vllm serve m")]
+#[case("-", ": ${N:=4096}\nvllm serve m --max-model-len $N", "vllm serve m --max-model-len 4096")]
+#[case("-", "N=8\n: ${N:=4096}\nvllm serve m --max-model-len $N", "vllm serve m --max-model-len 8")]
+#[case("-", "{ \"model\": \"m\", \"max-model-len\": 8 }", "vllm serve m --max-model-len 8")]
+#[case("-", "{ model: m, max-model-len: 8 }", "vllm serve m --max-model-len 8")]
+fn a_script_is_told_from_yaml(#[case] name: &str, #[case] text: &str, #[case] expected: &str) {
+    assert_eq!(read(name, text)[0].words.join(" "), expected);
+}
+
+#[rstest]
+#[case("f() { vllm serve m; }")]
+#[case("f()\n{\n vllm serve m\n}")]
+#[case("function f {\n vllm serve m\n}")]
+fn the_body_of_a_function_runs_where_it_is_called(#[case] text: &str) {
+    let error = manifest::read("s.sh", text.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains("under a condition (`{`)"), "{error}");
+}

@@ -253,6 +253,19 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "trtllm-serve m --tensor_parallel_size 2"
 )]
 #[case::trtllm_backend("trtllm-serve m --backend tensorrt", "h100", "backend tensorrt were not read", "trtllm-serve m")]
+#[case::a_flag_that_prints("vllm serve m --help", "h100", "--help prints something and ends", "vllm serve m")]
+#[case::llama_prints(
+    "llama-server -m m -c 8192 -h",
+    "h100",
+    "-h prints something and ends",
+    "llama-server -m m -c 8192"
+)]
+#[case::llama_removed(
+    "llama-server -m m -c 8192 --draft-max 16",
+    "h100",
+    "the argument has been removed",
+    "llama-server -m m -c 8192"
+)]
 fn what_is_wrong_is_said_and_a_command_that_starts_is_found(
     #[case] command: &str,
     #[case] device: &str,

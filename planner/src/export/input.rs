@@ -66,6 +66,11 @@ impl<'a> Input<'a> {
 
     /// Ranks that the plan was not made for must at least be able to divide what it divides.
     pub(crate) fn refuse_split(&self, engine: &'static str) -> Result<(), ExportError> {
+        let layers = self.plan.model.layers.max(1);
+        if self.parallel().pp > layers {
+            let what = format!("{} pipeline stages are more than its {layers} layers", self.parallel().pp);
+            return Err(ExportError::Unsupported { engine, what });
+        }
         let (asked, planned) = (u64::from(self.parallel().tp), u64::from(self.plan.parallel.tp));
         if asked == planned {
             return Ok(());

@@ -45,6 +45,12 @@ impl Target {
         }
     }
 
+    /// The engine's version in a release of what wraps it; none where it was not read.
+    pub fn engine_in(self, release: &str) -> Option<&'static str> {
+        let release = release.trim_start_matches('v');
+        self.0.releases.iter().find(|(own, _)| *own == release).map(|(_, engine)| *engine)
+    }
+
     /// Whether the file itself says which model is served; other files stand beside a command that does.
     pub const fn names_model(self) -> bool {
         self.0.names_model

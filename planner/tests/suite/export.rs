@@ -320,6 +320,20 @@ fn dynamos_version_decides_the_engines() {
     assert_eq!(engine(target("dynamo-tensorrt-llm"), "v1.5.1"), "TensorRT-LLM 1.3.0rc25");
 }
 
+#[test]
+fn more_stages_than_layers_are_refused() {
+    let plan = hybrid();
+    let parallel = Parallel { pp: plan.model.layers + 1, ..Parallel::default() };
+    let error = plan.export(target("vllm"), None, &Serving { parallel: Some(parallel), ..serving() }).unwrap_err();
+    assert!(error.to_string().ends_with("53 pipeline stages are more than its 52 layers"), "{error}");
+}
+
+#[test]
+fn a_release_of_dynamo_says_which_engine_is_in_it() {
+    assert_eq!(target("dynamo").engine_in("v1.5.1"), Some("0.28.0"));
+    assert_eq!((target("dynamo").engine_in("0.4.0"), target("vllm").engine_in("0.33.0")), (None, None));
+}
+
 #[rstest]
 #[case("vllm", "0.33.1", "unknown version `0.33.1` for vllm; the keys are known for 0.11.0, 0.24.0, 0.28.0, 0.33.0")]
 #[case("ray", "2.55.0", "unknown version `2.55.0` for ray; the keys are known for 0.11.0")]

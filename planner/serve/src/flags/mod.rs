@@ -1,6 +1,7 @@
 //! What the engines' own parsers take, and what it says of caches.
 
 pub(crate) mod meaning;
+pub(crate) mod near;
 pub(crate) mod parse;
 pub(crate) mod table;
 pub(crate) mod values;

@@ -6,7 +6,8 @@ use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
 use super::meaning::{Meaning, meaning};
-use super::table::{Arity, Flag, Kind, flags, newest_with};
+use super::near::distance;
+use super::table::{Arity, Flag, Kind, flags, newest_with, took_value};
 use super::values::{human_int, is_negative, refuses, whole};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -138,7 +139,20 @@ impl Grammar {
             Some((known, value)) => (known, value.or(stuck)),
             None => (name, stuck),
         };
-        let (flag, on) = self.named(name)?;
+        let (flag, on) = match self.named(name) {
+            Err(_) if self.prints(name) => return Err(self.only_prints(name)),
+            Ok((flag, _)) if self.prints(flag.name) => return Err(self.only_prints(name)),
+            found => found?,
+        };
+        if self.engine.engine.name() == "llama.cpp"
+            && flag.values == Arity::Exactly(0)
+            && took_value(self.engine.engine, flag.name)
+        {
+            return Err(self.parser(
+                &format!("while handling argument \"{name}\": the argument has been removed"),
+                [Remedy::Drop(name.to_owned())],
+            ));
+        }
         if let Some(path) = path {
             let next = at + 1 + usize::from(stuck.is_none());
             let value = match stuck {
@@ -188,6 +202,23 @@ impl Grammar {
         let mut found = names.filter(|known| *known == letter || known.starts_with(name));
         let (known, None) = (found.next()?, found.next()) else { return None };
         Some((known, (known == letter).then(|| name[2..].to_owned())))
+    }
+
+    /// Whether a flag only prints something, and the program ends behind it.
+    fn prints(&self, name: &str) -> bool {
+        match self.engine.engine.name() {
+            "llama.cpp" => {
+                matches!(name, "--usage" | "--version" | "--completion-bash" | "--cache-list" | "--list-devices")
+            }
+            "tensorrt-llm" => name == "--help",
+            _ => matches!(name, "--help" | "-h"),
+        }
+    }
+
+    fn only_prints(&self, name: &str) -> ServeError {
+        let said = format!("{name} prints something and ends, and no engine starts");
+        let remedies = vec![Remedy::Drop(name.to_owned())];
+        ServeError::Parser { program: program(self.engine.engine), said, remedies }
     }
 
     fn no_value(&self, flag: &'static Flag) -> ServeError {
@@ -353,22 +384,4 @@ fn merge(whole: &mut Value, part: Value) {
         }
         (whole, part) => *whole = part,
     }
-}
-
-/// The letters that must be changed to make one word of the other; long words are not compared.
-pub(crate) fn distance(one: &str, other: &str) -> usize {
-    const LONGEST: usize = 80;
-    if one.len() > LONGEST || other.len() > LONGEST {
-        return usize::MAX / 8;
-    }
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, letter) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
-        for (column, beside) in other.iter().enumerate() {
-            let least = (diagonal + usize::from(letter != *beside)).min(row[column] + 1).min(row[column + 1] + 1);
-            diagonal = std::mem::replace(&mut row[column + 1], least);
-        }
-    }
-    row[other.len()]
 }

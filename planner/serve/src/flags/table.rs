@@ -95,6 +95,16 @@ pub(crate) fn flags(engine: Engine, version: Version) -> Vec<&'static Flag> {
     found.into_iter().map(|row| &row.flag).collect()
 }
 
+/// The flags of all versions of an engine.
+pub(crate) fn all_flags(engine: Engine) -> impl Iterator<Item = &'static Flag> {
+    TABLES.iter().filter(move |table| table.engine == engine.name()).flat_map(|table| &table.rows).map(|row| &row.flag)
+}
+
+/// Whether an older version's flag of that name took a value: llama.cpp keeps the names of flags that it no longer has, without one.
+pub(crate) fn took_value(engine: Engine, name: &str) -> bool {
+    all_flags(engine).any(|flag| flag.name == name && flag.values != Arity::Exactly(0))
+}
+
 /// The newest version whose parser has a flag of that name.
 pub(crate) fn newest_with(engine: Engine, name: &str) -> Option<Version> {
     let table = TABLES.iter().find(|table| table.engine == engine.name())?;

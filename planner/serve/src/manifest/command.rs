@@ -35,7 +35,7 @@ pub(super) fn of_words(
 
 /// The engines that a container starts.
 pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
-    let origin = Origin { version: container.version(), ..origin.clone() };
+    let origin = Origin { image: container.image.clone(), ..origin.clone() };
     launches(&container.words(&origin.at)?, container.variables, &origin, DEPTH)
 }
 
@@ -58,12 +58,18 @@ fn launches(
         }
     }
     match start {
-        engine::Start::Engine => Ok(vec![launch(words, &variables, origin)?]),
+        engine::Start::Engine => {
+            let mut launch = launch(words, &variables, origin)?;
+            if let Some(wheel) = before.iter().find_map(|word| engine::wheel(word)) {
+                (launch.version, launch.image) = (Some(wheel.to_owned()), None);
+            }
+            Ok(vec![launch])
+        }
         engine::Start::Container => {
             let Some((container, gpus)) = docker::run(words, &variables) else { return Ok(Vec::new()) };
             let gpus = gpus.or(origin.gpus);
-            let version = container.version();
-            let origin = Origin { version, gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
+            let image = container.image.clone();
+            let origin = Origin { image, gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
             launches(&container.words(&origin.at)?, container.variables, &origin, depth)
         }
         engine::Start::Shell => {

@@ -14,8 +14,9 @@ use crate::Launch;
 pub(super) fn launches(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
     let mut found = Vec::new();
     for (name, service) in root.map("services")? {
-        let at =
-            service.get("command").or_else(|| service.get("entrypoint")).unwrap_or_else(|| service.clone()).place();
+        let service = Service::of(root, service)?;
+        let at = service.get("command").or_else(|| service.get("entrypoint"));
+        let at = at.unwrap_or_else(|| service.own().clone()).place();
         let mut origin = Origin::new(root.reading, at, format!("service {name:.200}"));
         origin.gpus = gpus(&service)?;
         origin.items = match service.get("command") {
@@ -26,13 +27,43 @@ pub(super) fn launches(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
         let entrypoint = service.get("entrypoint").map(|words| words_of(&words)).transpose()?;
         let arguments = service.get("command").map(|words| words_of(&words)).transpose()?.unwrap_or_default();
         let container = Container { image, entrypoint, arguments, variables: environment(&service)? };
-        let launches = command::of_container(container, &origin)?;
-        if let (Some(base), false) = (service.get("extends"), launches.is_empty() && service.has("command")) {
-            return Err(base.refuse("a service that extends another", "write out what it takes from there"));
-        }
-        found.extend(launches);
+        found.extend(command::of_container(container, &origin)?);
     }
     Ok(found)
+}
+
+/// A service, and those of the same file that it extends: each stands over those behind it.
+struct Service<'a>(Vec<Spot<'a>>);
+
+impl<'a> Service<'a> {
+    fn of(root: &Spot<'a>, own: Spot<'a>) -> Result<Self, ManifestError> {
+        const DEEPEST: usize = 16;
+        const INSTEAD: &str = "write out what it takes from there";
+        let mut chain = vec![own];
+        while let Some(extends) = chain.last().and_then(|service| service.get("extends")) {
+            if extends.has("file") {
+                return Err(extends.refuse("a service that extends one of another file", INSTEAD));
+            }
+            let name = extends.get("service").unwrap_or_else(|| extends.clone()).known()?;
+            let Some(base) = root.dig(&["services", &name]) else {
+                return Err(extends.refuse("a service that extends one that is not there", INSTEAD));
+            };
+            if chain.len() == DEEPEST {
+                return Err(extends.refuse("a service that extends itself, or another over many", INSTEAD));
+            }
+            chain.push(base);
+        }
+        Ok(Self(chain))
+    }
+
+    fn own(&self) -> &Spot<'a> {
+        &self.0[0]
+    }
+
+    /// What stands last over what it extends.
+    fn get(&self, key: &str) -> Option<Spot<'a>> {
+        self.0.iter().find_map(|service| service.get(key))
+    }
 }
 
 /// A text in which Compose has put values.
@@ -50,9 +81,15 @@ fn words_of(spot: &Spot<'_>) -> Result<Vec<String>, ManifestError> {
 }
 
 /// Variables as a map, or as a list of `NAME=value`.
-fn environment(service: &Spot<'_>) -> Result<Variables, ManifestError> {
+fn environment(service: &Service<'_>) -> Result<Variables, ManifestError> {
     let mut variables = Variables::default();
-    let Some(stated) = service.get("environment") else { return Ok(variables) };
+    for stated in service.0.iter().rev().filter_map(|service| service.get("environment")) {
+        variables_of(&stated, &mut variables)?;
+    }
+    Ok(variables)
+}
+
+fn variables_of(stated: &Spot<'_>, variables: &mut Variables) -> Result<(), ManifestError> {
     if let Value::List(_) = stated.node.value {
         for entry in stated.items()? {
             let entry = interpolated(&entry)?;
@@ -68,14 +105,23 @@ fn environment(service: &Spot<'_>) -> Result<Variables, ManifestError> {
             variables.set(name, vec![interpolated(&value)?], true);
         }
     }
-    Ok(variables)
+    Ok(())
+}
+
+/// The list of devices that a service asks for itself.
+fn devices<'a>(service: &Spot<'a>) -> Option<Spot<'a>> {
+    let reserved = service.dig(&["deploy", "resources", "reservations", "devices"]);
+    reserved.or_else(|| service.get("gpus").filter(|gpus| gpus.raw().is_none()))
 }
 
 /// The GPUs that a service reserves; all of them is no number.
-fn gpus(service: &Spot<'_>) -> Result<Option<u32>, ManifestError> {
-    let reserved = service.dig(&["deploy", "resources", "reservations", "devices"]);
-    let stated = service.get("gpus").filter(|gpus| gpus.raw().is_none());
-    let Some(devices) = reserved.or(stated) else { return Ok(None) };
+fn gpus(service: &Service<'_>) -> Result<Option<u32>, ManifestError> {
+    let mut found = service.0.iter().filter_map(devices);
+    let Some(devices) = found.next() else { return Ok(None) };
+    // Compose puts the lists together.
+    if found.next().is_some() {
+        return Err(devices.refuse("devices beside those of the service that is extended", "state them once"));
+    }
     let mut count = None;
     for device in devices.items()? {
         let of = match (device.get("device_ids"), device.get("count")) {

@@ -34,7 +34,11 @@ impl Launch {
             self.words.drain(from..to);
         }
         if self.is_tensorrt_llm() {
-            settings(&root, "", &mut self.config)?;
+            let mut stated = Vec::new();
+            settings(&root, "", &mut stated)?;
+            // What stands beside it wins.
+            stated.append(&mut self.config);
+            self.config = stated;
             return Ok(self);
         }
         let program = self.program_words();
@@ -53,6 +57,32 @@ impl Launch {
         }
         let at = program + usize::from(takes_model && self.words.get(program).is_some_and(is_model));
         self.words.splice(at..at, words);
+        Ok(self)
+    }
+
+    /// Takes what Dynamo's worker for TensorRT-LLM is told in one object into the options.
+    pub(super) fn with_overrides(mut self, at: &Place) -> Result<Self, ManifestError> {
+        const FLAG: &str = "--override-engine-args";
+        let is_flag =
+            |word: &String| word.strip_prefix(FLAG).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
+        let is_worker = self.words.iter().any(|word| word == "dynamo.trtllm");
+        let Some(index) = self.words.iter().position(is_flag).filter(|_| is_worker) else { return Ok(self) };
+        let (text, count) = match (self.words[index].split_once('='), self.words.get(index + 1)) {
+            (Some((_, text)), _) => (text.to_owned(), 1),
+            (None, Some(text)) => (text.clone(), 2),
+            (None, None) => return Ok(self),
+        };
+        self.words.drain(index..index + count);
+        let reading = Reading::new(FLAG);
+        for document in &yaml::documents(FLAG, &text)? {
+            settings(&reading.root(document), "", &mut self.config)?;
+        }
+        let mut names = self.words.iter().map(|word| word.split('=').next().unwrap_or_default().replace('-', "_"));
+        let is_stated = |name: String| self.config.iter().any(|(key, _)| name.strip_prefix("__") == Some(key.as_str()));
+        if let Some(name) = names.find(|name| is_stated(name.clone())) {
+            let what = format!("`{}`, which a flag and `{FLAG}` state,", &name[2..]);
+            return Err(ManifestError::NotRead { at: at.clone(), what, instead: "state it once" });
+        }
         Ok(self)
     }
 
@@ -140,7 +170,7 @@ const VLLM: [&str; 5] =
 
 /// A key of a file as vLLM turns it into words.
 pub(super) fn flag(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Result<(), ManifestError> {
-    if secret::is_secret(key) {
+    if secret::is_secret_flag(None, &format!("--{key}")) {
         words.extend([format!("--{key}"), HIDDEN.to_owned()]);
         return Ok(());
     }
@@ -297,6 +327,26 @@ mod tests {
         let config: Vec<(&str, &str)> =
             launch.config.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(config, [("kv_cache_config.dtype", "fp8"), ("kv_cache_config.tokens", "[1,false]")]);
+    }
+
+    #[test]
+    fn what_a_worker_of_dynamo_is_told_in_one_object_is_read() {
+        let launch = |more: &str| {
+            let words = format!(
+                r#"python3 -m dynamo.trtllm --model m --override-engine-args={{"max_seq_len":8,"kv_cache_config":{{"dtype":"fp8"}}}}{more}"#
+            );
+            let words = words.split(' ').map(String::from).collect();
+            Launch::from_words(words, &Default::default()).map(|mut found| found.remove(0))
+        };
+        let config = [("kv_cache_config.dtype", "fp8"), ("max_seq_len", "8")];
+        let mut found = launch("").unwrap().config;
+        found.sort();
+        assert_eq!(found, config.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        let error = launch(" --max-seq-len 9").unwrap_err().to_string();
+        assert!(
+            error.contains("`max_seq_len`, which a flag and `--override-engine-args` state, is not read"),
+            "{error}"
+        );
     }
 
     #[rstest]

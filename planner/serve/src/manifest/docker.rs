@@ -102,11 +102,6 @@ pub(super) struct Container {
 }
 
 impl Container {
-    /// The engine's version, where its image says it.
-    pub(super) fn version(&self) -> Option<String> {
-        self.image.as_deref().and_then(engine::version)
-    }
-
     /// The words that it runs.
     pub(super) fn words(&self, at: &Place) -> Result<Vec<String>, ManifestError> {
         match (&self.entrypoint, &self.image) {

@@ -24,16 +24,28 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         let title = format!("{title}, service {name:.200}");
         let mut origin = kubernetes::origin(&container, &pod, &title, objects)?;
         if let (None, Some(resources)) = (origin.gpus, service.get("resources")) {
-            origin.gpus = kubernetes::gpus(&resources)?.0;
+            let (gpus, part) = kubernetes::gpus(&resources)?;
+            (origin.gpus, origin.device) = (gpus, part.or(origin.device));
         }
+        let nodes = nodes(&service)?;
+        origin.gpus = origin.gpus.map(|gpus| gpus.saturating_mul(nodes));
         found.extend(command::of_container(kubernetes::container_of(&container, variables)?, &origin)?);
     }
     for component in spec.list("components")? {
         let name = component.get("name").and_then(|name| name.raw()).unwrap_or("");
         let title = format!("{title}, component {name:.200}");
         if let Some(pod) = component.dig(&["podTemplate", "spec"]) {
-            found.extend(kubernetes::pod_launches(&pod, &title, objects, &shared)?);
+            let launches = kubernetes::pod_launches(&pod, &title, objects, &shared)?;
+            let nodes = nodes(&component)?;
+            let counted =
+                |launch: Launch| Launch { gpus: launch.gpus.map(|gpus| gpus.saturating_mul(nodes)), ..launch };
+            found.extend(launches.into_iter().map(counted));
         }
     }
     Ok(found)
+}
+
+/// The pods of one replica, each on a node of its own.
+fn nodes(service: &Spot<'_>) -> Result<u32, ManifestError> {
+    service.dig(&["multinode", "nodeCount"]).map_or(Ok(1), |count| count.count())
 }

@@ -1,6 +1,7 @@
 //! Which words start an engine.
 
 use crate::words::base;
+use cacheplan_planner::Target;
 
 /// What a command starts, from one of its words on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,17 +130,45 @@ pub(super) fn entrypoint(image: &str, arguments: &[String]) -> Vec<String> {
     words.iter().map(ToString::to_string).chain(arguments.iter().cloned()).collect()
 }
 
-/// The version that the tag of an image says, `0.24.0` of `v0.24.0-cu130`; builds by night have none, and those of Dynamo say its own.
+/// The engine's version in an image, `0.8.5.post1` of `v0.8.5.post1-cu124`, `b5174` of `server-cuda-b5174`; none where the tag does
+/// not say it.
 pub(super) fn version(image: &str) -> Option<String> {
     let (path, tag) = parts(image);
     if path.contains("ai-dynamo/") {
+        let of = base(path).strip_suffix("-runtime")?;
+        let (_, target) = DYNAMO.iter().find(|(name, _)| *name == of)?;
+        return target.parse::<Target>().ok()?.engine_in(tag).map(str::to_owned);
+    }
+    let is_engines = ENGINES.iter().any(|name| base(path).contains(name)) || path.contains("tensorrt-llm/");
+    if !is_engines || (OWN_TAGS.iter().any(|owner| path.contains(owner)) && !path.contains("tensorrt-llm")) {
         return None;
     }
-    let tag = tag.trim_start_matches('v');
-    let end = tag.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(tag.len());
-    let is_version = tag[..end].split('.').count() == 3 && tag[..end].split('.').all(|part| !part.is_empty());
-    is_version.then(|| tag[..end].to_owned())
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if base(path).starts_with("llama.cpp") {
+        return tag.split('-').find(|part| part.strip_prefix('b').is_some_and(digits)).map(str::to_owned);
+    }
+    let version = tag.split(['-', '_']).next()?.trim_start_matches('v');
+    let is_version = version.contains('.') && version.split('.').take(2).all(digits);
+    is_version.then(|| version.to_owned())
 }
+
+/// The version that a word in front of a command asks for, `0.8.5.post1` of `--with vllm==0.8.5.post1`.
+pub(super) fn wheel(word: &str) -> Option<&str> {
+    let (name, version) = word.split_once("==")?;
+    let name = name.rsplit('=').next()?.split('[').next()?;
+    let version = version.split([',', ';', ' ']).next()?;
+    matches!(name, "vllm" | "sglang" | "tensorrt-llm" | "tensorrt_llm").then_some(version)
+}
+
+/// What names of images say that an engine is in them.
+const ENGINES: [&str; 5] = ["vllm", "sglang", "llama.cpp", "tensorrt-llm", "trtllm"];
+
+/// Who tags images of engines with versions of their own.
+const OWN_TAGS: [&str; 6] = ["lmcache/", "llm-d/", "kserve/", "rayproject/", "nvcr.io/nvidia/", "intel/llm-scaler"];
+
+/// Dynamo's images, and the targets of export that know which engine is in each release.
+const DYNAMO: [(&str, &str); 3] =
+    [("vllm", "dynamo"), ("sglang", "dynamo-sglang"), ("tensorrtllm", "dynamo-tensorrt-llm")];
 
 /// The path of an image and its tag.
 fn parts(image: &str) -> (&str, &str) {
@@ -193,8 +222,20 @@ mod tests {
     #[case("lmsysorg/sglang:v0.5.23", Some("0.5.23"))]
     #[case("localhost:5000/vllm-openai:nightly", None)]
     #[case("nvcr.io/nvidia/vllm:26.01-py3", None)]
-    #[case("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1", None)]
+    #[case("nvcr.io/nvidia/tensorrt-llm/release:1.2.0rc1", Some("1.2.0rc1"))]
+    #[case("nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1", Some("0.28.0"))]
+    #[case("nvcr.io/nvidia/ai-dynamo/sglang-runtime:1.5.1", Some("0.5.18"))]
+    #[case("nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.5.1", Some("1.3.0rc25"))]
+    #[case("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.4.0", None)]
     #[case("ghcr.io/ggml-org/llama.cpp:server-cuda", None)]
+    #[case("ghcr.io/ggml-org/llama.cpp:server-cuda-b5174", Some("b5174"))]
+    #[case("ghcr.io/ggml-org/llama.cpp:server-b6900", Some("b6900"))]
+    #[case("vllm/vllm-openai:v0.8.5.post1", Some("0.8.5.post1"))]
+    #[case("vllm/vllm-openai:v0.10.1.1", Some("0.10.1.1"))]
+    #[case("vllm/vllm-openai:0.11", Some("0.11"))]
+    #[case("lmsysorg/sglang:v0.4.9.post2-cu126", Some("0.4.9.post2"))]
+    #[case("ghcr.io/llm-d/llm-d-cuda:v0.5.0", None)]
+    #[case("lmcache/vllm-openai:v0.3.9", None)]
     fn an_image_says_its_version(#[case] image: &str, #[case] expected: Option<&str>) {
         assert_eq!(version(image).as_deref(), expected);
     }

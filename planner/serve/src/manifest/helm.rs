@@ -39,6 +39,10 @@ pub(super) fn production_stack(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestE
         kubernetes::environment(&model, "env", &mut variables)?;
         let name = model.get("name").and_then(|name| name.raw()).unwrap_or("");
         let mut origin = Origin::new(root.reading, model.place(), format!("modelSpec {name:.200}"));
+        origin.image = match (model.get("repository"), model.get("tag")) {
+            (Some(image), Some(tag)) => Some(format!("{}:{}", image.text()?, tag.text()?)),
+            (image, _) => image.map(|image| image.text()).transpose()?,
+        };
         origin.gpus = match model.get("requestGPU") {
             // The chart asks for no GPU where a part of one is stated.
             Some(count) if count.raw().is_some_and(|text| text.starts_with("0.")) => None,
@@ -106,6 +110,9 @@ pub(super) fn model_service(root: &Spot<'_>, objects: &Objects<'_>) -> Result<Ve
             if origin.gpus.is_none() && matches!(accelerator, "nvidia" | "amd") {
                 origin.gpus = Some(parallelism.tensor.saturating_mul(parallelism.data_local));
             }
+            if says(root, "multinode", true) {
+                origin.gpus = origin.gpus.map(|gpus| gpus.saturating_mul(parallelism.workers));
+            }
             let mut words = kubernetes::container_of(&container, Variables::default())?;
             let command = container.get("modelCommand").and_then(|command| command.raw()).unwrap_or("custom");
             if command == "vllmServe" || command == "imageDefault" {
@@ -159,6 +166,8 @@ struct Parallelism {
     tensor: u32,
     data: u32,
     data_local: u32,
+    /// Pods that one replica is, where they are several.
+    workers: u32,
 }
 
 impl Parallelism {
@@ -168,10 +177,12 @@ impl Parallelism {
             Ok(value.filter(|value| *value > 0))
         };
         let (data, local, workers) = (stated("data")?, stated("dataLocal")?, stated("workers")?);
+        let data_local = local.unwrap_or_else(|| data.unwrap_or(1) / data.and(workers).unwrap_or(1));
         Ok(Self {
             tensor: stated("tensor")?.unwrap_or(1),
             data: data.unwrap_or_else(|| local.unwrap_or(1).saturating_mul(local.and(workers).unwrap_or(1))),
-            data_local: local.unwrap_or_else(|| data.unwrap_or(1) / data.and(workers).unwrap_or(1)),
+            data_local,
+            workers: workers.unwrap_or_else(|| data.and(local).map_or(1, |local| data.unwrap_or(1) / local)).max(1),
         })
     }
 

@@ -40,7 +40,9 @@ pub(super) fn inference_service(object: &Spot<'_>, objects: &Objects<'_>) -> Res
             }
         }
         // The words are not those of `args`.
-        let origin = Origin { items: Vec::new(), ..kubernetes::origin(&model, &predictor, &title, objects)? };
+        let mut origin = Origin { items: Vec::new(), ..kubernetes::origin(&model, &predictor, &title, objects)? };
+        // Those of the other nodes are not counted.
+        origin.gpus = origin.gpus.filter(|_| !predictor.has("workerSpec"));
         found.push(launch(&words, &container.variables, &origin)?);
     }
     Ok(found)
@@ -146,6 +148,7 @@ fn pool_launch(
     let mut origin = Origin::new(pool.reading, pool.place(), title.to_owned());
     if let (Some(pod), Some(main)) = (&pod, main) {
         origin = kubernetes::origin(main, pod, title, objects)?;
+        origin.gpus = origin.gpus.filter(|_| !pool.has("worker"));
         let container = kubernetes::container_of(main, Variables::default())?;
         for name in ["KV_TRANSFER_ARGS", "VLLM_ADDITIONAL_ARGS"] {
             let text = container.variables.get(name).unwrap_or_default().concat();

@@ -96,6 +96,7 @@ pub(super) fn origin<'a>(
         None => (None, None),
     };
     origin.gpus = gpus;
+    origin.image = container.get("image").map(|image| image.text()).transpose()?;
     origin.items = container.list("args")?;
     origin.device = part.or(device(pod)?);
     let volumes = pod.list("volumes")?;
@@ -197,6 +198,17 @@ pub(super) fn gpus(resources: &Spot<'_>) -> Result<(Option<u32>, Option<String>)
         }
     }
     Ok((None, None))
+}
+
+/// The GPUs that the containers of a pod ask for together.
+pub(super) fn gpus_of_pod(pod: &Spot<'_>) -> Result<Option<u32>, ManifestError> {
+    let mut count: Option<u32> = None;
+    for resources in pod.list("containers")?.iter().filter_map(|container| container.get("resources")) {
+        if let (Some(more), _) = gpus(&resources)? {
+            count = Some(count.unwrap_or(0).saturating_add(more));
+        }
+    }
+    Ok(count)
 }
 
 /// Labels of nodes that name their GPU.

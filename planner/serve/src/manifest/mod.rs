@@ -51,7 +51,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
         Some(dialect) => Some(windows::script(dialect, &text)),
         None if unit::is(&text) => Some(unit::script(&text)),
         None if dockerfile::is(&text) => Some(dockerfile::script(&text)),
-        None => (!is_yaml(&text)).then(|| text.clone()),
+        None => (!is_yaml(name, &text)).then(|| text.clone()),
     };
     let (launches, seen) = match script {
         Some(script) => (of_script(&reading, &script)?, String::new()),
@@ -70,16 +70,28 @@ pub(crate) fn of_words(words: &[String], env: &BTreeMap<String, String>) -> Resu
     command::of_words(words, env, &Origin { through_shell: true, ..Origin::new(&reading, at, String::new()) })
 }
 
-/// Tells YAML from a script by the first line that says anything.
-fn is_yaml(text: &str) -> bool {
+/// Tells YAML from a script, by the first line that says anything where the name does not.
+fn is_yaml(name: &str, text: &str) -> bool {
+    if [".sh", ".bash", ".zsh"].iter().any(|extension| name.ends_with(extension)) {
+        return false;
+    }
     let mut lines = text.lines().filter(|line| !line.trim().is_empty());
     let Some(line) = lines.find(|line| line.starts_with("#!") || !line.trim_start().starts_with('#')) else {
         return false;
     };
     let key = line.split([' ', '\t', ':']).next().unwrap_or("");
-    let is_key =
-        line[key.len()..].strip_prefix(':').is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
-    is_key || line.starts_with(['{', '[', '%']) || line.starts_with("---") || line.starts_with("- ")
+    let is_key = !key.is_empty()
+        && line[key.len()..].strip_prefix(':').is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']));
+    is_key || is_flow(line) || line.starts_with('%') || line.starts_with("---") || line.starts_with("- ")
+}
+
+/// Whether a line begins a list or a map in braces, and neither a test nor a group of a shell, `[ -d x ]`, `{ vllm serve m; }`.
+fn is_flow(line: &str) -> bool {
+    let Some(inside) = line.strip_prefix(['{', '[']) else { return false };
+    let word = inside.trim_start().split([' ', '\t']).next().unwrap_or("");
+    let is_part = word.is_empty() || word.ends_with([':', ',']) || word.starts_with(['{', '}', ']', '\'', '"']);
+    let is_shell = inside.starts_with([' ', '[']) && !is_part || line.starts_with("[ \"$") || line.starts_with("[[ ");
+    !is_shell
 }
 
 fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestError> {

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::engine;
 use super::error::{ManifestError, Place};
 use super::reading::{Reading, Spot};
 use super::unknown::{self, Why};
@@ -15,7 +16,8 @@ pub(super) struct Origin<'a> {
     pub(super) at: Place,
     /// The object that it belongs to, such as `Deployment qwen, container vllm`; empty for a script.
     pub(super) object: String,
-    pub(super) version: Option<String>,
+    /// The image that it runs in.
+    pub(super) image: Option<String>,
     pub(super) gpus: Option<u32>,
     pub(super) device: Option<String>,
     /// Files that are written out in the same file, by their paths.
@@ -34,7 +36,7 @@ impl<'a> Origin<'a> {
             reading,
             at,
             object,
-            version: None,
+            image: None,
             gpus: None,
             device: None,
             files: Vec::new(),
@@ -66,8 +68,12 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
         ("", None) => origin.reading.file.to_owned(),
         (object, _) => format!("{}: {object}", origin.reading.file),
     };
-    let (version, gpus, device) = (origin.version.clone(), origin.gpus, origin.device.clone());
-    let launch = Launch { words, env, config: Vec::new(), place, version, gpus, device };
+    let (gpus, device) = (origin.gpus, origin.device.clone());
+    let image = origin.image.as_deref().map(unknown::written);
+    let version = image.as_deref().and_then(engine::version);
+    let image = image.filter(|_| version.is_none());
+    let launch =
+        Launch { words, env, config: Vec::new(), place, version, image, gpus, device }.with_overrides(&origin.at)?;
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));
     let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
     match file {

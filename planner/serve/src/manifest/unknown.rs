@@ -1,7 +1,7 @@
 //! What a manifest leaves open: it is marked in the text where it would stand, and judged only where an engine needs it.
 
 use super::error::{ManifestError, Place};
-use crate::secret::{self, HIDDEN};
+use crate::secret::{self, HIDDEN, Hides, Watch};
 
 /// The characters of a mark: they stand in no text that is read.
 pub(super) const MARKS: [char; 3] = [BEGIN, MIDDLE, END];
@@ -29,10 +29,11 @@ pub(super) enum Why {
     Template,
     NoShell,
     Interpolated,
+    Specifier,
 }
 
 impl Why {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::NotSet,
         Self::Secret,
         Self::Cluster,
@@ -46,6 +47,7 @@ impl Why {
         Self::Template,
         Self::NoShell,
         Self::Interpolated,
+        Self::Specifier,
     ];
 
     /// What a message says of it: why, and what would do.
@@ -66,6 +68,7 @@ impl Why {
             Self::Template => ("is a template", RENDER),
             Self::NoShell => ("is no variable, since no shell reads it", "write `$(NAME)` in Kubernetes, or the value"),
             Self::Interpolated => ("is not set", "write the value, or a default (`${NAME:-value}`)"),
+            Self::Specifier => ("is a specifier of systemd", WRITE),
         }
     }
 
@@ -140,20 +143,22 @@ pub(super) fn written(text: &str) -> String {
 /// `at` says where the word of an index stands.
 pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Vec<String>, ManifestError> {
     let mut settled = Vec::with_capacity(words.len());
-    // Of how many words behind a flag nothing depends, and whether they are secrets.
-    let (mut harmless, mut hides) = (0usize, false);
+    let mut watch = Watch::of(words);
+    // Of how many words behind a flag nothing depends.
+    let mut harmless = 0usize;
     for (index, word) in words.iter().enumerate() {
+        let hides = watch.sees(word);
         let (flag, value) = match word.split_once('=') {
             Some((flag, value)) if secret::is_flag(word) => (Some(flag), Some(value)),
             _ if secret::is_flag(word) => (Some(word.as_str()), None),
             _ => (None, Some(word.as_str())),
         };
         if let Some(flag) = flag {
-            (harmless, hides) = (harmless_words(flag), secret::is_secret(flag));
+            harmless = harmless_words(flag);
         }
         settled.push(match (flag, value) {
-            (Some(flag), Some(_)) if hides => format!("{flag}={HIDDEN}"),
-            (None, Some(_)) if hides => HIDDEN.to_owned(),
+            _ if hides == Hides::Value => secret::hidden_behind(word),
+            _ if hides == Hides::All => HIDDEN.to_owned(),
             (_, Some(_)) if harmless > 0 => {
                 harmless -= 1;
                 written(word)

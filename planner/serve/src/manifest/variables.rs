@@ -9,6 +9,9 @@ use super::unknown::{self, Why};
 /// The most that one value may expand to.
 const LONGEST: usize = 256 << 10;
 
+/// Defaults within defaults.
+const DEPTH: usize = 8;
+
 /// Variables and their values, in which what is not known is marked.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Variables {
@@ -90,6 +93,11 @@ impl Variables {
 
     /// A text in which Compose puts values for `$NAME` and `${NAME:-default}`; it knows only what the file states.
     pub(super) fn compose(text: &str, at: &Place) -> Result<String, ManifestError> {
+        Self::compose_within(text, at, DEPTH)
+    }
+
+    /// The same, where as many defaults may still stand in each other.
+    fn compose_within(text: &str, at: &Place, depth: usize) -> Result<String, ManifestError> {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some((before, behind)) = rest.split_once('$') {
@@ -99,7 +107,7 @@ impl Variables {
                 rest = escaped;
                 continue;
             }
-            let (inside, after) = match behind.strip_prefix('{').and_then(|text| text.split_once('}')) {
+            let (inside, after) = match behind.strip_prefix('{').and_then(braced) {
                 Some(split) => split,
                 None => behind.split_at(name_length(behind)),
             };
@@ -107,7 +115,7 @@ impl Variables {
             let default = [":-", "-"].iter().find_map(|sign| operator.strip_prefix(sign));
             match default {
                 _ if name.is_empty() => out.push('$'),
-                Some(default) if !default.contains('$') => out += default,
+                Some(default) if depth > 0 => out += &Self::compose_within(default, at, depth - 1)?,
                 _ => out += &Why::Interpolated.mark(&format!("${{{name}}}")),
             }
             rest = if name.is_empty() { behind } else { after };
@@ -115,6 +123,20 @@ impl Variables {
         }
         Ok(out + rest)
     }
+}
+
+/// What stands in front of the brace that closes `${`, and what behind it.
+fn braced(text: &str) -> Option<(&str, &str)> {
+    let mut depth = 0usize;
+    for (index, character) in text.char_indices() {
+        match character {
+            '{' if text[..index].ends_with('$') => depth += 1,
+            '}' if depth == 0 => return Some((&text[..index], &text[index + 1..])),
+            '}' => depth -= 1,
+            _ => {}
+        }
+    }
+    None
 }
 
 /// The bytes of a name of a variable at the beginning of a text.
@@ -150,5 +172,7 @@ mod tests {
     fn compose_takes_defaults_and_marks_the_rest() {
         let expanded = |text| unknown::written(&Variables::compose(text, &Place::default()).unwrap());
         assert_eq!(expanded("${A:-x}/${B-}/$$C/${D:?why}/$E."), "x//$C/${D}/${E}.");
+        assert_eq!(expanded("${A:-${B:-4096}}-80${C:-${D-0}0}."), "4096-8000.");
+        assert_eq!(expanded("${A:-${B}x}"), "${B}x");
     }
 }

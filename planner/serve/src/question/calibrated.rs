@@ -35,7 +35,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, reads: &Reads
 /// Whether this version takes it; none where the checkpoint says nothing of caches.
 pub(super) fn is_taken(question: &Question, model: &ModelCaches, reads: &Reads) -> Option<bool> {
     let section = section(model)?;
-    let stated = |key: &str| section.get(key).is_some_and(|value| !value.is_null());
+    let inner = section.get("quantization");
+    let stated = |key: &str| {
+        [Some(section), inner].into_iter().flatten().filter_map(|of| of.get(key)).any(|value| !value.is_null())
+    };
     let since = if by_modelopt(model) { reads.modelopt } else { reads.compressor };
     let says = stated("kv_cache_scheme") || stated("kv_cache_quant_algo");
     says.then_some(question.engine.version >= since)

@@ -34,6 +34,7 @@ use crate::flags::parse::{Parsed, Setting, parse, program};
 use crate::flags::table::{Arity, Flag, Kind, flags, is_read};
 use crate::flags::values::{float, is_auto};
 use crate::launch::Launch;
+use crate::part;
 use crate::program::Program;
 use crate::remedy::Remedy;
 use crate::secret;
@@ -164,6 +165,7 @@ impl Question {
         let (config, stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
         words.splice(start..start, config);
         let parsed = parse(engine, &words, start, &env)?;
+        part::refuse_whole(launch, options.devices.as_ref())?;
         let named = launch.device.as_deref().map(str::parse::<Devices>);
         let (devices, unknown_device) = match (options.devices.clone(), named) {
             (Some(devices), _) => (Some(devices), None),
@@ -196,6 +198,7 @@ impl Question {
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
+        question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,
             "llama.cpp" => llama_cpp::look_at_words(&question)?,

@@ -121,9 +121,9 @@ fn is_on(variable: Option<&String>) -> bool {
 
 /// Tokens of a prefill's step.
 fn chunk(question: &mut Question, defaults: &Defaults) -> u64 {
-    match question.flag(CHUNK).and_then(Setting::whole) {
+    match question.flag(CHUNK).and_then(|setting| setting.whole()) {
         None => defaults.chunk,
-        Some(tokens @ 1..) => tokens.unsigned_abs(),
+        Some(tokens) if tokens > 0 => tokens.unsigned_abs(),
         Some(_) => {
             let usual = question.default(PREFILLS).and_then(|tokens| tokens.parse().ok()).unwrap_or(PREFILL_TOKENS);
             let note = "prompts are not cut: a step of one that is longer than --max-prefill-tokens takes more";
@@ -140,7 +140,7 @@ const PREFILL_TOKENS: u64 = 16_384;
 /// Dtypes of caches that only Blackwell computes with (`arg_groups/kv_cache_hook.py`).
 fn blackwell(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     const FLAG: &str = "--kv-cache-dtype";
-    let said = match question.flag(FLAG).map(Setting::value) {
+    let said = match question.value(FLAG) {
         Some("nvfp4") => {
             "--kv-cache-dtype=nvfp4 requires Blackwell SM100 or SM120. Use --kv-cache-dtype=fp4_mx_block16 for the block-size-16 FP4 recipe."
         }

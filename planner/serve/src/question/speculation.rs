@@ -47,7 +47,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         let said = "num_speculative_tokens must be provided with speculative config unless the draft model config contains an n_predict parameter.";
         return Err(question.refused(said, [Remedy::Remove(FLAG)]));
     };
-    let own = question.flag("--kv-cache-dtype").map_or("auto", Setting::value);
+    let own = question.value("--kv-cache-dtype").unwrap_or("auto");
     if let Some(word) = config.get("kv_cache_dtype").and_then(Value::as_str).filter(|word| *word != own) {
         let why = format!("keys and values of drafts in `{word}` beside those of the model in `{own}` are not planned");
         return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });

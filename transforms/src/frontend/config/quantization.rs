@@ -24,8 +24,10 @@ pub(super) fn merge(config: &mut Map<String, Value>, calibration: Map<String, Va
 
 /// The dtype of keys and values that the checkpoint was calibrated for.
 pub(super) fn kv_dtype(values: &Values<'_>) -> Result<Option<DType>, FrontendError> {
+    // ModelOpt writes it as its own file has it, or without the section around.
     let plain = SECTIONS.map(|section| format!("{section}.kv_cache_quant_algo"));
-    if let Some((dtype, key)) = values.dtype(&[&plain[0], &plain[1], "kv_cache_dtype"])? {
+    let within = format!("{}.quantization.kv_cache_quant_algo", SECTIONS[0]);
+    if let Some((dtype, key)) = values.dtype(&[&plain[0], &within, &plain[1], "kv_cache_dtype"])? {
         values.note("kv dtype", &dtype, key, false);
         return Ok(Some(dtype));
     }

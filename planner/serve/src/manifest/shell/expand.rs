@@ -40,7 +40,7 @@ impl Expansion<'_> {
                 Piece::Unknown(why, written) => self.put(&why.mark(written), fields)?,
                 Piece::Pattern(sign) if splits => self.put(&Why::Pattern.mark(&sign.to_string()), fields)?,
                 Piece::Pattern(sign) => self.put(&sign.to_string(), fields)?,
-                Piece::Variable { name, default, quoted } => {
+                Piece::Variable { name, default, quoted, .. } => {
                     let value = self.variable(name, default.as_deref(), depth)?;
                     if splits && !quoted { self.split(&value, fields)? } else { self.put(&value, fields)? }
                 }

@@ -225,11 +225,11 @@ impl<'a> Cursor<'a> {
             }
             Some(character @ ('0'..='9' | '#' | '?' | '$' | '!')) => {
                 self.bump();
-                Piece::Variable { name: character.into(), default: None, quoted }
+                Piece::Variable { name: character.into(), default: None, assigns: false, quoted }
             }
             Some(character) if character == '_' || character.is_ascii_alphabetic() => {
                 let length = name_length(self.rest);
-                Piece::Variable { name: self.skip(length).to_owned(), default: None, quoted }
+                Piece::Variable { name: self.skip(length).to_owned(), default: None, assigns: false, quoted }
             }
             _ => Piece::Text("$".to_owned()),
         };
@@ -249,10 +249,13 @@ fn in_braces(text: &str, quoted: bool) -> Piece {
     match (name, behind) {
         ("@" | "*", "") => Piece::All("@".to_owned()),
         ("", _) => Piece::Unknown(Why::Operator, "${…}".to_owned()),
-        (_, "") => Piece::Variable { name: name.to_owned(), default: None, quoted },
+        (_, "") => Piece::Variable { name: name.to_owned(), default: None, assigns: false, quoted },
         (_, "[@]" | "[*]") => Piece::All(name.to_owned()),
         _ => match default {
-            Some(default) => Piece::Variable { name: name.to_owned(), default: Some(default.to_owned()), quoted },
+            Some(default) => {
+                let assigns = behind.starts_with(":=") || behind.starts_with('=');
+                Piece::Variable { name: name.to_owned(), default: Some(default.to_owned()), assigns, quoted }
+            }
             // What stands behind the name may be a secret.
             None => Piece::Unknown(Why::Operator, format!("${{{name}…}}")),
         },

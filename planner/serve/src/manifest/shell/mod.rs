@@ -68,10 +68,11 @@ impl Shell<'_> {
             self.origin.at.line = Some(statement.line);
         }
         match statement.join {
-            Join::Next | Join::Pipe => (self.is_certain, self.is_alternative) = (true, false),
+            Join::Next | Join::Pipe | Join::Parenthesis => (self.is_certain, self.is_alternative) = (true, false),
             Join::And => {}
             Join::Or => (self.is_certain, self.is_alternative) = (false, true),
         }
+        let mut is_function = statement.join == Join::Parenthesis;
         let mut words = &*statement.words;
         while let Some(word) = words.first().and_then(Word::bare) {
             match word {
@@ -80,9 +81,9 @@ impl Shell<'_> {
                 "if" => self.blocks.push(("if", false)),
                 "for" => self.blocks.push(("for", false)),
                 "case" => self.blocks.push(("case", false)),
-                "{" => self.blocks.push(("{", false)),
+                "{" => self.blocks.push(("{", !is_function)),
                 // The name stands behind it.
-                "function" => words = &words[words.len().min(1)..],
+                "function" => (is_function, words) = (true, &words[words.len().min(1)..]),
                 "while" | "until" => {
                     let condition = words.get(1).and_then(Word::bare);
                     let forever = matches!((word, condition), ("while", Some("true" | ":")));
@@ -131,8 +132,26 @@ impl Shell<'_> {
         block.or(self.is_alternative.then_some("||"))
     }
 
+    /// `${NAME:=value}` sets what has no value.
+    fn defaults(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        for piece in words.iter().flat_map(|word| &word.pieces) {
+            let Piece::Variable { name, assigns: true, .. } = piece else { continue };
+            if self.variables.get(name).and_then(<[String]>::first).is_some_and(|value| !value.is_empty()) {
+                continue;
+            }
+            let word = Word { pieces: vec![piece.clone()], ..Word::default() };
+            let value = match self.condition().is_some() || !self.is_certain {
+                true => Why::Conditional.mark(&format!("${name}")),
+                false => self.expansion().value(&word)?,
+            };
+            self.variables.set(name, vec![value], false);
+        }
+        Ok(())
+    }
+
     /// Assignments, and a command behind them.
     fn simple(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        self.defaults(words)?;
         let assignments = words.iter().take_while(|word| assignment(word).is_some()).count();
         let (assigning, words) = words.split_at(assignments);
         if words.is_empty() {

@@ -10,6 +10,8 @@ pub(super) enum Join {
     And,
     Or,
     Pipe,
+    /// Behind `)`, where the body of a function may stand.
+    Parenthesis,
 }
 
 /// A simple command, or a part of a compound one.
@@ -80,9 +82,9 @@ impl Statements {
                 self.documents(cursor)?;
                 self.end(cursor.line, Join::Next);
             }
-            ';' | '(' | ')' => {
+            sign @ (';' | '(' | ')') => {
                 cursor.bump();
-                self.end(cursor.line, Join::Next);
+                self.end(cursor.line, if sign == ')' { Join::Parenthesis } else { Join::Next });
             }
             '&' if cursor.takes("&&") => self.end(cursor.line, Join::And),
             '&' if cursor.rest.starts_with("&>") => {

@@ -11,6 +11,8 @@ pub(super) enum Piece {
     Variable {
         name: String,
         default: Option<String>,
+        /// Whether the default becomes its value.
+        assigns: bool,
         quoted: bool,
     },
     /// `"$@"`, `"${NAME[@]}"`: each of its words as a word.

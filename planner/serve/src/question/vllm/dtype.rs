@@ -54,7 +54,7 @@ const NAMES: [&str; 22] = [
 /// A name of caches' dtype that the configuration does not know.
 pub(super) fn name(question: &Question) -> Result<(), ServeError> {
     const FLAG: &str = "--kv-cache-dtype";
-    let word = question.flag(FLAG).map_or("auto", Setting::value);
+    let word = question.value(FLAG).unwrap_or("auto");
     if question.engine.version < NAMES_ARE_CONFIGURED || NAMES.contains(&word) {
         return Ok(());
     }
