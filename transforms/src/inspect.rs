@@ -155,10 +155,11 @@ fn grouped<K: PartialEq>(rows: impl Iterator<Item = (K, Option<u32>)>) -> Vec<(K
     groups
 }
 
-/// Neighbouring layers as ranges: `0-3, 5, 7-9`.
+/// Neighbouring layers as ranges: `0-3, 5, 7-9`; a layer that has several is named once.
 fn ranges(layers: &[Option<u32>]) -> String {
     let mut layers: Vec<u32> = layers.iter().copied().flatten().collect();
     layers.sort_unstable();
+    layers.dedup();
     let runs = layers.chunk_by(|left, right| left + 1 == *right);
     let texts = runs.filter_map(|run| match (run.first()?, run.last()?) {
         (first, last) if first == last => Some(first.to_string()),

@@ -109,6 +109,10 @@ fn a_recurrence_of_rwkv_7_keeps_a_matrix_in_float32_and_the_last_token_twice() {
     let resources = resources(&mut model);
     assert_eq!(state_bytes(&resources, &Kind::State), 24 * 2 * 2048 * 2);
     assert_eq!(resources.iter().count(), 24 * 3);
+    let (model, collected) = support::collected("published/rwkv7_world3_1_5b.json");
+    let inspected = model.inspection(&collected).to_string();
+    let shifts = inspected.lines().find(|line| line.trim_start().starts_with("state ")).unwrap();
+    assert_eq!(shifts.split_whitespace().take(3).collect::<Vec<_>>(), ["state", "48", "0-23"]);
 }
 
 /// A decoder of two layers of 64 channels with 4 heads and feed-forward blocks of 128, and some keys more: bytes of a token, and
