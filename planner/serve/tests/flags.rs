@@ -65,9 +65,9 @@ const SGLANG: &str = "sglang serve --model-path m";
     "google__gemma-3-1b-it",
     "0.24.0"
 )]
-#[case::one_of_several_that_does_not(r#"vllm serve m --kv-transfer-config {"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector"},{"kv_connector":"LMCacheConnectorV1"}]}}"#, "vllm serve m --disable-hybrid-kv-cache-manager", "google__gemma-3-1b-it", "0.24.0")]
+#[case::one_of_several_that_does_not(r#"vllm serve m --kv-transfer-config {"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector"},{"kv_connector":"LMCacheConnectorV1"}]}}"#, "vllm serve m --disable-hybrid-kv-cache-manager", "google__gemma-3-1b-it", "0.24.0")]
 #[case::any_connector_before(
-    r#"vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector"}"#,
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}"#,
     "vllm serve m --disable-hybrid-kv-cache-manager",
     "google__gemma-3-1b-it",
     "0.11.0"
@@ -123,7 +123,7 @@ fn a_flag_does_what_another_command_does(
 #[test]
 fn a_connector_that_does_not_know_groups_costs_blocks() {
     let of = |command: &str| told(command, "google__gemma-3-1b-it", "0.24.0").unwrap().facts[&Fact::Concurrency].low;
-    assert!(of(r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1"}"#) < of(SERVE));
+    assert!(of(r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}"#) < of(SERVE));
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_replica_of_the_attention_holds_whole_heads_and_its_part_of_a_step() {
 #[case(r#"vllm serve m --hf-overrides {"text_config":{"head_dim":4}}"#, "Qwen__Qwen3-8B", 4, "what `head_dim` does")]
 #[case("vllm serve m --hf-overrides my.function", "Qwen__Qwen3-8B", 2, "")]
 #[case(
-    r#"vllm serve m --kv-transfer-config {"kv_connector":"Mine","kv_connector_module_path":"mine"}"#,
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"Mine","kv_role":"kv_both","kv_connector_module_path":"mine"}"#,
     "google__gemma-3-1b-it",
     4,
     "whether Mine knows several kinds of layers"

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::si::si_int;
 use super::table::{Flag, Kind};
 
 /// What a value must be, in words; none where it is that.
@@ -14,6 +15,7 @@ pub(crate) fn refuses(flag: &Flag, value: &str) -> Option<String> {
         Kind::Int => value.trim().parse::<i64>().is_ok(),
         Kind::HumanInt => human_int(value).is_some(),
         Kind::HumanIntOrAuto => is_auto(value) || human_int(value).is_some(),
+        Kind::SiInt => si_int(value).is_some(),
         Kind::Float => value.trim().parse::<f64>().is_ok_and(f64::is_finite),
         Kind::Json => serde_json::from_str::<Value>(value).is_ok() || value.parse::<u8>().is_ok(),
     };
@@ -25,6 +27,7 @@ const fn expected(kind: Kind) -> &'static str {
         Kind::Int => "a whole number",
         Kind::HumanInt => "a whole number, or one such as 32k (32,000) or 32K (32,768)",
         Kind::HumanIntOrAuto => "a whole number, one such as 32k (32,000) or 32K (32,768), or auto",
+        Kind::SiInt => "a whole number, or one such as 32k (32,000) or 32Ki (32,768)",
         Kind::Float => "a number",
         Kind::Json => "JSON",
         Kind::Switch | Kind::Text => "a text",

@@ -1,5 +1,8 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
+mod pages;
+mod states;
+
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
@@ -56,6 +59,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let max_num_tokens = chunk(question, &defaults)?;
     // Each replica takes a part of a step.
     let max_num_tokens = (max_num_tokens / replicas).max(1);
+    let cuts = question.flag(CHUNK).is_none_or(|setting| !setting.value().trim().starts_with('-'));
+    pages::settle(question, model, cuts.then_some(max_num_tokens))?;
+    states::settle(question)?;
+    question.refuse_partition("SGLANG_PP_LAYER_PARTITION", "--pp-size")?;
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("engine.prefix_caching", true);
@@ -139,8 +146,7 @@ fn is_on(variable: Option<&String>) -> bool {
 
 /// Tokens of a prefill's step, which `--chunked-prefill-size -1` does not cut.
 fn chunk(question: &mut Question, defaults: &Defaults) -> Result<u64, ServeError> {
-    const FLAG: &str = "--chunked-prefill-size";
-    let Some(word) = question.flag(FLAG).map(|setting| setting.value().trim().to_owned()) else {
+    let Some(word) = question.flag(CHUNK).map(|setting| setting.value().trim().to_owned()) else {
         return Ok(defaults.chunk);
     };
     if let Some(tokens) = word.parse().ok().filter(|tokens: &u64| *tokens > 0) {
@@ -153,6 +159,7 @@ fn chunk(question: &mut Question, defaults: &Defaults) -> Result<u64, ServeError
     Ok(question.count(PREFILLS).unwrap_or(usual))
 }
 
+const CHUNK: &str = "--chunked-prefill-size";
 const PREFILLS: &str = "--max-prefill-tokens";
 /// Its default where its parser says none.
 const PREFILL_TOKENS: u64 = 16_384;

@@ -3,10 +3,11 @@
 mod batch;
 mod dtype;
 mod memory;
+pub(super) mod words;
 
 use std::ops::Range;
 
-use cacheplan_handlers::ResourceHandler;
+use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 use serde_json::Value;
@@ -25,7 +26,8 @@ const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 
 
 /// What its configuration refuses of words that its parser takes.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
-    dtype::name(question)
+    dtype::name(question)?;
+    words::backend(question)
 }
 
 /// What it asks of caches once they are known: that they have kernels, and how many blocks they must have at least.
@@ -50,6 +52,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         // It has one kind of block.
         question.default_of("engine.hybrid_kv_cache", false);
     }
+    variables(question, model)?;
     parallel(question, model)?;
     let batch = batch::batch(question, model, max_seq_len)?;
     question.default_of("max_seq_len", max_seq_len);
@@ -64,7 +67,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     dtype::dtype(question, model)?;
     calibrated::settle(question, model, &dtype::READS);
     memory::memory(question)?;
-    speculation::settle(question)?;
+    speculation::settle(question, model)?;
     quantization::settle(question, model)?;
     if question.flag("--disable-hybrid-kv-cache-manager").is_some_and(|setting| setting.on) {
         question.default_of("engine.hybrid_kv_cache", false);
@@ -73,6 +76,19 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }
     Ok((Limits { max_seq_len, ..batch }, fits_length))
+}
+
+/// Variables that change what caches are, by what `distributed/utils.py` and `config/model.py` of 0.33.0 make of them.
+fn variables(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
+    const WITHOUT_LATENTS: &str = "VLLM_MLA_DISABLE";
+    question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
+    let is_off = question.env.get(WITHOUT_LATENTS).is_some_and(|value| value.trim().parse() != Ok(0));
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    if is_off && caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged) {
+        let why = "keys and values in full in place of latents are not planned".to_owned();
+        return Err(ServeError::NotHandled { flag: WITHOUT_LATENTS.into(), why, remedies: Vec::new() });
+    }
+    Ok(())
 }
 
 /// What turned the grouping of layers off in older versions.

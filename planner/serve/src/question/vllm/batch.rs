@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::super::{Limits, Question, overrides};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
+use crate::flags::table::Kind;
 use crate::flags::values::{human_int, is_auto};
 use crate::remedy::Remedy;
 
@@ -23,7 +24,8 @@ pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, b
     const FLAG: &str = "--max-model-len";
     let derived = overrides::longest(question, "--hf-overrides", model)?;
     let stated = question.flag(FLAG).map(|setting| setting.value().to_owned());
-    let auto = stated.as_deref().is_some_and(is_auto);
+    let takes_auto = question.flag(FLAG).is_some_and(|setting| setting.flag.kind == Kind::HumanIntOrAuto);
+    let auto = takes_auto && stated.as_deref().is_some_and(is_auto);
     match (stated.as_deref().filter(|_| !auto).and_then(human_int), derived) {
         (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
         (Some(stated), Some(derived)) if stated > derived && overrides::is_stated(model) && !allows_long(question) => {
