@@ -93,7 +93,9 @@ fn options_of(flag: &'static str, text: &str) -> Result<Vec<(String, String)>, S
     let mut front: Vec<(String, Value)> = options.into_iter().collect();
     while let Some((key, value)) = front.pop() {
         match value {
-            Value::Object(inner) => front.extend(inner.into_iter().map(|(name, value)| (format!("{key}.{name}"), value))),
+            Value::Object(inner) => {
+                front.extend(inner.into_iter().map(|(name, value)| (format!("{key}.{name}"), value)))
+            }
             Value::String(text) => flat.push((key, text)),
             value => flat.push((key, value.to_string())),
         }

@@ -45,8 +45,12 @@ pub fn request(launch: &Launch, models: &Models, options: &Options) -> Result<(E
 /// The same, with the bytes for caches of an engine that divides none.
 pub(crate) fn asked_of(launch: &Launch, models: &Models, options: &Options) -> Result<AskedOf, ServeError> {
     let (question, settled) = Question::of(launch, options)?.settled(models)?;
-    let bytes = |placed| cells::bytes(&settled.request, question.engine, placed);
-    let cache_bytes = settled.placed.as_ref().map(bytes).transpose()?;
+    let cache_bytes = match (&settled.placed, options.expected_sequences) {
+        (Some(placed), _) => Some(cells::bytes(&settled.request, question.engine, placed)?),
+        // What is expected must hold whatever it finds at its start.
+        (None, Some(_)) => settled.request.cache_bytes(question.engine)?.map(|[least, ..]| least),
+        (None, None) => None,
+    };
     Ok(AskedOf { request: settled.request, cache_bytes })
 }
 

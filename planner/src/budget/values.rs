@@ -77,9 +77,8 @@ impl<'de> Deserialize<'de> for Ratio {
         let value = f64::deserialize(deserializer)?;
         let millionths = (value * 1e6).round();
         let fits = millionths >= 1.0 && value <= Self::MOST;
-        fits.then_some(Self { millionths: millionths as u64 }).ok_or_else(|| {
-            D::Error::custom(format!("ratio {value} is not between a millionth and {}", Self::MOST))
-        })
+        fits.then_some(Self { millionths: millionths as u64 })
+            .ok_or_else(|| D::Error::custom(format!("ratio {value} is not between a millionth and {}", Self::MOST)))
     }
 }
 

@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::budget::{Budget, Ratio};
 use crate::budget::key::{BudgetKey, Values};
+use crate::budget::{Budget, Ratio};
 
 /// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
 pub(super) fn budget_schema() -> String {

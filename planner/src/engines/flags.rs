@@ -104,7 +104,8 @@ pub(crate) static SGLANG: Dialect = Dialect {
         flag(MAX_TOTAL_TOKENS, "engine.max_total_tokens", max_total_tokens),
         own("mem-fraction-static", |input| {
             let why = "tokens and slots cap the pools; weights and caches must only be below this share of the device";
-            let why = input.least_device().map_or(why.into(), |device| format!("{why}, which then has {device} at least"));
+            let why =
+                input.least_device().map_or(why.into(), |device| format!("{why}, which then has {device} at least"));
             Input::not_binding_fraction(&why)
         }),
         flag("max-running-requests", "max_batch_size", running),
@@ -160,8 +161,7 @@ pub(crate) static SGLANG: Dialect = Dialect {
             let one = "one ratio, at most 1, of tokens in windows to tokens in full attention";
             let most = full(input).map(tokens).min();
             let is_more = input.paged().filter(|pool| pool.window.is_some()).any(|pool| Some(tokens(pool)) > most);
-            (is_more && !keeps_all_tokens(input))
-                .then(|| format!("the sizes of {}: {one}", listed(windows())))
+            (is_more && !keeps_all_tokens(input)).then(|| format!("the sizes of {}: {one}", listed(windows())))
         },
         |input| {
             let slots = || input.pools().filter(|pool| pool.unit == Unit::Slot).map(|pool| pool.id.as_str());

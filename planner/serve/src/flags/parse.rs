@@ -309,8 +309,9 @@ impl Grammar {
     fn variables(&self, env: &BTreeMap<String, String>, parsed: &mut Parsed) -> Result<(), ServeError> {
         for flag in &self.flags {
             // Whatever a variable of the opposite says, it is that, and stands above the other.
-            let opposite = flag.env.filter(|name| !flag.negated.is_empty() && !name.contains("_NO_"));
-            let opposite = opposite.map(|name| name.replacen("LLAMA_ARG_", "LLAMA_ARG_NO_", 1));
+            let own = flag.env.filter(|name| !flag.negated.is_empty() && !name.contains("_NO_"));
+            let opposite =
+                own.and_then(|name| name.strip_prefix("LLAMA_ARG_")).map(|name| format!("LLAMA_ARG_NO_{name}"));
             if opposite.is_some_and(|name| env.contains_key(&name)) {
                 self.put(parsed, Setting { flag, on: false, values: Vec::new() })?;
                 continue;

@@ -82,7 +82,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 fn variables(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     const WITHOUT_LATENTS: &str = "VLLM_MLA_DISABLE";
     question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
-    let is_off = question.env.get(WITHOUT_LATENTS).is_some_and(|value| value.trim().parse() != Ok(0));
+    let is_off = question.env.get(WITHOUT_LATENTS).is_some_and(|value| value.trim().parse::<i64>() != Ok(0));
     let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
     if is_off && caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged) {
         let why = "keys and values in full in place of latents are not planned".to_owned();

@@ -1,6 +1,10 @@
-//! Tokens in a page by the kernels that a command names (`_mla_backend_page_constraints` of 0.5.23), and steps of whole pages.
+//! Tokens in a page by the kernels that a command names, and steps of whole pages: the same in 0.5.10, 0.5.12 and 0.5.23, but for what says
+//! so.
 
-use cacheplan_planner::ModelCaches;
+use cacheplan_handlers::Kind;
+use cacheplan_planner::engines::Version;
+use cacheplan_planner::{ModelCaches, PlanRequest};
+use cacheplan_transforms::Resources;
 
 use super::super::Question;
 use super::capability;
@@ -14,33 +18,42 @@ const DECODE: &str = "--decode-attention-backend";
 const PREFILL: &str = "--prefill-attention-backend";
 
 /// Kernels, the pages that they take, of which the last is taken in place of others, and whether those of a prefill count too.
-const PAGES: [(&str, &[u64], bool); 5] = [
+const PAGES: [(&str, &[u64], bool); 6] = [
     ("flashmla", &[64], false),
+    ("cutlass_mla", &[128], false),
     ("trtllm_mla", &[32, 64], false),
     ("cutedsl_mla", &[32, 64], true),
-    ("trtllm_mha", &[16, 32, 128, 64], true),
+    (TRTLLM, &[16, 32, 64], true),
     ("hpc_ops", &[64], true),
 ];
+const TRTLLM: &str = "trtllm_mha";
+/// Read in 0.5.23, and not in 0.5.12: these take pages of so many too.
+const TAKES_128: Version = Version(0, 5, 23);
 
 /// States the page that the kernels take, and refuses kernels of other GPUs and steps that end within a page.
 pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<u64>) -> Result<(), ServeError> {
-    let is_by = |question: &Question, name: &str, prefills: bool| {
-        let flags = [ALL, DECODE].into_iter().chain(prefills.then_some(PREFILL));
-        flags.filter_map(|flag| question.flag(flag)).find(|setting| setting.value() == name).map(|setting| setting.flag.name)
-    };
-    if let Some(flag) = is_by(question, "trtllm_mla", false)
+    if let Some(flag) = named_by(question, "trtllm_mla", false)
         && capability(question, model).is_some_and(|capability| capability < 100)
     {
-        let said = "TRTLLM MLA backend is only supported on Blackwell GPUs (SM100/SM12x). Please use a different backend.";
+        let said =
+            "TRTLLM MLA backend is only supported on Blackwell GPUs (SM100/SM12x). Please use a different backend.";
         return Err(question.refused(said, [Remedy::Remove(flag)]));
     }
     let stated = question.count(PAGE);
     let mut page = stated;
     for (name, pages, prefills) in PAGES {
-        let takes = page.is_some_and(|page| pages.contains(&page));
-        if is_by(question, name, prefills).is_some() && !takes {
+        let wide = name == TRTLLM && question.engine.version >= TAKES_128 && page == Some(128);
+        let takes = wide || page.is_some_and(|page| pages.contains(&page));
+        if named_by(question, name, prefills).is_some() && !takes {
             page = pages.last().copied();
         }
+    }
+    let dense = |caches: &Resources| caches.iter().all(|cache| *cache.handler.kind() != Kind::MlaPaged);
+    if named_by(question, "fa4", true).is_some()
+        && capability(question, model).is_some_and(|capability| capability / 10 == 10)
+        && dense(&PlanRequest::of(model.clone()).for_engine(question.engine).caches()?)
+    {
+        page = Some(128);
     }
     if let Some(page) = page.filter(|_| page != stated) {
         question.stated.retain(|stated| stated.key != "engine.block_size");
@@ -56,4 +69,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
         }
         _ => Ok(()),
     }
+}
+
+/// The flag that names such kernels.
+fn named_by(question: &Question, name: &str, prefills: bool) -> Option<&'static str> {
+    let flags = [ALL, DECODE].into_iter().chain(prefills.then_some(PREFILL));
+    let mut stated = flags.filter_map(|flag| question.flag(flag));
+    stated.find(|setting| setting.value() == name).map(|setting| setting.flag.name)
 }

@@ -55,7 +55,9 @@ pub(in super::super) fn speculative(question: &Question, config: &Map<String, Va
     let own = question.count("--tensor-parallel-size").unwrap_or(1);
     match ranks.filter(|ranks| *ranks != 1 && *ranks != own) {
         Some(ranks) => {
-            let said = format!("speculative_{RANKS}={ranks} cannot be other value than 1 or target model tensor_parallel_size");
+            let said = format!(
+                "speculative_{RANKS}={ranks} cannot be other value than 1 or target model tensor_parallel_size"
+            );
             Err(question.refused(said, [Remedy::Remove(FLAG)]))
         }
         None => Ok(()),
