@@ -362,8 +362,9 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
         return Some((json!(1.0), "no sequence of the plan outgrows a window".into()));
     };
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
-    let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1))).min(1_000_000);
-    Some((json!(millionths as f64 / 1e6), format!("tokens in {} to tokens in full attention", window.id)))
+    let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1)));
+    let ratio = (millionths <= 1_000_000).then_some(millionths as f64 / 1e6)?;
+    Some((json!(ratio), format!("tokens in {} to tokens in full attention", window.id)))
 }
 
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.
