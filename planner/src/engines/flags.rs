@@ -159,9 +159,8 @@ pub(crate) static SGLANG: Dialect = Dialect {
         |input| {
             let windows = || windows(input).map(|pool| pool.id.as_str());
             let one = "one ratio, at most 1, of tokens in windows to tokens in full attention";
-            let most = full(input).map(tokens).min();
-            let is_more = input.paged().filter(|pool| pool.window.is_some()).any(|pool| Some(tokens(pool)) > most);
-            (is_more && !keeps_all_tokens(input)).then(|| format!("the sizes of {}: {one}", listed(windows())))
+            (windows().count() > 0 && window_ratio(input).is_none() && !keeps_all_tokens(input))
+                .then(|| format!("the sizes of {}: {one}", listed(windows())))
         },
         |input| {
             let slots = || input.pools().filter(|pool| pool.unit == Unit::Slot).map(|pool| pool.id.as_str());
