@@ -48,7 +48,8 @@ impl CommandCheck {
     pub fn of(launch: &Launch, models: &Models, options: &Options, log: &EngineLog) -> Result<Self, ServeError> {
         let version = options.version.clone().or_else(|| log.version.map(|version| version.to_string()));
         let with = |cache_bytes| Options { cache_bytes, version: version.clone(), ..options.clone() };
-        let (own, launch) = (launch, &as_logged(launch, version.as_deref(), options, log)?);
+        let logged = as_logged(launch, version.as_deref(), options, log)?;
+        let (own, launch) = (launch, &logged);
         let answer = answer_alone(launch, models, &with(log.get(Fact::CacheBytes).or(options.cache_bytes)))?;
         let alone = answer_alone(launch, models, &with(None));
         let bytes = alone.as_ref().ok().and_then(|alone| alone.facts.get(&Fact::CacheBytes)).copied();

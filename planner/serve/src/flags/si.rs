@@ -7,15 +7,15 @@ const IEC: [(&str, u32); 4] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
 /// `8k` is 8,000, `8Ki` is 8,192, `1.5k` is 1,500; without a suffix it is Python's `int`.
 pub(crate) fn si_int(value: &str) -> Option<i64> {
     let value = value.trim();
-    let behind = |(suffix, power): &(&str, u32)| value.strip_suffix(suffix).map(|number| (number.to_owned(), *power));
+    let behind = |(suffix, power): &(&str, u32)| value.strip_suffix(*suffix).map(|number| (number.to_owned(), *power));
     if let Some((number, power)) = IEC.iter().find_map(behind) {
         return digits(&number)?.checked_mul(1 << power);
     }
     let Some((number, power)) = SI.iter().find_map(behind) else {
         let is_joined = value.split('_').skip(1).all(|part| part.starts_with(|digit: char| digit.is_ascii_digit()));
-        return value.replace('_', "").parse().ok().filter(|_| is_joined && !value.starts_with('_'));
+        return value.replace('_', "").parse::<i64>().ok().filter(|_| is_joined && !value.starts_with('_'));
     };
-    let (whole, part) = number.split_once('.').unwrap_or((&number, "0"));
+    let (whole, part) = number.split_once('.').unwrap_or((number.as_str(), "0"));
     digits(part)?;
     // What stands behind so many decimals is less than one.
     let part: String = part.chars().chain(std::iter::repeat('0')).take(power as usize).collect();

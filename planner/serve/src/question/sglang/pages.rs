@@ -4,7 +4,6 @@
 use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
-use cacheplan_transforms::Resources;
 
 use super::super::Question;
 use super::capability;
@@ -48,12 +47,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
             page = pages.last().copied();
         }
     }
-    let dense = |caches: &Resources| caches.iter().all(|cache| *cache.handler.kind() != Kind::MlaPaged);
     if named_by(question, "fa4", true).is_some()
         && capability(question, model).is_some_and(|capability| capability / 10 == 10)
-        && dense(&PlanRequest::of(model.clone()).for_engine(question.engine).caches()?)
     {
-        page = Some(128);
+        let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+        let keeps_latents = caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged);
+        page = if keeps_latents { page } else { Some(128) };
     }
     if let Some(page) = page.filter(|_| page != stated) {
         question.stated.retain(|stated| stated.key != "engine.block_size");
