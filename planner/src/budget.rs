@@ -25,7 +25,7 @@ use crate::size::ByteSize;
 pub use error::{BudgetError, Origin};
 pub(crate) use error::{in_words, nearest, nearest_key};
 pub use options::{EngineOptions, MambaCacheMode};
-pub use values::Fraction;
+pub use values::{Fraction, Ratio};
 pub(crate) use workload::Sample;
 pub use workload::{CheckpointDType, CheckpointStrategy, Lengths, Workload};
 

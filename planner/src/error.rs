@@ -22,6 +22,14 @@ pub enum PlanError {
     /// The budget does not hold one sequence.
     #[error(transparent)]
     DoesNotFit(Box<Shortfall>),
+    /// A stated count with which an engine serves no sequence, whatever its bytes.
+    #[error("{engine}: {said}", said = Shown(.said))]
+    TooFew {
+        /// The engine.
+        engine: &'static str,
+        /// Which count, and what it would have to hold.
+        said: String,
+    },
     /// The grouping policy refuses the resources.
     #[error("{shown}", shown = Shown(.0))]
     Grouping(String),
@@ -166,7 +174,7 @@ impl PlanError {
     /// small, 4 where the model or an engine refuses, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::DoesNotFit(_) | Self::TooMany { .. } => 3,
+            Self::DoesNotFit(_) | Self::TooMany { .. } | Self::TooFew { .. } => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
             Self::Devices(_) | Self::NoStage { .. } => 2,

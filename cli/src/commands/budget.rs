@@ -156,6 +156,9 @@ fn parsed(values: Values) -> (&'static str, ValueParser) {
         Values::Fraction => {
             ("SHARE", ValueParser::new(|text: &str| text.parse::<f64>().map(|share| format!("{share:?}"))))
         }
+        Values::Ratio => {
+            ("RATIO", ValueParser::new(|text: &str| text.parse::<f64>().map(|ratio| format!("{ratio:?}"))))
+        }
         Values::DType => ("DTYPE", ValueParser::string()),
         Values::Choice(names) => {
             let names = names.iter().map(|(name, meaning)| PossibleValue::new(*name).help(*meaning));

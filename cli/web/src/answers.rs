@@ -113,7 +113,7 @@ pub(crate) fn choices(reads_disk: bool) -> Value {
             Values::Count(least, most) => json!({ "kind": "count", "least": least, "most": most }),
             Values::Tokens(least, most) => json!({ "kind": "tokens", "least": least, "most": most }),
             Values::Bytes => json!({ "kind": "bytes" }),
-            Values::Fraction => json!({ "kind": "fraction" }),
+            Values::Fraction | Values::Ratio => json!({ "kind": "fraction" }),
             Values::DType => json!({ "kind": "dtype" }),
             Values::Choice(names) => json!({ "kind": "choice", "names": names }),
             Values::Switch => json!({ "kind": "choice", "names": [["true", ""], ["false", ""]] }),

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::answer::Answer;
 use crate::error::ServeError;
+use crate::flags::parse::parse;
 use crate::flags::table::flags;
 use crate::found::{answer_alone, outcome};
 use crate::launch::Launch;
@@ -47,6 +48,8 @@ impl CommandCheck {
     pub fn of(launch: &Launch, models: &Models, options: &Options, log: &EngineLog) -> Result<Self, ServeError> {
         let version = options.version.clone().or_else(|| log.version.map(|version| version.to_string()));
         let with = |cache_bytes| Options { cache_bytes, version: version.clone(), ..options.clone() };
+        let logged = as_logged(launch, version.as_deref(), options, log)?;
+        let (own, launch) = (launch, &logged);
         let answer = answer_alone(launch, models, &with(log.get(Fact::CacheBytes).or(options.cache_bytes)))?;
         let alone = answer_alone(launch, models, &with(None));
         let bytes = alone.as_ref().ok().and_then(|alone| alone.facts.get(&Fact::CacheBytes)).copied();
@@ -54,7 +57,9 @@ impl CommandCheck {
         // A draft's buffers are of another context.
         let drafts = answer.read.iter().any(|flag| flag.flag == "--spec-type");
         let mut rows: Vec<Compared> = of_bytes.and_then(|row| compared(row, log, drafts)).into_iter().collect();
-        let follow = following(&answer, log, drafts);
+        let mut follow = following(&answer, log, drafts);
+        // Nobody says on which device the default would be another.
+        follow.retain(|row| own.words == launch.words || row.fact != Fact::MaxNumTokens);
         let differs = follow.iter().any(|row| !row.equal);
         rows.extend(follow);
         let bytes = with(log.get(Fact::CacheBytes).or(options.cache_bytes));
@@ -132,6 +137,23 @@ fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) 
         if said[0].starts_with("without") { "" } else { "with " },
         said.join(" ")
     ))
+}
+
+/// The command with the steps that were logged, where nobody names the device that its own default of them depends on.
+fn as_logged(launch: &Launch, version: Option<&str>, options: &Options, log: &EngineLog) -> Result<Launch, ServeError> {
+    let Program { engine, start } = Program::of(launch, version)?;
+    let flag = match engine.engine.name() {
+        "vllm" => "--max-num-batched-tokens",
+        "sglang" => "--chunked-prefill-size",
+        _ => return Ok(launch.clone()),
+    };
+    let is_known = options.devices.is_some() || launch.device.is_some();
+    let known = flags(engine.engine, engine.version);
+    let is_stated = parse(engine, &launch.words, start, &launch.env).is_ok_and(|said| said.settings.contains_key(flag));
+    let logged = log.get(Fact::MaxNumTokens).filter(|_| !is_known && !is_stated);
+    let Some(logged) = logged.filter(|logged| logged.low == logged.high) else { return Ok(launch.clone()) };
+    let changed = Remedy::Set(flag, logged.low.to_string()).applied(&launch.words, start, &known);
+    Ok(Launch { words: changed.into_iter().next().unwrap_or_else(|| launch.words.clone()), ..launch.clone() })
 }
 
 impl Compared {

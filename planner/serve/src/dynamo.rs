@@ -2,6 +2,8 @@
 
 use std::sync::LazyLock;
 
+use serde_json::Value;
+
 use crate::error::ServeError;
 use crate::flags::table::Flag;
 use crate::remedy::Remedy;
@@ -12,7 +14,7 @@ struct Row {
     flag: &'static str,
     /// The most values that it takes.
     most: usize,
-    /// Another flag, `model`, `unread`, or nothing that says something of caches.
+    /// Another flag, `model`, `options`, `unread`, or nothing that says something of caches.
     becomes: &'static str,
 }
 
@@ -30,11 +32,21 @@ static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
     lines.filter_map(row).collect()
 });
 
+/// Words as the engine takes them.
+pub(crate) struct Rewritten {
+    pub(crate) words: Vec<String>,
+    /// Options of the engine that stand above all words, with dots between their keys.
+    pub(crate) options: Vec<(String, String)>,
+}
+
 /// The words of a command, those from `start` on as the engine takes them.
-pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag]) -> Result<Vec<String>, ServeError> {
+pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag]) -> Result<Rewritten, ServeError> {
     let module = start.checked_sub(1).and_then(|at| words.get(at));
-    let Some(worker) = module.and_then(|module| module.strip_prefix("dynamo.")) else { return Ok(words.to_vec()) };
+    let Some(worker) = module.and_then(|module| module.strip_prefix("dynamo.")) else {
+        return Ok(Rewritten { words: words.to_vec(), options: Vec::new() });
+    };
     let mut taken = words[..start].to_vec();
+    let mut options = Vec::new();
     let mut at = start;
     while let Some(word) = words.get(at) {
         at += 1;
@@ -62,10 +74,32 @@ pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag])
                 return Err(ServeError::unread(row.flag, why, [Remedy::Remove(row.flag)]));
             }
             "model" => taken.extend(values),
+            "options" => options.extend(options_of(row.flag, values.first().map_or("", String::as_str))?),
             flag => taken.extend(std::iter::once(flag.to_owned()).chain(values)),
         }
     }
-    Ok(taken)
+    Ok(Rewritten { words: taken, options })
+}
+
+/// An object of options by their keys.
+fn options_of(flag: &'static str, text: &str) -> Result<Vec<(String, String)>, ServeError> {
+    let Ok(Value::Object(options)) = serde_json::from_str(text) else {
+        let why = "a JSON object of the engine's options was expected".to_owned();
+        return Err(ServeError::NotHandled { flag: flag.to_owned(), why, remedies: vec![Remedy::Remove(flag)] });
+    };
+    let mut flat = Vec::new();
+    let mut front: Vec<(String, Value)> = options.into_iter().collect();
+    while let Some((key, value)) = front.pop() {
+        match value {
+            Value::Object(inner) => {
+                front.extend(inner.into_iter().map(|(name, value)| (format!("{key}.{name}"), value)))
+            }
+            Value::String(text) => flat.push((key, text)),
+            value => flat.push((key, value.to_string())),
+        }
+    }
+    flat.sort();
+    Ok(flat)
 }
 
 #[cfg(test)]
@@ -77,7 +111,7 @@ mod tests {
     fn taken(command: &str, engine: &str) -> Result<String, ServeError> {
         let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
         let spec: cacheplan_planner::EngineSpec = engine.parse().unwrap();
-        rewritten(&words, 3, &flags(spec.engine, spec.version)).map(|words| words[3..].join(" "))
+        rewritten(&words, 3, &flags(spec.engine, spec.version)).map(|rewritten| rewritten.words[3..].join(" "))
     }
 
     #[rstest]

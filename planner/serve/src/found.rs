@@ -45,8 +45,12 @@ pub fn request(launch: &Launch, models: &Models, options: &Options) -> Result<(E
 /// The same, with the bytes for caches of an engine that divides none.
 pub(crate) fn asked_of(launch: &Launch, models: &Models, options: &Options) -> Result<AskedOf, ServeError> {
     let (question, settled) = Question::of(launch, options)?.settled(models)?;
-    let bytes = |placed| cells::bytes(&settled.request, question.engine, placed);
-    let cache_bytes = settled.placed.as_ref().map(bytes).transpose()?;
+    let cache_bytes = match (&settled.placed, options.expected_sequences) {
+        (Some(placed), _) => Some(cells::bytes(&settled.request, question.engine, placed)?),
+        // What is expected must hold whatever it finds at its start.
+        (None, Some(_)) => settled.request.cache_bytes(question.engine)?.map(|[least, ..]| least),
+        (None, None) => None,
+    };
     Ok(AskedOf { request: settled.request, cache_bytes })
 }
 
@@ -92,7 +96,8 @@ impl Found {
             }
         };
         let end = |bytes: u64, outside: Option<u64>| {
-            Ok::<End, ServeError>(match at(request, settled, engine, bytes)? {
+            let found = at(request, settled, engine, bytes).map_err(|error| question.without_counts(error))?;
+            Ok::<End, ServeError>(match found {
                 Ok(at) => {
                     let full = || too_full(settled, outside, at.unused(bytes));
                     End { lacks: at.lacks(settled, engine).or_else(full), at: Some(at) }
@@ -258,11 +263,14 @@ fn at(
     let length = settled.limits.max_seq_len;
     match of(length) {
         Ok(predicted) => Ok(Ok(At { max_seq_len: length, predicted })),
-        Err(PlanError::DoesNotFit(shortfall)) => {
+        Err(error @ (PlanError::DoesNotFit(_) | PlanError::TooFew { .. })) => {
             let longest = if settled.fits_length { longest(request, engine, bytes, length) } else { None };
             match longest {
                 Some(fits) => Ok(Ok(At { max_seq_len: fits, predicted: of(fits)? })),
-                None => Ok(Err(shortfall)),
+                None => match error {
+                    PlanError::DoesNotFit(shortfall) => Ok(Err(shortfall)),
+                    error => Err(error.into()),
+                },
             }
         }
         Err(error) => Err(error.into()),
@@ -282,7 +290,8 @@ impl At {
             return Some(format!("CUDA out of memory. Tried to allocate {bytes}: weights leave {room} of the device"));
         }
         let length = self.max_seq_len;
-        (self.predicted.sequences == 0).then(|| match self.predicted.tokens {
+        // Of a length that it found itself it says so, and starts.
+        (self.predicted.sequences == 0 && !settled.fits_length).then(|| match self.predicted.tokens {
             Some(tokens) if tokens < length => {
                 format!("its pool of {tokens} tokens is smaller than one sequence of {length}: {} refuses each of that length", engine.engine)
             }

@@ -533,6 +533,18 @@ fn buffers_stand_for_the_size_that_a_log_leaves_out() {
     assert_eq!(check.drifting(), ["kv_bytes"]);
 }
 
+/// vLLM's default of a step depends on the device, which nobody names.
+#[test]
+fn a_default_that_depends_on_the_device_is_not_judged_without_one() {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
+    let log = std::fs::read(format!("{fixtures}/logs/vllm-0.19.0-qwen3.5-9b.log")).unwrap();
+    let log = EngineLog::read(&log, None).unwrap();
+    let models = models("Qwen__Qwen3.5-9B");
+    let check = |command: &str| CommandCheck::of(&launch(command), &models, &Options::default(), &log).unwrap();
+    assert_eq!(check("vllm serve m").drifting(), [""; 0]);
+    assert_eq!(check("vllm serve m --max-num-batched-tokens 2048").drifting(), ["max_num_tokens"]);
+}
+
 /// Files as plans are exported to, cut to what decides: bytes, sequences and length.
 #[rstest]
 #[case::tensorrt_llm(
@@ -542,6 +554,10 @@ fn buffers_stand_for_the_size_that_a_log_leaves_out() {
 #[case::dynamo(
     "d.yaml",
     "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeployment\nmetadata: {name: a}\nspec: {components: [{name: f, podTemplate: {spec: {containers: [{name: main, image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', command: [python3, -m, dynamo.frontend]}]}}}, {name: w, podTemplate: {spec: {containers: [{name: main, image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', command: [python3, -m, dynamo.vllm], args: [--model=m, --kv-cache-memory-bytes=10737418240, --max-model-len=4096, --max-num-seqs=17]}]}}}]}\n"
+)]
+#[case::dynamo_tensorrt_llm(
+    "d.yaml",
+    "apiVersion: nvidia.com/v1beta1\nkind: DynamoGraphDeployment\nmetadata: {name: a}\nspec: {components: [{name: w, podTemplate: {spec: {containers: [{name: main, image: 'nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.5.1', command: [python3, -m, dynamo.trtllm], args: [--model=m, '--override-engine-args={\"max_batch_size\":17,\"max_seq_len\":4096,\"kv_cache_config\":{\"max_gpu_total_bytes\":10737418240,\"tokens_per_block\":16,\"dtype\":\"auto\"}}']}]}}}]}\n"
 )]
 fn what_plans_are_exported_to_is_read_back(#[case] name: &str, #[case] text: &str) {
     let launches = manifest::read(name, text.as_bytes()).unwrap();

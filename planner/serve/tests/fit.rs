@@ -90,6 +90,29 @@ fn a_row_is_what_its_own_command_admits(
     assert!(rows >= 10 && held >= 5, "{rows} rows, {held} that hold some");
 }
 
+/// What a command must hold it holds whatever its engine finds at its start.
+#[test]
+fn a_row_holds_what_is_expected_at_least() {
+    let engine: EngineSpec = "vllm@0.33.0".parse().unwrap();
+    let (name, words) = ("nvidia__Nemotron-H-8B-Base-8K", "vllm serve m --max-model-len 8192");
+    let (model, question) = asked(name, &["l4"], 8192, 8);
+    let options = Options { model_is_given: true, expected_sequences: Some(8), ..Options::default() };
+    let asks = Asks::of_command(engine, launch(words), models(name), options, "m".into());
+    let found = asks.fit(&[(&model, question)], &[engine]).unwrap().unwrap();
+    let mut held = 0;
+    for row in of_engine(&found).filter(|row| row.holds && row.parallel.dp == 1) {
+        let flags = engine.flags_of(&found.layout_of(row, engine)).unwrap().into_iter();
+        let flags: Vec<String> = flags.flat_map(|(name, value)| [Some(name.to_owned()), value]).flatten().collect();
+        let devices = Some(format!("{}xl4", row.devices).parse().unwrap());
+        let options = Options { devices, ..Options::default() };
+        let words = format!("vllm serve m {}", flags.join(" "));
+        let answer = cacheplan_serve::answer(&launch(&words), models(name), &options).unwrap();
+        assert!(answer.sequences.is_some_and(|sequences| sequences.low >= 8), "{words}: {:?}", answer.sequences);
+        held += 1;
+    }
+    assert!(held > 0);
+}
+
 /// So is one that allocates what it is told: its row is held to its pass, its context and what it leaves free, as its command is.
 #[rstest]
 fn a_row_of_cells_starts_as_its_own_command_does(

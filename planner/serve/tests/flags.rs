@@ -29,6 +29,31 @@ const SGLANG: &str = "sglang serve --model-path m";
 )]
 #[case::a_level_that_stands_apart("vllm serve m -O 0", "vllm serve m -O0", "Qwen__Qwen3-8B", "0.33.0")]
 #[case::the_only_flag_that_begins_so("vllm serve m -t 2", "vllm serve m -tp 2", "Qwen__Qwen3-8B", "0.33.0")]
+#[case::units_of_1024(
+    "sglang serve --model-path m --context-length 8Ki",
+    "sglang serve --model-path m --context-length 8192",
+    "Qwen__Qwen3-8B",
+    "0.5.23"
+)]
+#[case::units_of_1000(
+    "sglang serve --model-path m --context-length 1.5k --max-total-tokens 8k",
+    "sglang serve --model-path m --context-length 1500 --max-total-tokens 8000",
+    "Qwen__Qwen3-8B",
+    "0.5.10"
+)]
+#[case::a_count_as_a_text(
+    r#"vllm serve m --speculative-config {"method":"ngram","num_speculative_tokens":"3"}"#,
+    r#"vllm serve m --speculative-config {"method":"ngram","num_speculative_tokens":3}"#,
+    "Qwen__Qwen3-8B",
+    "0.33.0"
+)]
+#[case::pages_of_kernels(
+    "sglang serve --model-path m --decode-attention-backend flashmla --page-size 16",
+    "sglang serve --model-path m --page-size 64",
+    "deepseek-ai__DeepSeek-V2-Lite",
+    "0.5.23"
+)]
+#[case::a_level_of_compilation("vllm serve m -O3", SERVE, "Qwen__Qwen3-8B", "0.11.0")]
 #[case::parts_stand_above_the_whole(
     "vllm serve m --speculative-config.method ngram --speculative-config.num_speculative_tokens 3 --speculative-config {}",
     "vllm serve m --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":3}",
@@ -65,9 +90,9 @@ const SGLANG: &str = "sglang serve --model-path m";
     "google__gemma-3-1b-it",
     "0.24.0"
 )]
-#[case::one_of_several_that_does_not(r#"vllm serve m --kv-transfer-config {"kv_connector":"MultiConnector","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector"},{"kv_connector":"LMCacheConnectorV1"}]}}"#, "vllm serve m --disable-hybrid-kv-cache-manager", "google__gemma-3-1b-it", "0.24.0")]
+#[case::one_of_several_that_does_not(r#"vllm serve m --kv-transfer-config {"kv_connector":"MultiConnector","kv_role":"kv_both","kv_connector_extra_config":{"connectors":[{"kv_connector":"NixlConnector"},{"kv_connector":"LMCacheConnectorV1"}]}}"#, "vllm serve m --disable-hybrid-kv-cache-manager", "google__gemma-3-1b-it", "0.24.0")]
 #[case::any_connector_before(
-    r#"vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector"}"#,
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"NixlConnector","kv_role":"kv_both"}"#,
     "vllm serve m --disable-hybrid-kv-cache-manager",
     "google__gemma-3-1b-it",
     "0.11.0"
@@ -212,7 +237,10 @@ fn sglang_logs_the_sizes_of_its_pools_as_its_version_does(
 #[test]
 fn a_connector_that_does_not_know_groups_costs_blocks() {
     let of = |command: &str| told(command, "google__gemma-3-1b-it", "0.24.0").unwrap().facts[&Fact::Concurrency].low;
-    assert!(of(r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1"}"#) < of(SERVE));
+    assert!(
+        of(r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"kv_both"}"#)
+            < of(SERVE)
+    );
 }
 
 #[test]
@@ -243,7 +271,7 @@ fn a_replica_of_the_attention_holds_whole_heads_and_its_part_of_a_step() {
 #[case(r#"vllm serve m --hf-overrides {"text_config":{"head_dim":4}}"#, "Qwen__Qwen3-8B", 4, "what `head_dim` does")]
 #[case("vllm serve m --hf-overrides my.function", "Qwen__Qwen3-8B", 2, "")]
 #[case(
-    r#"vllm serve m --kv-transfer-config {"kv_connector":"Mine","kv_connector_module_path":"mine"}"#,
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"Mine","kv_role":"kv_both","kv_connector_module_path":"mine"}"#,
     "google__gemma-3-1b-it",
     4,
     "whether Mine knows several kinds of layers"
@@ -289,6 +317,37 @@ fn what_sglang_refuses_or_nobody_read(#[case] command: &str, #[case] code: u8, #
 #[case("sglang serve --model-path m --tp 8 --ep 3", "0.5.23", 3, "`parallel.ep` 3 does not divide")]
 #[case("trtllm-serve m --ep_size 4", "1.2.0", 3, "`parallel.ep` 4 does not divide")]
 #[case("sglang serve --model-path m --kv-cache-dtype nvfp4", "0.5.23", 3, "requires Blackwell SM100 or SM120")]
+#[case("sglang serve --model-path m --context-length 8K", "0.5.23", 2, "invalid value: '8K'")]
+#[case("sglang serve --model-path m --chunked-prefill-size 1000 --page-size 64", "0.5.23", 3, "divisible by page_size")]
+#[case("sglang serve --model-path m --attention-backend trtllm_mla", "0.5.23", 3, "only supported on Blackwell")]
+#[case("sglang serve --model-path m --swa-full-tokens-ratio 2", "0.5.23", 3, "should be in range (0, 1.0]")]
+#[case("vllm serve m --attention-backend BOGUS", "0.33.0", 3, "Unknown attention backend: 'BOGUS'")]
+#[case("vllm serve m --max-model-len auto", "0.13.0", 2, "invalid value: 'auto'")]
+#[case("llama-server -m m -c 4096 -md d", "b11549", 4, "the context of a model that drafts was not read")]
+#[case(
+    r#"vllm serve m --speculative-config {"method":"ngram","num_speculative_tokens":3,"bogus_key":1}"#,
+    "0.33.0",
+    3,
+    "bogus_key: Unexpected keyword argument"
+)]
+#[case(
+    r#"vllm serve m -tp 4 --speculative-config {"model":"d","num_speculative_tokens":5,"draft_tensor_parallel_size":3}"#,
+    "0.33.0",
+    3,
+    "cannot be other value than 1 or target model"
+)]
+#[case(
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1","kv_role":"bogus"}"#,
+    "0.33.0",
+    3,
+    "Unsupported kv_role"
+)]
+#[case(
+    r#"vllm serve m --kv-transfer-config {"kv_connector":"LMCacheConnectorV1"}"#,
+    "0.33.0",
+    3,
+    "Please specify kv_role"
+)]
 fn an_engine_takes_its_own_words_and_layouts_alone(
     #[case] command: &str,
     #[case] version: &str,
@@ -330,6 +389,137 @@ fn blocks_that_are_stated_hold_one_sequence_and_lie_on_the_device(
 #[case("--chunked-prefill-size 1024", 1024)]
 fn prompts_that_are_not_cut_take_what_a_prefill_does(#[case] flags: &str, #[case] tokens: u64) {
     assert_eq!(told(&format!("{SGLANG} {flags}"), "Qwen__Qwen3-8B", "0.5.23").unwrap().limits.max_num_tokens, tokens);
+}
+
+/// Counts with which no bytes do.
+#[rstest]
+#[case(
+    "vllm serve m --spec-method mtp --spec-tokens 2",
+    "mistralai__Mistral-7B-v0.1",
+    "0.33.0",
+    "Unsupported speculative method"
+)]
+#[case(
+    "sglang serve --model-path m --max-total-tokens 10000",
+    "meta-llama__Llama-4-Scout-17B-16E-Instruct",
+    "0.5.23",
+    "`max_total_tokens` is stated too small"
+)]
+#[case(
+    "sglang serve --model-path m --max-mamba-cache-size 1",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.5.23",
+    "1 slots for states are stated"
+)]
+fn what_serves_no_sequence_does_not_start(
+    #[case] command: &str,
+    #[case] model: &str,
+    #[case] version: &str,
+    #[case] expected: &str,
+) {
+    let error = told(command, model, version).unwrap_err();
+    assert!(error.to_string().contains(expected), "{error}");
+    assert_eq!(error.exit_code(), 3, "{error}");
+}
+
+#[test]
+fn states_may_get_more_than_tokens() {
+    let slots = |ratio: &str| {
+        let command = format!("{SGLANG} --mamba-full-memory-ratio {ratio}");
+        told(&command, "Qwen__Qwen3-Next-80B-A3B-Thinking", "0.5.23").unwrap().facts[&Fact::StateSlots].low
+    };
+    // Of 5 to 1 instead of 9 to 10: 5/6 instead of 9/19 of the bytes.
+    let (more, usual) = (slots("5"), slots("0.9"));
+    assert!((more * 6 * 9).abs_diff(usual * 5 * 19) < 20 * usual, "{more} {usual}");
+}
+
+/// vLLM finds the length by all blocks before 0.29.0, so that none is left for the null block, and by those that are stated.
+#[rstest]
+#[case("", "0.19.0", 21_840)]
+#[case(" --num-gpu-blocks-override 100", "0.33.0", 99 * 16)]
+fn a_length_that_is_found_is_one_that_it_starts_with(#[case] flags: &str, #[case] version: &str, #[case] length: u64) {
+    let cache_bytes = Some(Logged::exact(3 << 30));
+    let options = Options { version: Some(version.into()), cache_bytes, ..on("h100") };
+    let command = format!("{SERVE} --max-model-len auto{flags}");
+    let found = answer(&launch(&command), models("Qwen__Qwen3-8B"), &options).unwrap();
+    assert_eq!((found.starts, found.facts[&Fact::MaxSeqLen]), (Starts::Yes, Logged::exact(length)));
+}
+
+/// The answer under a variable.
+fn under(name: &str, value: &str, command: &str, model: &str) -> Result<Answer, ServeError> {
+    let mut launch = launch(command);
+    launch.env.insert(name.into(), value.into());
+    answer(&launch, models(model), &Options { cache_bytes: Some(Logged::exact(20 << 30)), ..on("h100") })
+}
+
+#[rstest]
+#[case("VLLM_PP_LAYER_PARTITION", "4,32", "vllm serve m -pp 2", "Qwen__Qwen3-8B")]
+#[case("VLLM_MLA_DISABLE", "1", "vllm serve m", "deepseek-ai__DeepSeek-V2-Lite")]
+#[case("SGLANG_PP_LAYER_PARTITION", "4,32", "sglang serve --model-path m --pp-size 2", "Qwen__Qwen3-8B")]
+fn a_variable_that_changes_caches_is_refused_by_its_name(
+    #[case] name: &str,
+    #[case] value: &str,
+    #[case] command: &str,
+    #[case] model: &str,
+) {
+    let error = under(name, value, command, model).unwrap_err();
+    assert!(error.to_string().starts_with(name), "{error}");
+    assert_eq!(error.exit_code(), 4);
+    assert!(under(name, "0", &command.replace(" -pp 2", "").replace(" --pp-size 2", ""), model).is_ok());
+}
+
+#[rstest]
+#[case(
+    "SGLANG_MAMBA_SSM_DTYPE",
+    "bfloat16",
+    SGLANG,
+    "sglang serve --model-path m --mamba-ssm-dtype bfloat16",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking"
+)]
+#[case(
+    "SGLANG_MAMBA_SSM_DTYPE",
+    "bfloat16",
+    "sglang serve --model-path m --mamba-ssm-dtype float32",
+    "sglang serve --model-path m --mamba-ssm-dtype float32",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking"
+)]
+#[case(
+    "LLAMA_ARG_NO_KV_OFFLOAD",
+    "0",
+    "llama-server -m m -c 4096",
+    "llama-server -m m -c 4096 -nkvo",
+    "Qwen__Qwen3-8B"
+)]
+fn a_variable_says_what_a_flag_does(
+    #[case] name: &str,
+    #[case] value: &str,
+    #[case] command: &str,
+    #[case] other: &str,
+    #[case] model: &str,
+) {
+    let (found, expected) = (under(name, value, command, model).unwrap(), under("A", "", other, model).unwrap());
+    assert_eq!((found.facts, found.lines), (expected.facts, expected.lines));
+}
+
+#[rstest]
+#[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[512,512,512,512,512,32768]", true)]
+#[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[1024]", false)]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "kv_cache_config.avg_seq_len", "4096", true)]
+fn options_that_plans_are_exported_in_are_read_back(
+    #[case] model: &str,
+    #[case] key: &str,
+    #[case] value: &str,
+    #[case] is_own: bool,
+) {
+    let alone = launch("trtllm-serve m");
+    let mut told = alone.clone();
+    told.config.push((key.into(), value.into()));
+    let options = Options { cache_bytes: Some(Logged::exact(20 << 30)), ..on("h100") };
+    match (answer(&told, models(model), &options), is_own) {
+        (Ok(found), true) => assert_eq!(found.facts, answer(&alone, models(model), &options).unwrap().facts),
+        (Err(error), false) => assert!(error.exit_code() == 4 && error.to_string().starts_with(key), "{error}"),
+        (found, _) => panic!("{found:?}"),
+    }
 }
 
 #[test]

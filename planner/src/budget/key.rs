@@ -40,6 +40,8 @@ pub enum Values {
     Bytes,
     /// A number above 0 and at most 1.
     Fraction,
+    /// A number above 0.
+    Ratio,
     /// The name of an element type.
     DType,
     /// One of these names, each with what it means.

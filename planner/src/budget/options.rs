@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::key::{SEQUENCES, TOKENS, Values, section};
-use super::values::{Fraction, kv_dtype, tokens};
+use super::values::{Fraction, Ratio, kv_dtype, tokens};
 use crate::mla_cache::{MLA_CACHES, MlaCache};
 use crate::size::ByteSize;
 
@@ -47,8 +47,8 @@ section! {
         key("--state-slots", SEQUENCES, "the engine's own", "64")
         pub state_slots: Option<u64>,
         /// SGLang's mamba_full_memory_ratio.
-        key("--state-ratio", Values::Fraction, "0.9", "0.9")
-        pub state_ratio: Option<Fraction>,
+        key("--state-ratio", Values::Ratio, "0.9", "0.9")
+        pub state_ratio: Option<Ratio>,
         /// Slots for states of a running request of SGLang, by its mamba_radix_cache_strategy.
         key("--slots-per-request", SEQUENCES, "the engine's own", "5")
         pub slots_per_request: Option<u64>,

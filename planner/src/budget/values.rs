@@ -55,6 +55,38 @@ impl<'de> Deserialize<'de> for Fraction {
     }
 }
 
+/// What one part gets for each that another gets, in millionths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(into = "f64")]
+pub struct Ratio {
+    millionths: u64,
+}
+
+impl Ratio {
+    /// The largest; nothing is left of the other part there.
+    pub(crate) const MOST: f64 = 1e6;
+
+    pub(crate) const fn millionths(self) -> u64 {
+        self.millionths
+    }
+}
+
+impl From<Ratio> for f64 {
+    fn from(ratio: Ratio) -> Self {
+        ratio.millionths as Self / 1e6
+    }
+}
+
+impl<'de> Deserialize<'de> for Ratio {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = f64::deserialize(deserializer)?;
+        let millionths = (value * 1e6).round();
+        let fits = millionths >= 1.0 && value <= Self::MOST;
+        fits.then_some(Self { millionths: millionths as u64 })
+            .ok_or_else(|| D::Error::custom(format!("ratio {value} is not between a millionth and {}", Self::MOST)))
+    }
+}
+
 /// Reads the dtype of keys and values.
 pub(super) fn kv_dtype<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<DType>, D::Error> {
     dtype(deserializer, "keys and values", |dtype| dtype != DType::Int32, "")

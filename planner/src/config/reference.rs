@@ -24,6 +24,7 @@ fn value(values: Values) -> String {
         Values::Tokens(least, most) => format!("tokens, {least} to {}", power(most)),
         Values::Bytes => "bytes".into(),
         Values::Fraction => "above 0, at most 1".into(),
+        Values::Ratio => "above 0".into(),
         Values::DType => "dtype".into(),
         Values::Choice(names) => {
             names.iter().map(|(name, meaning)| format!("`{name}`: {meaning}")).collect::<Vec<_>>().join("; ")

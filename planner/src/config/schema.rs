@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::budget::Budget;
 use crate::budget::key::{BudgetKey, Values};
+use crate::budget::{Budget, Ratio};
 use crate::size::ByteSize;
 
 /// The JSON Schema (draft 2020-12) of budget files, ending with a newline.
@@ -49,6 +49,7 @@ fn property(key: &BudgetKey) -> Value {
         }),
         Values::Bytes => json!({ "$ref": "#/$defs/bytes" }),
         Values::Fraction => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": 1 }),
+        Values::Ratio => json!({ "type": "number", "exclusiveMinimum": 0, "maximum": Ratio::MOST }),
         Values::DType => json!({ "type": "string" }),
         Values::Choice(names) => json!({ "enum": names.iter().map(|(name, _)| name).collect::<Vec<_>>() }),
         Values::Switch => json!({ "type": "boolean" }),

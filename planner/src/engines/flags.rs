@@ -98,9 +98,11 @@ pub(crate) static SGLANG: Dialect = Dialect {
         plan("tp-size", "parallel.tp"),
         plan("pp-size", "parallel.pp"),
         flag(MAX_TOTAL_TOKENS, "engine.max_total_tokens", max_total_tokens),
-        own("mem-fraction-static", |_| {
+        own("mem-fraction-static", |input| {
             let why = "tokens and slots cap the pools; weights and caches must only be below this share of the device";
-            Input::not_binding_fraction(why)
+            let why =
+                input.least_device().map_or(why.into(), |device| format!("{why}, which then has {device} at least"));
+            Input::not_binding_fraction(&why)
         }),
         flag("max-running-requests", "max_batch_size", running),
         plan("context-length", "max_seq_len"),
@@ -344,13 +346,15 @@ fn max_total_tokens(input: &Input<'_>) -> Sourced {
     })
 }
 
-/// SGLang's pool of windows beside that of full attention.
+/// SGLang's pool of windows beside that of full attention, for which it has a share of its own where nobody says.
 fn window_ratio(input: &Input<'_>) -> Sourced {
-    if keeps_all_tokens(input) {
+    if !rules::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str()) {
         return None;
     }
     let least = full(input).map(tokens).min()?;
-    let window = windows(input).max_by_key(|pool| tokens(pool))?;
+    let Some(window) = windows(input).max_by_key(|pool| tokens(pool)) else {
+        return Some((json!(1.0), "no sequence of the plan outgrows a window".into()));
+    };
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
     let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1)));
     let ratio = (millionths <= 1_000_000).then_some(millionths as f64 / 1e6)?;

@@ -210,10 +210,9 @@ fn with_what_is_missing(error: PlanError, situation: &mut Situation<'_>, rules: 
             shortfall.shortfall = shortfall.needed - available;
             return PlanError::DoesNotFit(shortfall);
         }
-        return PlanError::Budget(format!(
-            "{}: no bytes hold one sequence of {} tokens; `{what}` is stated too small",
-            rules.name, shortfall.max_seq_len
-        ));
+        let length = shortfall.max_seq_len;
+        let said = format!("no bytes hold one sequence of {length} tokens; `{what}` is stated too small");
+        return PlanError::TooFew { engine: rules.name, said };
     };
     let mut too_few = available;
     while enough - too_few > 1 {

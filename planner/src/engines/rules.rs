@@ -36,6 +36,8 @@ pub(crate) struct EngineRules {
     pub(crate) consumes: &'static [&'static str],
     /// What of these rules changed, oldest first.
     pub(crate) changes: &'static [RuleChange],
+    /// Whether it groups the layers of all pipeline stages together.
+    pub(crate) divides_whole_models: bool,
     /// Whether what it captures of steps takes bytes beside those of a step.
     pub(crate) captures_apart: bool,
     /// Bytes of a logit while a token is chosen.

@@ -10,7 +10,8 @@ use crate::budget::Budget;
 use crate::engines::{EnginePrediction, Stored, Version};
 use crate::error::{EngineRefusal, PlanError};
 use crate::parallel::Parallel;
-use crate::plan::{CachePlan, Owner, PlannedResource, Pool, Unit};
+use crate::plan::{CachePlan, LedgerItem, LedgerLine, Owner, PlannedResource, Pool, Unit};
+use crate::size::ByteSize;
 
 /// A share of memory that leaves room for a driver and yet is larger than a plan's caches, so that they decide.
 const NOT_BINDING: f64 = 0.95;
@@ -166,6 +167,14 @@ impl<'a> Input<'a> {
 
     pub(crate) fn not_binding_fraction(why: &str) -> Sourced {
         Some((json!(NOT_BINDING), format!("not binding: {why}")))
+    }
+
+    /// The smallest device of which that share holds weights and caches; none where the weights are not known.
+    pub(crate) fn least_device(&self) -> Option<ByteSize> {
+        let held = |line: &&LedgerLine| matches!(line.name, LedgerItem::Weights | LedgerItem::DraftWeights);
+        let weights: Vec<u64> = self.plan.ledger.iter().filter(held).map(|line| line.bytes).collect();
+        let bytes = self.pools().map(|pool| pool.bytes).chain(weights.iter().copied()).fold(0, u64::saturating_add);
+        (!weights.is_empty()).then_some(ByteSize((bytes as f64 / NOT_BINDING).ceil() as u64))
     }
 
     /// What is missing where the engine gets no host tier.

@@ -100,8 +100,14 @@ impl CachePlan {
         not_expressed.extend(made_for.filter(|longest| limit > *longest).map(|longest| {
             format!("max_seq_len {limit} is longer than the {longest} tokens that the model was made for: engines refuse that unless they are told to allow it")
         }));
-        let told = dialect.told(&settings);
-        let admits = match input.predicted(told.clone()) {
+        let unknown =
+            input.parallel().pp > 1 && engine.is_some_and(|engine| engine.engine.rules().divides_whole_models);
+        not_expressed.extend(unknown.then(|| {
+            let name = dialect.name;
+            format!("what {name} admits with these values: it groups the layers of all pipeline stages, and a plan has those of one; `plan MODEL --as` says it")
+        }));
+        let told = Some(dialect.told(&settings)).filter(|_| !unknown);
+        let admits = match told.and_then(|told| input.predicted(told)) {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));
                 Some((prediction.sequences, prediction.notes.join("; ")))

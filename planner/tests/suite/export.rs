@@ -272,6 +272,37 @@ fn the_way_back_admits_what_the_plan_says_or_the_file_says_what_is_lost(
     }
 }
 
+/// vLLM groups the layers of all stages, of which a plan has those of one.
+#[test]
+fn what_is_admitted_by_the_layers_of_other_stages_is_not_said() {
+    let serving = Serving { parallel: Some(Parallel { pp: 2, ..Parallel::default() }), ..serving() };
+    let of = |name: &str| windowed().export(target(name), None, &serving).unwrap();
+    let export = of("vllm");
+    assert_eq!(export.admits, None);
+    assert!(export.not_expressed.iter().any(|gap| gap.contains("groups the layers of all pipeline stages")));
+    assert!(of("sglang").admits.is_some());
+}
+
+/// Windows get a share of their own in SGLang where nobody says.
+#[test]
+fn windows_that_no_sequence_outgrows_get_as_many_tokens() {
+    let model = Model::new("llama4", 2).with("a", 0, kv(8, 128)).with("b", 1, kv(8, 128));
+    let plan = model.request(&budget("max_seq_len = 4096\n[memory]\nbytes = '4GiB'")).plan().unwrap();
+    let arguments = arguments(target("sglang"), &newest(&plan, target("sglang")));
+    assert_eq!(arguments["swa-full-tokens-ratio"], 1.0);
+}
+
+#[test]
+fn a_share_that_may_bind_is_said_with_the_device_that_it_needs() {
+    let budget = budget("max_seq_len = 4096\n[memory]\nbytes = '24GiB'\nweights = '19GiB'");
+    let plan = nemotron_3_nano().request(&budget).plan().unwrap();
+    let export = newest(&plan, target("sglang"));
+    let caches: u64 = plan.pools.iter().map(|pool| pool.bytes).sum();
+    let least = ((19 << 30) + caches) as f64 / 0.95;
+    let least = cacheplan_planner::ByteSize(least.ceil() as u64);
+    assert!(export.text.contains(&format!("which then has {least} at least")), "{}", export.text);
+}
+
 #[test]
 fn tensorrt_llm_gets_a_window_per_layer_and_the_average_length() {
     let windowed = arguments(target("tensorrt-llm"), &newest(&windowed(), target("tensorrt-llm")));

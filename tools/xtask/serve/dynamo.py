@@ -16,11 +16,12 @@ TRTLLM = {
     "--max-beam-width": "--max_beam_width",
     "--free-gpu-memory-fraction": "--free_gpu_memory_fraction",
     "--revision": "--revision",
+    "--override-engine-args": "options",
 }
 # What changes caches, or what runs, in a way that is not planned.
 UNREAD = """
     --classify-worker --connector --embedding-worker --enable-attention-dp --gms-shadow-mode --image-diffusion-worker --modality
-    --override-engine-args --quant-algo --rerank-worker --video-generation-worker
+    --quant-algo --rerank-worker --video-generation-worker
 """.split()
 
 

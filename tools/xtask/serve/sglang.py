@@ -54,12 +54,13 @@ def of_field(field, constants, group):
         kind, values = "str", "0" if "True" in name_of(keywords["action"]) else value.get("nargs") or "1"
         said = constants.value(keywords["action"])
         values = "0" if said in ("store_true", "store_false") else values
-    json = name_of(keywords.get("type_parser", ast.Constant(None))) == "loads"
+    parser = name_of(keywords.get("type_parser", ast.Constant(None)))
+    special = {"loads": "json", "human_readable_int": "si_int"}.get(parser)
     return row(
         name,
         value.get("aliases") or [],
         values=values,
-        type="json" if json else kind if kind in ("int", "float", "bool") and "type_parser" not in keywords else "str",
+        type=special or (kind if kind in ("int", "float", "bool") and "type_parser" not in keywords else "str"),
         default=constants.value(field.value) if field.value is not None else None,
         choices=value.get("choices") or literal or [],
         group=group,
@@ -106,11 +107,12 @@ def of_call(call, constants, switches):
     action = keywords.get("action")
     flag = value.get("action") in ("store_true", "store_false") or "StoreTrue" in name_of(action) or name_of(action) in switches
     kind = name_of(keywords.get("type", ast.Constant(None)))
+    special = {"loads": "json", "human_readable_int": "si_int"}.get(kind)
     return row(
         first,
         [name for name in names if name != first],
         values="0" if flag else value.get("nargs") or "1",
-        type="bool" if flag else kind if kind in ("int", "float") else "json" if kind == "loads" else "str",
+        type="bool" if flag else special or (kind if kind in ("int", "float") else "str"),
         choices=value["choices"] if isinstance(value.get("choices"), list) else [],
         group="ServerArgs",
     )

@@ -18,6 +18,7 @@ class Fields:
 
     def __init__(self, modules):
         self.constants = Constants(modules)
+        self.takes_auto = any("human_readable_int_or_auto" in ast.dump(module) for module in modules)
         self.classes = {}
         for module in modules:
             for node in module.body:
@@ -87,7 +88,7 @@ class Fields:
         elif "int" in named:
             arguments["type"] = "human_int" if name in HUMAN else "int"
             if name == "max_model_len":
-                arguments["type"] = "human_int_or_auto"
+                arguments["type"] = "human_int_or_auto" if self.takes_auto else "human_int"
         elif "float" in named:
             arguments["type"] = "float"
         elif {"dict", "Dict"} & set(named):

@@ -3,5 +3,6 @@
 pub(crate) mod meaning;
 pub(crate) mod near;
 pub(crate) mod parse;
+pub(crate) mod si;
 pub(crate) mod table;
 pub(crate) mod values;

@@ -124,7 +124,9 @@ impl Grammar {
         if self.engine.engine.name() == "vllm"
             && let Some((level, next)) = optimization_level(words, at, self.named("-O").is_err())
         {
-            let flag = self.named("--optimization-level")?.0;
+            let Ok((flag, _)) = self.named("--optimization-level") else {
+                return self.level(parsed, level).map(|()| next);
+            };
             return self.put(parsed, Setting { flag, on: true, values: vec![level.to_owned()] }).map(|()| next);
         }
         let (name, stuck) = match word.split_once('=') {
@@ -219,6 +221,15 @@ impl Grammar {
         let said = format!("{name} prints something and ends, and no engine starts");
         let remedies = vec![Remedy::Drop(name.to_owned())];
         ServeError::Parser { program: program(self.engine.engine), said, remedies }
+    }
+
+    /// What a level is where no flag is called so: a part of the configuration of compilation, or all of it where that is no JSON yet.
+    fn level(&self, parsed: &mut Parsed, level: &str) -> Result<(), ServeError> {
+        let flag = self.named("-O")?.0;
+        match flag.kind {
+            Kind::Json => self.put_part(parsed, flag, "level", level),
+            _ => self.put(parsed, Setting { flag, on: true, values: vec![level.to_owned()] }),
+        }
     }
 
     fn no_value(&self, flag: &'static Flag) -> ServeError {
@@ -329,6 +340,14 @@ impl Grammar {
     /// What variables state, which flags stand above.
     fn variables(&self, env: &BTreeMap<String, String>, parsed: &mut Parsed) -> Result<(), ServeError> {
         for flag in &self.flags {
+            // Whatever a variable of the opposite says, it is that, and stands above the other.
+            let own = flag.env.filter(|name| !flag.negated.is_empty() && !name.contains("_NO_"));
+            let opposite =
+                own.and_then(|name| name.strip_prefix("LLAMA_ARG_")).map(|name| format!("LLAMA_ARG_NO_{name}"));
+            if opposite.is_some_and(|name| env.contains_key(&name)) {
+                self.put(parsed, Setting { flag, on: false, values: Vec::new() })?;
+                continue;
+            }
             let Some(value) = flag.env.and_then(|name| env.get(name)) else { continue };
             let truthy = ["1", "on", "true", "enabled"].contains(&value.as_str());
             let is_switch = flag.values == Arity::Exactly(0);
@@ -364,7 +383,7 @@ fn mended(kind: Kind, value: &str) -> Option<String> {
     let number =
         value.trim().trim_end_matches(|unit: char| unit.is_ascii_alphabetic() || unit == '%').replace([',', '_'], "");
     match kind {
-        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto => {
+        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto | Kind::SiInt => {
             let whole = human_int(&value.replace([',', '_'], ""))
                 .or_else(|| number.parse::<f64>().ok().filter(|number| *number >= 1.0).map(|number| number as i64))?;
             Some(whole.to_string())

@@ -48,6 +48,8 @@ pub(crate) enum Kind {
     HumanInt,
     /// The same, or `auto`.
     HumanIntOrAuto,
+    /// `32k` is 32,000, `32Ki` is 32,768.
+    SiInt,
     Float,
     Json,
 }
@@ -179,6 +181,7 @@ impl Kind {
             "int" => Self::Int,
             "human_int" => Self::HumanInt,
             "human_int_or_auto" => Self::HumanIntOrAuto,
+            "si_int" => Self::SiInt,
             "float" => Self::Float,
             "json" => Self::Json,
             _ => Self::Text,

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::si::si_int;
 use super::table::{Flag, Kind};
 
 /// What a value must be, in words; none where it is that.
@@ -11,7 +12,9 @@ pub(crate) fn refuses(flag: &Flag, value: &str) -> Option<String> {
     }
     let fits = match flag.kind {
         Kind::Switch | Kind::Text => true,
-        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto => whole(flag.kind, value).is_some(),
+        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto | Kind::SiInt => {
+            whole(flag.kind, value).is_some()
+        }
         Kind::Float => float(value).is_some(),
         Kind::Json => serde_json::from_str::<Value>(value).is_ok() || value.parse::<u8>().is_ok(),
     };
@@ -24,6 +27,7 @@ const fn expected(kind: Kind) -> &'static str {
         Kind::CInt => "a whole number between -2^31 and 2^31 - 1",
         Kind::HumanInt => "a whole number below 2^63, or one such as 32k (32,000) or 32K (32,768)",
         Kind::HumanIntOrAuto => "a whole number below 2^63, one such as 32k (32,000) or 32K (32,768), or auto",
+        Kind::SiInt => "a whole number, or one such as 32k (32,000) or 32Ki (32,768)",
         Kind::Float => "a number",
         Kind::Json => "JSON",
         Kind::Switch | Kind::Text => "a text",
@@ -35,6 +39,7 @@ pub(crate) fn whole(kind: Kind, value: &str) -> Option<i64> {
     match kind {
         Kind::Int => python_int(value),
         Kind::CInt => stoi(value),
+        Kind::SiInt => si_int(value),
         Kind::HumanIntOrAuto if is_auto(value) => Some(-1),
         _ => human_int(value),
     }

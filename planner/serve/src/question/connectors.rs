@@ -74,10 +74,25 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     Ok(())
 }
 
+/// What a server is to others, which must be stated (`KVTransferConfig.__post_init__` of 0.33.0).
+fn role(question: &Question, config: &Value) -> Result<(), ServeError> {
+    const ROLES: [&str; 3] = ["kv_producer", "kv_consumer", "kv_both"];
+    let role = config.get("kv_role").filter(|role| !role.is_null());
+    let said = match role.map(|role| role.as_str().filter(|role| ROLES.contains(role))) {
+        Some(Some(_)) => return Ok(()),
+        Some(None) => format!("Unsupported kv_role: {}.", role.unwrap_or(&Value::Null)),
+        None if config.get("kv_connector").is_none() => return Ok(()),
+        None => "Please specify kv_role when kv_connector is set.".to_owned(),
+    };
+    let roles = ROLES.join(", ");
+    Err(question.refused(format!("{said} Supported roles are {roles}"), [Remedy::Remove(FLAG)]))
+}
+
 /// The names of the connectors; of several behind one those.
 fn names(question: &Question) -> Result<Vec<String>, ServeError> {
     let mut names = Vec::new();
     if let Some(config) = question.object(FLAG)?.map(Value::Object) {
+        role(question, &config)?;
         let name = |config: &Value| config.get("kv_connector").and_then(Value::as_str).map(str::to_owned);
         match name(&config).as_deref() {
             Some("MultiConnector") => {

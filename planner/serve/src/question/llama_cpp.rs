@@ -230,6 +230,11 @@ const DRAFTED: u64 = 3;
 /// What drafts, and how many tokens: states are kept once more for each that a model drafts, and never for those from the text.
 fn drafts(question: &mut Question) -> Result<(), ServeError> {
     const TYPE: &str = "--spec-type";
+    const MODEL: &str = "--model-draft";
+    if question.flag(MODEL).is_some() {
+        let why = "the context of a model that drafts was not read";
+        return Err(ServeError::unread(MODEL, why, [Remedy::Remove(MODEL)]));
+    }
     let Some(kinds) = question.value(TYPE).map(str::to_owned) else { return Ok(()) };
     let from_text = |kind: &&str| *kind == "none" || kind.starts_with("ngram");
     let Some(kind) = kinds.split(',').map(str::trim).find(|kind| !from_text(kind)) else { return Ok(()) };

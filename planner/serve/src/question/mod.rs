@@ -21,13 +21,14 @@ use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{
-    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, Parallel, PlanRequest, Stated,
+    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, Parallel, PlanError, PlanRequest,
+    Stated,
 };
 use cacheplan_transforms::Model;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::dynamo;
+use crate::dynamo::{self, Rewritten};
 use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::{Parsed, Setting, parse, program};
@@ -104,6 +105,8 @@ pub struct Question {
     model_type: String,
     pub(crate) parsed: Parsed,
     pub(crate) env: BTreeMap<String, String>,
+    /// Options of TensorRT-LLM's file, of which some are looked at with the model.
+    config: Vec<(String, String)>,
     devices: Option<Devices>,
     /// Why the device that a manifest names is none that is known.
     unknown_device: Option<BadDevice>,
@@ -160,10 +163,14 @@ impl Question {
         let Program { engine, start } = Program::of(launch, options.version.as_deref())?;
         let env = launch.env.clone();
         let known = flags(engine.engine, engine.version);
-        let mut words = dynamo::rewritten(&launch.words, start, &known)?;
+        let Rewritten { mut words, options: above } = dynamo::rewritten(&launch.words, start, &known)?;
         // In front, so that what the command says itself wins.
-        let (config, stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
+        let (config, mut stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
         words.splice(start..start, config);
+        let (config, more) = tensorrt_llm::settings(&above, engine.engine, &known)?;
+        words.extend(config);
+        stated.extend(more);
+        let config = launch.config.iter().cloned().chain(above).collect();
         let parsed = parse(engine, &words, start, &env)?;
         part::refuse_whole(launch, options.devices.as_ref())?;
         let named = launch.device.as_deref().map(str::parse::<Devices>);
@@ -186,6 +193,7 @@ impl Question {
             model_type: String::new(),
             parsed,
             env,
+            config,
             devices,
             unknown_device,
             gpus: launch.gpus.into_iter().chain(visible(&launch.env)).min(),
@@ -430,6 +438,19 @@ impl Question {
         ServeError::Engine { engine: self.engine.engine, said: said.into(), remedies: remedies.into_iter().collect() }
     }
 
+    /// What the engine says of a count that is stated too small, with the flags of counts as what may be left out.
+    pub(crate) fn without_counts(&self, error: ServeError) -> ServeError {
+        const COUNTS: [&str; 4] =
+            ["--max-total-tokens", "--num-gpu-blocks-override", "--max-mamba-cache-size", "--swa-full-tokens-ratio"];
+        match error {
+            ServeError::Plan(PlanError::TooFew { said, .. }) => {
+                let stated = COUNTS.into_iter().filter(|flag| self.flag(flag).is_some());
+                self.refused(said, stated.map(Remedy::Remove).collect::<Vec<_>>())
+            }
+            error => error,
+        }
+    }
+
     /// The limits that the engine starts with for the model, and all that the command says as a question to the planner.
     ///
     /// # Errors
@@ -452,8 +473,8 @@ impl Question {
             "tensorrt-llm" => tensorrt_llm::settle,
             _ => llama_cpp::settle,
         };
-        let (limits, fits_length) = settle(&mut self, model)?;
         self.model_type.clone_from(&model.info().model_type);
+        let (limits, fits_length) = settle(&mut self, model)?;
         above::refuse_unconsumed(&self)?;
         let engine = self.engine.engine.name();
         let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
@@ -516,6 +537,16 @@ impl Question {
         let kept = [("dtypes.kv", has_pages), ("dtypes.ssm", has_states), ("dtypes.conv", has_convs)];
         self.stated.retain(|stated| !kept.iter().any(|(key, has)| stated.key == *key && !has));
         Ok(())
+    }
+
+    /// A variable that divides layers over pipeline stages otherwise than they are planned.
+    pub(crate) fn refuse_partition(&self, variable: &'static str, stages: &str) -> Result<(), ServeError> {
+        let several = self.count(stages).unwrap_or(1) > 1;
+        if !several || !self.env.contains_key(variable) {
+            return Ok(());
+        }
+        let why = "stages of other layers than the engine's own division gives are not planned".to_owned();
+        Err(ServeError::NotHandled { flag: variable.into(), why, remedies: Vec::new() })
     }
 
     pub(crate) fn device(&self) -> Option<&cacheplan_planner::DeviceInfo> {
@@ -596,7 +627,7 @@ fn visible(env: &BTreeMap<String, String>) -> Option<u32> {
 fn number(setting: &Setting) -> String {
     let value = setting.value();
     match setting.flag.kind {
-        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto => {
+        Kind::Int | Kind::CInt | Kind::HumanInt | Kind::HumanIntOrAuto | Kind::SiInt => {
             setting.whole().map_or(value.to_owned(), |count| count.to_string())
         }
         Kind::Float => float(value).map_or(value.to_owned(), |number| format!("{number:?}")),

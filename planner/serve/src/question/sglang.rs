@@ -1,5 +1,8 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
+mod pages;
+mod states;
+
 use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::sglang::RUNNING_WITH_DRAFTS;
@@ -46,6 +49,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let max_num_tokens = chunk(question, &defaults);
     // Each replica takes a part of a step.
     let max_num_tokens = (max_num_tokens / replicas).max(1);
+    let cuts = question.flag(CHUNK).is_none_or(|setting| setting.whole().is_some_and(|tokens| tokens > 0));
+    pages::settle(question, model, cuts.then_some(max_num_tokens))?;
+    states::settle(question)?;
+    question.refuse_partition("SGLANG_PP_LAYER_PARTITION", "--pp-size")?;
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", max_num_tokens);
     question.default_of("engine.prefix_caching", true);

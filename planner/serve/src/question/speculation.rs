@@ -1,9 +1,11 @@
 //! What drafts for vLLM, by its speculative config and the shortcuts to it.
 
-use cacheplan_planner::ModelCaches;
+use cacheplan_handlers::Growth;
+use cacheplan_planner::{ModelCaches, PlanRequest};
 use serde_json::Value;
 
 use super::Question;
+use super::vllm::words;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -29,6 +31,7 @@ fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
         let number = setting.whole().filter(|_| key == "num_speculative_tokens");
         config.insert(key.to_owned(), number.map_or_else(|| Value::from(setting.value()), Value::from));
     }
+    words::speculative(question, &config)?;
     Ok((!config.is_empty()).then_some(Value::Object(config)))
 }
 
@@ -43,7 +46,7 @@ const DSPARK_LAYERS: u64 = 3;
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const FLAG: &str = "--speculative-config";
     let Some(config) = speculative(question)? else { return Ok(()) };
-    let Some(tokens) = config.get("num_speculative_tokens").and_then(Value::as_u64).filter(|tokens| *tokens > 0) else {
+    let Some(tokens) = config.get("num_speculative_tokens").and_then(words::whole).filter(|tokens| *tokens > 0) else {
         let said = "num_speculative_tokens must be provided with speculative config unless the draft model config contains an n_predict parameter.";
         return Err(question.refused(said, [Remedy::Remove(FLAG)]));
     };
@@ -55,7 +58,16 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     question.default_of("speculation.draft_tokens", tokens);
     match method(&config) {
         // `deepseek_mtp`, `qwen3_5_mtp` and their like are names of one method.
-        name if name == "mtp" || name.ends_with("_mtp") => question.default_of("speculation.mtp_layers", 1),
+        name if name == "mtp" || name.ends_with("_mtp") => {
+            let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+            let is_full = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
+            // Those that predict are like its full attention, which every model with such layers has.
+            if !caches.iter().any(|cache| is_full(cache.handler.growth())) {
+                let said = format!("Unsupported speculative method: '{name}'");
+                return Err(question.refused(said, [Remedy::Remove(FLAG), Remedy::Remove("--spec-method")]));
+            }
+            question.default_of("speculation.mtp_layers", 1);
+        }
         "ngram" | "suffix" => {}
         _ if config.get("model").is_some() => {}
         "dspark" if model.info().model_type.starts_with("deepseek_v4") => {

@@ -1,8 +1,8 @@
 //! TensorRT-LLM's own flags and defaults, as `commands/serve.py` has them.
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::FlagMeaning;
-use cacheplan_planner::{Engine, ModelCaches, Override};
+use cacheplan_planner::{Engine, ModelCaches, Override, PlanRequest};
 
 use super::{Limits, Question, overrides};
 use crate::error::ServeError;
@@ -38,6 +38,10 @@ const OF_NO_CACHE: [&str; 18] = [
     "torch_compile_config",
 ];
 
+/// Keys that are looked at with the model.
+const WINDOWS: &str = "kv_cache_config.max_attention_window";
+const MEAN: &str = "kv_cache_config.avg_seq_len";
+
 /// The settings of a file of options as the flags that say the same, and those that no flag says.
 pub(super) fn settings(
     config: &[(String, String)],
@@ -65,7 +69,7 @@ pub(super) fn settings(
 fn of_key(key: &str, value: &str, engine: Engine) -> Result<Option<Override>, ServeError> {
     let begins = |known: &&str| key.strip_prefix(*known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
     let is_off = key == "enable_attention_dp" && value == "false";
-    if is_off || OF_NO_CACHE.iter().any(begins) {
+    if is_off || [WINDOWS, MEAN].contains(&key) || OF_NO_CACHE.iter().any(begins) {
         return Ok(None);
     }
     let of = |path: &str, value: String| Ok(Some(Override::by_flag(path, value, key)));
@@ -103,6 +107,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             "Specified max_seq_len={stated} is larger than what the model can support ({most}). Setting max_seq_len to {most}"
         ));
     }
+    windows(question, model, max_seq_len)?;
+    mean(question, model)?;
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let tp = size("--tensor_parallel_size");
     let ranks = tp.saturating_mul(size("--pipeline_parallel_size"));
@@ -132,6 +138,38 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     Ok((Limits { max_seq_len, max_batch_size: Some(batch), max_num_tokens }, false))
 }
 
+/// Windows that are stated layer by layer, the list anew behind its end: the model's own change nothing.
+fn windows(question: &Question, model: &ModelCaches, longest: u64) -> Result<(), ServeError> {
+    let Some(value) = option(question, WINDOWS).filter(|value| *value != "null") else { return Ok(()) };
+    let stated: Vec<u64> = serde_json::from_str(value).unwrap_or_default();
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let own = caches.iter().filter_map(|cache| match cache.handler.growth() {
+        Growth::Paged { window, .. } => Some(window.map_or(longest, u64::from).min(longest)),
+        _ => None,
+    });
+    let same = own.zip(stated.iter().cycle()).all(|(own, stated)| own == *stated.min(&longest));
+    match same && !stated.is_empty() {
+        true => Ok(()),
+        false => Err(unread(WINDOWS, "windows other than the model's own are not planned".into())),
+    }
+}
+
+/// The mean length by which bytes are divided between states and pages.
+fn mean(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let Some(value) = option(question, MEAN).filter(|value| *value != "null").map(str::to_owned) else { return Ok(()) };
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    if caches.iter().any(|cache| cache.handler.is_state()) {
+        question.notes.push(format!(
+            "{MEAN} {value} divides bytes between states and pages; counted are states for the largest batch, and pages of the rest"
+        ));
+    }
+    Ok(())
+}
+
+fn option<'a>(question: &'a Question, key: &str) -> Option<&'a str> {
+    question.config.iter().rev().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -153,7 +191,7 @@ mod tests {
         assert_eq!(of("max_batch_size", "8").unwrap(), ["--max_batch_size", "8"]);
         assert_eq!(of("enable_chunked_prefill", "true").unwrap(), ["--enable_chunked_prefill"]);
         assert!(of("enable_chunked_prefill", "false").unwrap().is_empty());
-        let error = of("kv_cache_config.max_attention_window", "[1024]").unwrap_err().to_string();
-        assert!(error.contains("kv_cache_config.max_attention_window"), "{error}");
+        let error = of("kv_cache_config.pool_ratio", "[1.0]").unwrap_err().to_string();
+        assert!(error.contains("kv_cache_config.pool_ratio"), "{error}");
     }
 }

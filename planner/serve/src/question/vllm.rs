@@ -5,10 +5,11 @@ mod batch;
 mod drafter;
 mod dtype;
 mod memory;
+pub(super) mod words;
 
 use std::ops::Range;
 
-use cacheplan_handlers::ResourceHandler;
+use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
@@ -27,7 +28,8 @@ const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 
 
 /// What its configuration refuses of words that its parser takes.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
-    dtype::name(question)
+    dtype::name(question)?;
+    words::backend(question)
 }
 
 /// What it asks of caches once they are known: that they have kernels, and how many blocks they must have at least.
@@ -51,6 +53,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         // It has one kind of block.
         question.default_of("engine.hybrid_kv_cache", false);
     }
+    variables(question, model)?;
     parallel(question, model)?;
     let batch = batch::batch(question, model, max_seq_len)?;
     question.default_of("max_seq_len", max_seq_len);
@@ -75,6 +78,19 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }
     Ok((Limits { max_seq_len, ..batch }, fits_length))
+}
+
+/// Variables that change what caches are, by what `distributed/utils.py` and `config/model.py` of 0.33.0 make of them.
+fn variables(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
+    const WITHOUT_LATENTS: &str = "VLLM_MLA_DISABLE";
+    question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
+    let is_off = question.env.get(WITHOUT_LATENTS).is_some_and(|value| value.trim().parse::<i64>() != Ok(0));
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    if is_off && caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged) {
+        let why = "keys and values in full in place of latents are not planned".to_owned();
+        return Err(ServeError::NotHandled { flag: WITHOUT_LATENTS.into(), why, remedies: Vec::new() });
+    }
+    Ok(())
 }
 
 /// What turned the grouping of layers off in older versions.

@@ -94,6 +94,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         (WINDOWS, "windows keep cells for themselves alone"),
         (OWN_CELLS, "parallel sequences have cells of their own; before they shared them"),
     ],
+    divides_whole_models: false,
     captures_apart: false,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,

@@ -69,6 +69,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         (SIZES_WINDOWS_BY_REQUESTS, "without prefix caching windows get what the stated batch holds at worst"),
         (INDEXES_WHERE_CHOSEN, "only latents with an indexer of their own have an index"),
     ],
+    divides_whole_models: false,
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,
@@ -271,7 +272,8 @@ fn started(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     // The floor below which no prefill is ever admitted.
     let floor = window.map(|window| u128::from(reach(window)) + u128::from(page));
     if of_requests.is_none() && floor.zip(window_tokens).is_some_and(|(floor, tokens)| floor >= tokens) {
-        return Err(situation.does_not_fit("swa_full_tokens_ratio"));
+        let by_count = tokens == stated.map(whole_pages) && situation.options.window_ratio.is_none();
+        return Err(situation.does_not_fit(if by_count { "max_total_tokens" } else { "swa_full_tokens_ratio" }));
     }
 
     let demand = |window| Demand::new(Growth::Paged { stride: 1, window }, 1, page, load);

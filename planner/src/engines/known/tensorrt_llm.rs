@@ -33,6 +33,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     forms_entries: false,
     consumes: &["block_size", "state_slots"],
     changes: &[],
+    divides_whole_models: false,
     captures_apart: true,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,

@@ -81,6 +81,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "hybrid_kv_cache",
     ],
     changes: &changes::CHANGES,
+    divides_whole_models: true,
     captures_apart: true,
     logit_bytes: |version| if version < SAMPLES_UNSORTED { SORTED_LOGIT } else { UNSORTED_LOGIT },
     chunks_delta_rules: true,

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::super::{Limits, Question, overrides};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
+use crate::flags::table::Kind;
 use crate::flags::values::is_auto;
 use crate::remedy::Remedy;
 
@@ -22,7 +23,8 @@ const KNOWS_ONLY_TEXT: Version = Version(0, 27, 0);
 pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, bool), ServeError> {
     const FLAG: &str = "--max-model-len";
     let derived = overrides::longest(question, "--hf-overrides", model)?;
-    let auto = question.flag(FLAG).is_some_and(|setting| is_auto(setting.value()));
+    let takes_auto = |setting: &&Setting| setting.flag.kind == Kind::HumanIntOrAuto;
+    let auto = question.flag(FLAG).filter(takes_auto).is_some_and(|setting| is_auto(setting.value()));
     match (question.count(FLAG), derived) {
         (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
         (Some(stated), Some(derived)) if stated > derived && overrides::is_stated(model) && !allows_long(question) => {

@@ -1,6 +1,6 @@
 //! Slots for states, and copies of states at each drafted token beside them (`handle_max_mamba_cache`).
 
-use super::{STATE_RATIO_MILLIONTHS, ratio};
+use super::STATE_RATIO_MILLIONTHS;
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 use crate::error::PlanError;
@@ -50,9 +50,8 @@ pub(super) fn each(situation: &Situation<'_>) -> u64 {
 pub(super) fn slots(situation: &Situation<'_>, per_slot: u64, each: u64) -> Result<u64, PlanError> {
     if let Some(slots) = situation.options.state_slots {
         if slots < each {
-            return Err(PlanError::Budget(format!(
-                "`engine.state_slots` (--state-slots) is {slots}, and sglang takes {each} for each running request"
-            )));
+            let said = format!("{slots} slots for states are stated, and each running request takes {each}");
+            return Err(PlanError::TooFew { engine: super::RULES.name, said });
         }
         return Ok(slots);
     }
@@ -64,7 +63,7 @@ pub(super) fn slots(situation: &Situation<'_>, per_slot: u64, each: u64) -> Resu
         None if !shares => return Ok(UNSTATED),
         _ => {}
     }
-    let ratio = ratio(situation.options.state_ratio, STATE_RATIO_MILLIONTHS);
+    let ratio = situation.options.state_ratio.map_or(STATE_RATIO_MILLIONTHS, |ratio| ratio.millionths().into());
     let (drafts, each, per_slot) = (u128::from(situation.draft_tokens), u128::from(each), u128::from(per_slot));
     let bytes = u128::from(situation.bytes()?);
     let bytes = match copies_beside(situation) {

@@ -1,0 +1,70 @@
+//! Names and keys that vLLM's configuration looks at behind its parser, as 0.33.0 has them; older versions know others.
+
+use cacheplan_planner::engines::Version;
+use serde_json::{Map, Value};
+
+use super::super::Question;
+use crate::error::ServeError;
+use crate::flags::parse::Setting;
+use crate::remedy::Remedy;
+
+/// The version of these lists.
+const READ: Version = Version(0, 33, 0);
+
+/// `AttentionBackendEnum`.
+const BACKENDS: &str = "AUTO FLASH_ATTN FLASH_ATTN_DIFFKV TRITON_ATTN TRITON_ATTN_DIFFKV TRITON_FLASH_ATTN ROCM_ATTN ROCM_SEGMENTED_ATTN \
+    ROCM_AITER_MLA ROCM_AITER_TRITON_MLA ROCM_AITER_FA ROCM_AITER_MLA_SPARSE XPU_MLA_SPARSE TORCH_SDPA FLASHINFER TRITON_FLASHINFER \
+    FLASHINFER_MLA TOKENSPEED_MLA FLASHINFER_MLA_SPARSE FLASHINFER_MLA_SPARSE_SM120 FLASHINFER_MLA_SPARSE_SM90 TRITON_MLA CUTLASS_MLA \
+    FLASHMLA FLASHMLA_SPARSE FLASHMLA_SPARSE_DSV4 FLASHINFER_MLA_SPARSE_DSV4 ROCM_FLASHMLA_SPARSE_DSV4 FLASHMLA_SPARSE_DSV41 \
+    FLASHINFER_MLA_SPARSE_DSV41 ROCM_FLASHMLA_SPARSE_DSV41 FLASHMLA_MEGA_ATTN_DSV41 B12X FLASH_ATTN_MLA FLASH_ATTN_MLA_SPARSE \
+    FLASH_ATTN_MLA_SPARSE_FA4 MINIMAX_M3_SPARSE CUTLASS_MSA TRITON_MSA STEP5_DSA NO_ATTENTION FLEX_ATTENTION HPC_ATTN \
+    ROCM_AITER_UNIFIED_ATTN CPU_ATTN CPU_MLA AMX_MLA TURBOQUANT ROCM_OCTAVE ULTRAQUANT CUSTOM";
+
+/// Fields of `SpeculativeConfig`.
+const SPECULATIVE: &str = "enforce_eager num_speculative_tokens model method draft_tensor_parallel_size tensor_parallel_size quantization \
+    moe_backend attention_backend kv_cache_dtype max_model_len revision code_revision index_share_for_mtp_iteration \
+    disable_padded_drafter_batch disable_eagle_block_drop disable_lookahead_block_hashes draft_lm_head_quantization \
+    use_local_argmax_reduction use_heterogeneous_vocab prompt_lookup_max prompt_lookup_min parallel_drafting target_model_config \
+    target_parallel_config num_speculative_tokens_per_batch_size draft_model_config draft_parallel_config suffix_decoding_max_tree_depth \
+    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_min_token_prob draft_load_config \
+    rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length enable_adaptive_verification draft_sample_method";
+
+fn lists(all: &str, word: &str) -> bool {
+    all.split_whitespace().any(|known| known == word)
+}
+
+/// Kernels that it does not know.
+pub(super) fn backend(question: &Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--attention-backend";
+    let unknown = |word: &&str| question.engine.version >= READ && !lists(BACKENDS, &word.to_uppercase());
+    match question.flag(FLAG).map(Setting::value).filter(unknown) {
+        Some(word) => Err(question.refused(format!("Unknown attention backend: '{word}'."), [Remedy::Remove(FLAG)])),
+        None => Ok(()),
+    }
+}
+
+/// Keys of a speculative config that it does not know, and ranks over which it divides no draft model.
+pub(in super::super) fn speculative(question: &Question, config: &Map<String, Value>) -> Result<(), ServeError> {
+    const FLAG: &str = "--speculative-config";
+    const RANKS: &str = "draft_tensor_parallel_size";
+    if let Some(key) = config.keys().find(|key| question.engine.version >= READ && !lists(SPECULATIVE, key)) {
+        let said = format!("1 validation error for SpeculativeConfig: {key}: Unexpected keyword argument");
+        return Err(question.refused(said, [Remedy::Remove(FLAG)]));
+    }
+    let ranks = config.get(RANKS).and_then(whole);
+    let own = question.count("--tensor-parallel-size").unwrap_or(1);
+    match ranks.filter(|ranks| *ranks != 1 && *ranks != own) {
+        Some(ranks) => {
+            let said = format!(
+                "speculative_{RANKS}={ranks} cannot be other value than 1 or target model tensor_parallel_size"
+            );
+            Err(question.refused(said, [Remedy::Remove(FLAG)]))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A whole number as its configuration takes one, also as a text.
+pub(in super::super) fn whole(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())
+}
