@@ -49,7 +49,7 @@ impl Launch {
         }
         let known = flags(engine.engine, engine.version);
         let mut words = self.words.clone();
-        let said = parse(engine, &dynamo::rewritten(&words, start, &known)?, start, &self.env)?.settings;
+        let said = parse(engine, &dynamo::rewritten(&words, start, &known)?.words, start, &self.env)?.settings;
         let alone = Layout::alone(1, 1, Dtypes::default());
         for (flag, layout) in
             [(kv.0, Layout { kv_dtype: kv.1, ..alone }), (state.0, Layout { state_dtype: state.1, ..alone })]

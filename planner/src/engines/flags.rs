@@ -348,7 +348,7 @@ fn max_total_tokens(input: &Input<'_>) -> Sourced {
 
 /// SGLang's pool of windows beside that of full attention, for which it has a share of its own where nobody says.
 fn window_ratio(input: &Input<'_>) -> Sourced {
-    if !rules::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str()) {
+    if !sglang::WITH_WINDOWS.contains(&input.plan.model.model_type.as_str()) {
         return None;
     }
     let least = full(input).map(tokens).min()?;

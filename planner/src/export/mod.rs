@@ -106,8 +106,9 @@ impl CachePlan {
             let name = dialect.name;
             format!("what {name} admits with these values: it groups the layers of all pipeline stages, and a plan has those of one; `plan MODEL --as` says it")
         }));
-        let told = Some(dialect.told(&settings)).filter(|_| !unknown);
-        let admits = match told.and_then(|told| input.predicted(told)) {
+        let told = dialect.told(&settings);
+        let predicted = if unknown { None } else { input.predicted(told.clone()) };
+        let admits = match predicted {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));
                 Some((prediction.sequences, prediction.notes.join("; ")))

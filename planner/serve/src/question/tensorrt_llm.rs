@@ -150,7 +150,7 @@ fn windows(question: &Question, model: &ModelCaches, longest: u64) -> Result<(),
     let same = own.zip(stated.iter().cycle()).all(|(own, stated)| own == *stated.min(&longest));
     match same && !stated.is_empty() {
         true => Ok(()),
-        false => Err(unread(WINDOWS, "windows other than the model's own are not planned".into())),
+        false => Err(ServeError::unread(WINDOWS, "windows other than the model's own are not planned", [])),
     }
 }
 
