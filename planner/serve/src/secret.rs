@@ -164,7 +164,7 @@ impl Watch {
 /// The words of a command without the secrets in them.
 pub(crate) fn hidden(words: &[String]) -> Vec<Cow<'_, str>> {
     let mut watch = Watch::of(words);
-    let shown = |word: &'_ String| match watch.sees(word) {
+    let shown = |word: &String| match watch.sees(word) {
         Hides::All => Some(HIDDEN.to_owned()),
         Hides::Value => Some(hidden_behind(word)),
         Hides::Nothing => (has_key(word) || has_secret_member(word)).then(|| HIDDEN.to_owned()),
