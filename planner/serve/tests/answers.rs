@@ -538,7 +538,7 @@ fn buffers_stand_for_the_size_that_a_log_leaves_out() {
 fn a_default_that_depends_on_the_device_is_not_judged_without_one() {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures");
     let log = std::fs::read(format!("{fixtures}/logs/vllm-0.19.0-qwen3.5-9b.log")).unwrap();
-    let log = EngineLog::read(&log, None).unwrap();
+    let log = EngineLog::read(log.as_slice(), None).unwrap();
     let models = models("Qwen__Qwen3.5-9B");
     let check = |command: &str| CommandCheck::of(&launch(command), &models, &Options::default(), &log).unwrap();
     assert_eq!(check("vllm serve m").drifting(), [""; 0]);
