@@ -33,7 +33,7 @@ fn values(key: &BudgetKey) -> Vec<String> {
         Values::Count(..) => vec!["3".into()],
         Values::Tokens(..) => vec!["512".into()],
         Values::Bytes => vec!["'79GiB'".into()],
-        Values::Fraction => vec!["0.37".into()],
+        Values::Fraction | Values::Ratio => vec!["0.37".into()],
         Values::DType => vec!["'f8_e4m3'".into()],
         Values::Choice(names) => names.iter().map(|(name, _)| format!("'{name}'")).collect(),
         Values::Switch => vec!["true".into(), "false".into()],
