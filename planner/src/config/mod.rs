@@ -238,7 +238,7 @@ fn set(table: &mut Table, change: &Override) -> Result<(), BudgetError> {
     }
     let mut told = value(&change.value);
     // Lengths in one number are always that many.
-    let is_lengths = |key: &&BudgetKey| key.path == change.key && key.values == Values::Lengths;
+    let is_lengths = |key: &&BudgetKey| key.path == change.key && matches!(key.values, Values::Lengths);
     if told.is_integer() && BudgetKey::all().iter().any(|key| is_lengths(&key)) {
         told = Value::Table(Table::from_iter([("fixed".to_owned(), told)]));
     }
