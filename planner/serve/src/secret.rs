@@ -230,7 +230,7 @@ mod tests {
     #[case(&["--x", r#"{"n": "api_key"}"#, "--t", "-1"], &["--x", r#"{"n": "api_key"}"#, "--t", "-1"])]
     #[case(&["llama-server", "-hft", "a", "-np", "2"], &["llama-server", "-hft", "<hidden>", "-np", "2"])]
     #[case(&["llama-server", "-hf", "a"], &["llama-server", "-hf", "a"])]
-    #[case(&["llama-server", "--api-key", "-a"], &["llama-server", "--api-key", "<hidden>"])]
+    #[case(&["llama-server", "--api-key", "-sesame"], &["llama-server", "--api-key", "<hidden>"])]
     #[case(&["llama-server", "--hf-token", "-hf", "a"], &["llama-server", "--hf-token", "-hf", "a"])]
     #[case(&["vllm", "serve", "m", "--api-k=a"], &["vllm", "serve", "m", "--api-k=<hidden>"])]
     #[case(&["vllm", "serve", "m", "--hf_tok", "a"], &["vllm", "serve", "m", "--hf_tok", "<hidden>"])]

@@ -170,7 +170,7 @@ const VLLM: [&str; 5] =
 
 /// A key of a file as vLLM turns it into words.
 pub(super) fn flag(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Result<(), ManifestError> {
-    if secret::is_secret_flag(None, &format!("--{key}")) {
+    if secret::is_secret(key) {
         words.extend([format!("--{key}"), HIDDEN.to_owned()]);
         return Ok(());
     }
