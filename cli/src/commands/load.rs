@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::{
-    Budget, BudgetError, CachePlan, Config, DeviceInfo, Devices, EngineSpec, ForwardProfile, MeasuredLedger, Override,
+    BudgetError, CachePlan, Config, DeviceInfo, Devices, EngineSpec, ForwardProfile, MeasuredLedger, Override,
     PlanError, PlanRequest, Stated,
 };
 use cacheplan::runtime::SessionOptions;
@@ -284,7 +284,7 @@ impl Reading {
         request = engine.into_iter().fold(request, PlanRequest::for_engine);
         if self.budget.finds_length() {
             let longest = request.longest_sequence().map_err(refused)?;
-            let limit = match request.info().max_position_embeddings {
+            let limit = match request.model().info().max_position_embeddings {
                 Some(most) if most == longest => "the longest that the model was made for, and fits",
                 _ => "the longest that fits",
             };

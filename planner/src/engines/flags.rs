@@ -352,9 +352,7 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
         return None;
     }
     let least = full(input).map(tokens).min()?;
-    let Some(window) = windows(input).max_by_key(|pool| tokens(pool)) else {
-        return Some((json!(1.0), "no sequence of the plan outgrows a window".into()));
-    };
+    let window = windows(input).max_by_key(|pool| tokens(pool))?;
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
     let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1)));
     let ratio = (millionths <= 1_000_000).then_some(millionths as f64 / 1e6)?;

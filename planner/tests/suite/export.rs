@@ -283,15 +283,6 @@ fn what_is_admitted_by_the_layers_of_other_stages_is_not_said() {
     assert!(of("sglang").admits.is_some());
 }
 
-/// Windows get a share of their own in SGLang where nobody says.
-#[test]
-fn windows_that_no_sequence_outgrows_get_as_many_tokens() {
-    let model = Model::new("llama4", 2).with("a", 0, kv(8, 128)).with("b", 1, kv(8, 128));
-    let plan = model.request(&budget("max_seq_len = 4096\n[memory]\nbytes = '4GiB'")).plan().unwrap();
-    let arguments = arguments(target("sglang"), &newest(&plan, target("sglang")));
-    assert_eq!(arguments["swa-full-tokens-ratio"], 1.0);
-}
-
 #[test]
 fn a_share_that_may_bind_is_said_with_the_device_that_it_needs() {
     let budget = budget("max_seq_len = 4096\n[memory]\nbytes = '24GiB'\nweights = '19GiB'");

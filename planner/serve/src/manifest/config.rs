@@ -168,6 +168,15 @@ const TENSORRT_LLM: [&str; 8] = [
 const VLLM: [&str; 5] =
     ["max-model-len", "gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "served-model-name"];
 
+/// A keyword of `LLM`, which also says what is off.
+pub(super) fn keyword(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Result<(), ManifestError> {
+    match &value.node.value {
+        Value::Text { text, plain: true } if truth(text) == Some(false) => words.push(format!("--no-{key}")),
+        _ => flag(key, value, words)?,
+    }
+    Ok(())
+}
+
 /// A key of a file as vLLM turns it into words.
 pub(super) fn flag(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Result<(), ManifestError> {
     if secret::is_secret(key) {

@@ -80,7 +80,7 @@ fn engine(config: &Spot<'_>, title: &str) -> Result<Launch, ManifestError> {
         words.extend(["--served-model-name".to_owned(), id]);
     }
     for (key, value) in config.map("engine_kwargs")? {
-        config::flag(&key.replace('_', "-"), &value, &mut words)?;
+        config::keyword(&key.replace('_', "-"), &value, &mut words)?;
     }
     let mut variables = Variables::default();
     if let Some(environment) = config.get("runtime_env") {
