@@ -2,7 +2,10 @@
 
 use cacheplan_planner::Engine;
 
-use crate::words::base;
+/// The name of a program, of Windows too.
+pub(crate) fn base(word: &str) -> &str {
+    word.rsplit(['/', '\\']).next().unwrap_or("").trim_end_matches(".exe")
+}
 
 /// The engine that words start, and the place of its first argument.
 pub(crate) fn started(words: &[String]) -> Option<(Engine, usize)> {

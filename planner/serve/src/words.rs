@@ -12,11 +12,6 @@ pub(crate) fn assignment(word: &str) -> Option<(&str, &str)> {
     is_name.then_some((name, value))
 }
 
-/// The name of a program, of Windows too.
-pub(crate) fn base(word: &str) -> &str {
-    word.rsplit(['/', '\\']).next().unwrap_or("").trim_end_matches(".exe")
-}
-
 /// Writes words as a shell reads them.
 pub fn line(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<String>>().join(" ")

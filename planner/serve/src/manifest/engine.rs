@@ -1,7 +1,8 @@
 //! Which words start an engine.
 
-use crate::words::base;
 use cacheplan_planner::Target;
+
+use crate::started::base;
 
 /// What a command starts, from one of its words on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,6 @@ use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
-pub(super) use drafter::as_run;
-
 use super::{Limits, Question, calibrated, connectors, quantization, speculation};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -30,6 +28,11 @@ const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     dtype::name(question)?;
     words::backend(question)
+}
+
+/// A model that drafts, as this version runs it.
+pub(super) fn as_run(question: &Question, draft: &ModelCaches) -> Result<ModelCaches, ServeError> {
+    drafter::as_run(question, draft)
 }
 
 /// What it asks of caches once they are known: that they have kernels, and how many blocks they must have at least.

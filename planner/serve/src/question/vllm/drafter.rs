@@ -19,7 +19,7 @@ const WINDOWS: [&str; 2] = ["layer_types", "use_sliding_window"];
 const OF_ALL: [&str; 2] = ["use_swa", "swa_window_size"];
 
 /// A drafter as this version runs it.
-pub(in super::super) fn as_run(question: &Question, draft: &ModelCaches) -> Result<ModelCaches, ServeError> {
+pub(super) fn as_run(question: &Question, draft: &ModelCaches) -> Result<ModelCaches, ServeError> {
     let version = question.engine.version;
     let model = draft.model().filter(|model| model.config.contains_key("dflash_config"));
     let Some(model) = model.filter(|_| version < MIXES_WINDOWS) else { return Ok(draft.clone()) };
