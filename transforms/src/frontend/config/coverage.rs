@@ -104,12 +104,12 @@ pub(super) fn changes_nothing(value: &Value, ignored: &dyn Fn(&str) -> bool) -> 
     }
 }
 
-/// The keys that sizes of blocks are read from.
-pub(super) fn dims(description: &Description) -> Result<Vec<String>, String> {
+/// The keys that sizes of blocks are read from, and done without where they are not there.
+pub(super) fn optional_keys(description: &Description) -> Result<Vec<String>, String> {
     let mut keys = Vec::new();
     for name in layers::possible_blocks(description) {
         let block = Block::new(name, description.blocks.get(name))?;
-        keys.extend(block.dims().flat_map(Expr::keys).map(str::to_owned));
+        keys.extend(block.dims().flat_map(Expr::optional_keys).map(str::to_owned));
     }
     keys.sort();
     keys.dedup();

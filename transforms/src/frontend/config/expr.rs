@@ -75,6 +75,15 @@ impl Expr {
         }
     }
 
+    /// The keys of which another takes the place where they are not there.
+    pub(super) fn optional_keys(&self) -> Vec<&str> {
+        match self {
+            Self::Or(left, right) => [left.keys(), right.optional_keys()].concat(),
+            Self::Binary(_, left, right) => [left.optional_keys(), right.optional_keys()].concat(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether it asks how many entries a key has.
     pub(super) fn counts(&self, key: &str) -> bool {
         match self {

@@ -201,7 +201,7 @@ pub(super) fn find(
     let is_read = |key: &str| {
         Ok::<bool, String>(coverage::mentions(description, key)? || classes.iter().any(|class| class.has(key)))
     };
-    let dims = coverage::dims(description)?;
+    let optional = coverage::optional_keys(description)?;
     let stated = |key: &str| values.stated().any(|(known, value)| known == key && !value.is_null());
     for (place, key, value) in values.of_layers() {
         if !is_read(key)? && !says_nothing(key, value) {
@@ -216,7 +216,7 @@ pub(super) fn find(
         if known || coverage::mentions(description, key)? {
             continue;
         }
-        if let Some(known) = dims.iter().find(|known| is_nearly(key, known) && !stated(known)) {
+        if let Some(known) = optional.iter().find(|known| is_nearly(key, known) && !stated(known)) {
             unread.misspelt.push((key.to_owned(), known.clone()));
         } else if says_nothing(key, value) || says_nothing_more(key, description, values)? {
             // Whoever states that passes over the key, which is read by that.
