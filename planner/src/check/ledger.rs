@@ -63,7 +63,7 @@ fn outside_lines(request: &Inputs<'_>, step: StepSize) -> Vec<Line> {
         let groups = 128 * (1 << 20) * groups(budget.parallel);
         match measured.nccl {
             Some(bytes) => lines.push(("nccl", bytes, 0, MEASURED)),
-            None if gpu && groups > 0 => {
+            None if gpu && request.step.is_some() && groups > 0 => {
                 lines.push(("nccl", groups, groups, ASSUMED));
             }
             None => {}
@@ -88,7 +88,7 @@ fn outside_lines(request: &Inputs<'_>, step: StepSize) -> Vec<Line> {
         // The first stages have one layer more where they do not divide evenly, and all are taken to be as large.
         let layers = u128::from(request.model.layers.div_ceil(budget.parallel.pp.min(request.model.layers.max(1))));
         let apart = request.engine.is_none_or(|engine| engine.captures_apart);
-        let some = gpu && apart && request.measurement.is_none() && layers > 0;
+        let some = gpu && apart && request.step.is_some() && request.measurement.is_none() && layers > 0;
         let mut of_layer = overheads(request, &LedgerItem::Graphs, |row| row.bytes / row.layers);
         let (middle, most) = middle_and_most(&mut of_layer);
         some.then_some(("graphs", layers * middle, layers * (most - middle), ASSUMED))

@@ -338,7 +338,7 @@ fn before_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
         ledger.context(request);
     }
     let groups = u64::from(parallel.groups());
-    if !ledger.measured(request, LedgerItem::Nccl) && is_device(request) && groups > 0 {
+    if !ledger.measured(request, LedgerItem::Nccl) && runs_layers(request) && groups > 0 {
         let bytes = groups * ASSUMED_NCCL_BYTES_PER_GROUP;
         let note = format!("{groups} group(s) of ranks, 32 channels of 4 MiB each");
         ledger.assumed(LedgerItem::Nccl, bytes, bytes, note);
@@ -360,7 +360,7 @@ fn after_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
         None => {
             let layers =
                 stages(request.model.layers).map_or(0, |stages| u64::from(request.model.layers).div_ceil(stages));
-            if is_device(request) && request.measurement.is_none() && layers > 0 {
+            if runs_layers(request) && request.measurement.is_none() && layers > 0 {
                 ledger.graphs(request, layers);
             }
         }
@@ -383,6 +383,11 @@ fn after_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
         ledger.line(LedgerItem::Reserve, reserve.0, Certainty::Exact, "stated in the budget".into());
     }
     ledger
+}
+
+/// Of a model whose layers nobody read only the least is assumed.
+fn runs_layers(request: &Inputs<'_>) -> bool {
+    is_device(request) && request.step.is_some()
 }
 
 fn is_device(request: &Inputs<'_>) -> bool {

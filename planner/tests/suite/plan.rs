@@ -4,7 +4,6 @@ use super::common::{Model, budget, kv, nemotron_3_nano, published};
 use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::budget::Lengths;
 use cacheplan_planner::device::DeviceKind;
-use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{
     ByteSize, Config, DeviceInfo, Devices, ForwardProfile, ManagerKind, Override, Owner, PlanError, PlanRequest,
     SlotDomain,
@@ -427,12 +426,4 @@ fn lengths_in_one_number_are_read_wherever_a_key_is_stated() {
     let prompt = Override::by_flag("workload.prompt", "300", "--prompt");
     let config = Config::resolve(None, &[prompt], &[]).unwrap();
     assert_eq!(config.budget.workload.unwrap().prompt, Lengths::Fixed(300));
-}
-
-#[test]
-fn a_model_whose_layers_nobody_read_has_graphs_and_a_communicator_too() {
-    let request = PlanRequest::of(published("transformers__zaya")).with_devices("4xh100".parse::<Devices>().unwrap());
-    let plan = request.plan().unwrap();
-    let names: Vec<LedgerItem> = plan.ledger.iter().map(|line| line.name.clone()).collect();
-    assert!(names.contains(&LedgerItem::Nccl) && names.contains(&LedgerItem::Graphs), "{names:?}");
 }

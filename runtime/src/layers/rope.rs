@@ -161,12 +161,13 @@ impl RopeParameters {
 
     fn embedding(&self, head_dim: usize, scaling: &RopeScaling) -> Result<Rope> {
         let theta = self.rope_theta.unwrap_or(10_000.0);
-        if let Some(share) = self.partial_rotary_factor.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
-            let (found, known) = (share.to_string(), "a share above 0 and at most 1");
-            return Err(ConfigError::Unsupported { key: "partial_rotary_factor", found, known }.into());
-        }
         let share = if self.is_proportional() { 1.0 } else { self.partial_rotary_factor.unwrap_or(1.0) };
-        Ok(Rope::new(theta, (head_dim as f64 * share) as usize, scaling)?)
+        let rotated = (head_dim as f64 * share) as usize;
+        if rotated > head_dim {
+            let known = "a share of a head";
+            return Err(ConfigError::unsupported("partial_rotary_factor", share, known).into());
+        }
+        Ok(Rope::new(theta, rotated, scaling)?)
     }
 
     /// Whether the frequencies are those of whole heads, of which a share turns.

@@ -148,7 +148,7 @@ impl Grammar {
         };
         if self.engine.engine.name() == "llama.cpp"
             && flag.values == Arity::Exactly(0)
-            && took_value(self.engine.engine, flag.name)
+            && took_value(self.engine, flag.name)
         {
             return Err(self.parser(
                 &format!("while handling argument \"{name}\": the argument has been removed"),

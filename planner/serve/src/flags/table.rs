@@ -2,10 +2,8 @@
 
 use std::sync::LazyLock;
 
-use cacheplan_planner::Engine;
-#[cfg(test)]
-use cacheplan_planner::EngineSpec;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::{Engine, EngineSpec};
 
 /// A flag of an engine's parser.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,8 +101,11 @@ pub(crate) fn all_flags(engine: Engine) -> impl Iterator<Item = &'static Flag> {
 }
 
 /// Whether an older version's flag of that name took a value: llama.cpp keeps the names of flags that it no longer has, without one.
-pub(crate) fn took_value(engine: Engine, name: &str) -> bool {
-    all_flags(engine).any(|flag| flag.name == name && flag.values != Arity::Exactly(0))
+pub(crate) fn took_value(engine: EngineSpec, name: &str) -> bool {
+    let Some(table) = TABLES.iter().find(|table| table.engine == engine.engine.name()) else { return false };
+    let is_older = |row: &&Row| table.read.get(row.until).is_some_and(|last| *last < engine.version);
+    let named = table.rows.iter().filter(|row| row.flag.name == name && row.flag.values != Arity::Exactly(0));
+    named.filter(is_older).count() > 0
 }
 
 /// The newest version whose parser has a flag of that name.

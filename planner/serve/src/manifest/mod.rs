@@ -54,6 +54,11 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
         None => (!is_yaml(name, &text)).then(|| text.clone()),
     };
     let (launches, seen) = match script {
+        Some(_) if text.contains(unknown::MARKS) => {
+            let at = Place { file: name.to_owned(), line: Some(1), path: String::new() };
+            let reason = "a control character stands in it".to_owned();
+            return Err(ManifestError::Syntax { at, reason });
+        }
         Some(script) => (of_script(&reading, &script)?, String::new()),
         None => of_yaml(&reading, &text)?,
     };
@@ -96,10 +101,6 @@ fn is_flow(line: &str) -> bool {
 
 fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestError> {
     let at = Place { file: reading.file.to_owned(), line: Some(1), path: String::new() };
-    if text.contains(unknown::MARKS) {
-        let reason = "a control character stands in it".to_owned();
-        return Err(ManifestError::Syntax { at, reason });
-    }
     command::of_script(
         text,
         &Origin { is_file: true, gpus: slurm::gpus(text), ..Origin::new(reading, at, String::new()) },
