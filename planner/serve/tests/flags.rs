@@ -190,7 +190,6 @@ fn llama_cpp_s_numbers_are_those_of_its_parser(#[case] flags: &str, #[case] othe
 #[case("vllm serve m --tensor-parallel-size -2", 3, "--tensor-parallel-size must not be negative (it is -2)")]
 #[case("vllm serve m --gpu-memory-utilization nan", 3, "less than or equal to 1 (it is NaN)")]
 #[case("sglang serve --model-path m --tp-size -1", 3, "--tp-size must not be negative (it is -1)")]
-#[case("sglang serve --model-path m --chunked-prefill-size -1", 4, "steps as long as a prompt that is not cut")]
 #[case("sglang serve --model-path m --mem-fraction-static inf", 3, "must be between 0 and 1 (it is inf)")]
 #[case("trtllm-serve m --max_batch_size -4", 3, "--max_batch_size must not be negative (it is -4)")]
 fn a_number_that_is_none_there_is_refused_as_there(#[case] command: &str, #[case] code: u8, #[case] expected: &str) {
