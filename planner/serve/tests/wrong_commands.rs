@@ -61,7 +61,7 @@ const MODEL: &str = "Qwen__Qwen3-8B";
 #[case::a_dtype_of_nobody(
     "vllm serve m --kv-cache-dtype int3",
     "h100",
-    "`int3` were not read",
+    "Invalid kv_cache_dtype: 'int3'",
     "vllm serve m --kv-cache-dtype auto"
 )]
 #[case::a_dtype_that_was_not_read(
@@ -190,7 +190,7 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "vllm serve m --dtype bfloat16 --max-model-len 256 --kv-cache-memory-bytes 1G",
     "t4",
     "compute capability 7.5",
-    "vllm serve m --max-model-len 256 --kv-cache-memory-bytes 1G --dtype half"
+    "vllm serve m --max-model-len 256 --kv-cache-memory-bytes 1G --dtype half --tensor-parallel-size 2"
 )]
 #[case::llama_values_without_flash_attention(
     "llama-server -m m -c 8192 -ctv q8_0 -fa off",
@@ -231,7 +231,7 @@ const MODEL: &str = "Qwen__Qwen3-8B";
 #[case::llama_dtype(
     "llama-server -m m -c 8192 -ctk q9_9",
     "h100",
-    "`q9_9` were not read",
+    "Unsupported cache type: q9_9",
     "llama-server -m m -c 8192 --cache-type-k q8_0"
 )]
 #[case::llama_slots(

@@ -5,7 +5,6 @@ use serde_json::{Map, Value};
 
 use super::super::Question;
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// The version of these lists.
@@ -33,14 +32,11 @@ fn lists(all: &str, word: &str) -> bool {
     all.split_whitespace().any(|known| known == word)
 }
 
-/// Kernels that it does not know.
-pub(super) fn backend(question: &Question) -> Result<(), ServeError> {
-    const FLAG: &str = "--attention-backend";
+/// Kernels that it does not know, and a plugin may.
+pub(super) fn backend(question: &Question) -> Option<String> {
     let unknown = |word: &&str| question.engine.version >= READ && !lists(BACKENDS, &word.to_uppercase());
-    match question.flag(FLAG).map(Setting::value).filter(unknown) {
-        Some(word) => Err(question.refused(format!("Unknown attention backend: '{word}'."), [Remedy::Remove(FLAG)])),
-        None => Ok(()),
-    }
+    let word = question.value("--attention-backend").filter(unknown)?;
+    Some(format!("vLLM itself knows no attention backend `{word}`: it starts only where a plugin has one of that name"))
 }
 
 /// Keys of a speculative config that it does not know, and ranks over which it divides no draft model.
