@@ -92,7 +92,7 @@ fn options_of(flag: &'static str, text: &str) -> Result<Vec<(String, String)>, S
     while let Some((key, value)) = front.pop() {
         match value {
             Value::Object(inner) => {
-                front.extend(inner.into_iter().map(|(name, value)| (format!("{key}.{name}"), value)))
+                front.extend(inner.into_iter().map(|(name, value)| (format!("{key}.{name}"), value)));
             }
             Value::String(text) => flat.push((key, text)),
             value => flat.push((key, value.to_string())),

@@ -12,6 +12,7 @@ use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRe
 use super::calibrated::{self, Reads};
 use super::{Limits, Question, dtype_named, overrides, quantization, radix};
 use crate::error::ServeError;
+use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 /// Read in 0.5.21, and not in 0.5.18: what llm-compressor calibrated is the dtype of caches.
@@ -128,7 +129,7 @@ fn is_on(variable: Option<&String>) -> bool {
 
 /// Tokens of a prefill's step.
 fn chunk(question: &mut Question, defaults: &Defaults) -> u64 {
-    match question.flag(CHUNK).and_then(|setting| setting.whole()) {
+    match question.flag(CHUNK).and_then(Setting::whole) {
         None => defaults.chunk,
         Some(tokens) if tokens > 0 => tokens.unsigned_abs(),
         Some(_) => {
