@@ -68,7 +68,7 @@ impl CacheManager {
     /// Cuts a sequence; see [`CacheBook::truncate`].
     ///
     /// # Errors
-    /// A cut that the caches cannot express; nothing has changed then. [`ManagerError::ContentsLost`] if the device
+    /// A cut that the caches cannot express; nothing has changed then. [`ContentsLost`](crate::ManagerError::ContentsLost) if the device
     /// fails while it zeroes the state.
     pub fn truncate(&mut self, sequence: SequenceId, tokens: u32) -> Result<()> {
         self.settle()?;
@@ -90,7 +90,7 @@ impl CacheManager {
     /// Goes back to a checkpoint; see [`CacheBook::rewind`].
     ///
     /// # Errors
-    /// A checkpoint that does not fit; nothing has changed then. [`ManagerError::ContentsLost`] if the device fails
+    /// A checkpoint that does not fit; nothing has changed then. [`ContentsLost`](crate::ManagerError::ContentsLost) if the device fails
     /// while it copies the state.
     pub fn rewind(&mut self, sequence: SequenceId, checkpoint: SlotId, tokens: u32) -> Result<()> {
         self.settle()?;

@@ -61,8 +61,8 @@ pub struct DisaggregationAnswer {
     pub balance: Option<Balance>,
     /// What engines are told, and what they refuse.
     pub engines: Vec<TransferFlags>,
-    /// What is taken for granted, one sentence each.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    /// What is taken for granted, one sentence each, in the words of whoever asks.
+    #[serde(skip)]
     pub notes: Vec<String>,
 }
 
