@@ -3,6 +3,7 @@
 pub(crate) mod meaning;
 pub(crate) mod near;
 pub(crate) mod parse;
+pub(crate) mod python;
 pub(crate) mod si;
 pub(crate) mod table;
 pub(crate) mod values;

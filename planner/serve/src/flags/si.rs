@@ -1,5 +1,7 @@
 //! SGLang's numbers with units, the same in 0.5.10, 0.5.12, 0.5.15 and 0.5.23 (`human_readable_int`).
 
+use super::python::python_int;
+
 /// Suffixes of SI, and those of IEC, as they are written alone.
 const SI: [(&str, u32); 4] = [("k", 3), ("M", 6), ("G", 9), ("T", 12)];
 const IEC: [(&str, u32); 4] = [("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40)];
@@ -12,8 +14,7 @@ pub(crate) fn si_int(value: &str) -> Option<i64> {
         return digits(&number)?.checked_mul(1 << power);
     }
     let Some((number, power)) = SI.iter().find_map(behind) else {
-        let is_joined = value.split('_').skip(1).all(|part| part.starts_with(|digit: char| digit.is_ascii_digit()));
-        return value.replace('_', "").parse::<i64>().ok().filter(|_| is_joined && !value.starts_with('_'));
+        return python_int(value);
     };
     let (whole, part) = number.split_once('.').unwrap_or((number.as_str(), "0"));
     digits(part)?;

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::python::{float, python_int};
 use super::si::si_int;
 use super::table::{Flag, Kind};
 
@@ -68,24 +69,6 @@ pub(crate) fn human_int(value: &str) -> Option<i64> {
         }
         _ => None,
     }
-}
-
-/// Python's `int`: `02` is 2, and `1_000` is 1,000.
-fn python_int(value: &str) -> Option<i64> {
-    joined(value.trim())?.parse().ok()
-}
-
-/// Python's `float`, which reads `nan` and `inf` too.
-pub(crate) fn float(value: &str) -> Option<f64> {
-    joined(value.trim())?.parse().ok()
-}
-
-/// Without the underscores that Python takes between two digits; none where there is another.
-fn joined(value: &str) -> Option<String> {
-    let bytes = value.as_bytes();
-    let is_digit = |at: Option<usize>| at.and_then(|at| bytes.get(at)).is_some_and(u8::is_ascii_digit);
-    let fits = |at: usize| bytes[at] != b'_' || is_digit(at.checked_sub(1)) && is_digit(Some(at + 1));
-    (0..bytes.len()).all(fits).then(|| value.replace('_', ""))
 }
 
 /// C++'s `std::stoi`: the number that a text begins with, in 32 bits; what stands behind it is passed over.

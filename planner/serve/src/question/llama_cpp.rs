@@ -64,21 +64,21 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
     Ok(trained)
 }
 
-/// `kv_cache_types` of `common/arg.cpp`, by their names in ggml.
-const CACHE_TYPES: [(&str, DType); 9] = [
-    ("f32", DType::F32),
-    ("f16", DType::F16),
-    ("bf16", DType::Bf16),
-    ("q8_0", DType::Q8_0),
-    ("q4_0", DType::Q4_0),
-    ("q4_1", DType::Q4_1),
-    ("iq4_nl", DType::Iq4Nl),
-    ("q5_0", DType::Q5_0),
-    ("q5_1", DType::Q5_1),
+/// `kv_cache_types` of `common/arg.cpp`, whose names in ggml are ours.
+const CACHE_TYPES: [DType; 9] = [
+    DType::F32,
+    DType::F16,
+    DType::Bf16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Iq4Nl,
+    DType::Q5_0,
+    DType::Q5_1,
 ];
 
 fn cache_type(word: &str) -> Option<DType> {
-    CACHE_TYPES.iter().find(|(name, _)| *name == word).map(|(_, dtype)| *dtype)
+    CACHE_TYPES.into_iter().find(|dtype| dtype.name() == word)
 }
 
 /// What its parser refuses of values that are text in its help: names of dtypes, which it takes as they are written alone, and layers.
