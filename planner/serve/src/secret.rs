@@ -1,7 +1,7 @@
 //! What is a secret, by its name or by its look: it is never shown.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use cacheplan_planner::Engine;
@@ -82,10 +82,15 @@ static NAMES: LazyLock<Vec<(Engine, Names)>> = LazyLock::new(|| {
     Engine::all().iter().map(|engine| (*engine, names(*engine))).collect()
 });
 
+/// All names of flags that take a secret. They are few beside all names, which a long command would ask for at each word.
+static SECRET_NAMES: LazyLock<BTreeSet<&'static str>> = LazyLock::new(|| {
+    let of = |(_, names): &'static (Engine, Names)| names.iter().filter(|(_, secret)| **secret).map(|(name, _)| *name);
+    NAMES.iter().flat_map(of).collect()
+});
+
 /// The flags of an engine, of all engines where none is known.
-fn names(engine: Option<Engine>) -> impl Iterator<Item = (&'static str, bool)> + Clone {
-    let of = NAMES.iter().filter(move |(known, _)| engine.is_none_or(|engine| engine == *known));
-    of.flat_map(|(_, names)| names.iter().map(|(name, secret)| (*name, *secret)))
+fn names(engine: Option<Engine>) -> impl Iterator<Item = &'static Names> {
+    NAMES.iter().filter(move |(known, _)| engine.is_none_or(|engine| engine == *known)).map(|(_, names)| names)
 }
 
 /// Tells whether a flag takes a secret that is written so: it is one's name, what the parser takes for it, or what was
@@ -98,25 +103,24 @@ pub(crate) fn is_secret_flag(engine: Option<Engine>, written: &str) -> bool {
         return secret;
     }
     let written = joined(written);
-    let begins = |name: &str| written.len() > 2 && name.starts_with(&written);
-    let mut secrets = names(None).filter(|(_, secret)| *secret).map(|(name, _)| name);
-    if secrets.clone().any(begins) {
+    let begins = |name: &str| written.len() > 2 && name.starts_with(&*written);
+    if SECRET_NAMES.iter().any(|name| begins(name)) {
         return true;
     }
     let is_near =
         |name: &str| name.len().abs_diff(written.len()) * 3 <= name.len() && distance(&written, name) * 3 <= name.len();
-    secrets.any(is_near) && !names(engine).any(|(name, _)| begins(name))
+    let first = |names: &Names| names.range(&*written..).next().is_some_and(|(name, _)| begins(name));
+    SECRET_NAMES.iter().any(|name| is_near(name)) && !names(engine).any(first)
 }
 
 /// Whether a flag of that very name takes a secret; none where no version has it.
 fn known(engine: Option<Engine>, written: &str) -> Option<bool> {
     let joined = joined(written);
-    let of = NAMES.iter().filter(|(known, _)| engine.is_none_or(|engine| engine == *known));
-    of.filter_map(|(_, names)| names.get(written).or_else(|| names.get(&*joined))).copied().max()
+    names(engine).filter_map(|names| names.get(written).or_else(|| names.get(&*joined))).copied().max()
 }
 
-fn joined(written: &str) -> String {
-    if written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() }
+fn joined(written: &str) -> Cow<'_, str> {
+    if written.starts_with("--") { written.replace('_', "-").into() } else { written.into() }
 }
 
 /// What of a word is a secret.

@@ -91,11 +91,17 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
 fn mark_variables(word: &str) -> String {
     let mut marked = String::with_capacity(word.len());
     let mut rest = word;
+    // The last of each: where none is left none is looked for, which would take the square of the word.
+    let (brace, parenthesis) = (word.rfind('}'), word.rfind(')'));
     while let Some((before, behind)) = rest.split_once('$') {
         marked += before;
+        let closed = |sign: char, last: Option<usize>| {
+            let is_left = last.is_some_and(|last| last >= word.len() - behind.len());
+            if is_left { behind.find(sign).map_or(0, |end| end + 1) } else { 0 }
+        };
         let length = match behind.chars().next() {
-            Some('{') => behind.find('}').map_or(0, |end| end + 1),
-            Some('(') => behind.find(')').map_or(0, |end| end + 1),
+            Some('{') => closed('}', brace),
+            Some('(') => closed(')', parenthesis),
             _ => name_length(behind),
         };
         match length {

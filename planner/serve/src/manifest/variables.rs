@@ -1,6 +1,6 @@
 //! Variables of a script, of a container.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::error::{ManifestError, Place};
 use super::reading::Reading;
@@ -67,9 +67,12 @@ impl Variables {
     pub(super) fn kubernetes(&self, text: &str, reading: &Reading<'_>, at: &Place) -> Result<String, ManifestError> {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
+        // Where no parenthesis closes any more none is looked for, which would take the square of the text.
+        let last = text.rfind(')').map_or(0, |at| text.len() - at);
         while let Some((before, behind)) = rest.split_once('$') {
             out += before;
-            let name = behind.strip_prefix('(').and_then(|text| text.split_once(')')).map(|(name, _)| name);
+            let inside = behind.strip_prefix('(').filter(|inside| last > 0 && inside.len() >= last);
+            let name = inside.and_then(|text| text.split_once(')')).map(|(name, _)| name);
             rest = match (name, name.and_then(|name| self.get(name))) {
                 _ if behind.starts_with('$') => {
                     out.push('$');
@@ -100,6 +103,7 @@ impl Variables {
     fn compose_within(text: &str, at: &Place, depth: usize) -> Result<String, ManifestError> {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
+        let ends = braces(text);
         while let Some((before, behind)) = rest.split_once('$') {
             out += before;
             if let Some(escaped) = behind.strip_prefix('$') {
@@ -107,8 +111,9 @@ impl Variables {
                 rest = escaped;
                 continue;
             }
-            let (inside, after) = match behind.strip_prefix('{').and_then(braced) {
-                Some(split) => split,
+            let begin = text.len() - behind.len();
+            let (inside, after) = match ends.get(&begin) {
+                Some(end) => (&text[begin + 1..*end], &text[end + 1..]),
                 None => behind.split_at(name_length(behind)),
             };
             let (name, operator) = inside.split_at(name_length(inside));
@@ -125,18 +130,17 @@ impl Variables {
     }
 }
 
-/// What stands in front of the brace that closes `${`, and what behind it.
-fn braced(text: &str) -> Option<(&str, &str)> {
-    let mut depth = 0usize;
-    for (index, character) in text.char_indices() {
-        match character {
-            '{' if text[..index].ends_with('$') => depth += 1,
-            '}' if depth == 0 => return Some((&text[..index], &text[index + 1..])),
-            '}' => depth -= 1,
+/// The brace of each `${` and the one that closes it, found in one pass over the text.
+fn braces(text: &str) -> HashMap<usize, usize> {
+    let (mut open, mut found) = (Vec::new(), HashMap::new());
+    for (index, byte) in text.bytes().enumerate() {
+        match byte {
+            b'{' if text[..index].ends_with('$') => open.push(index),
+            b'}' => found.extend(open.pop().map(|begin| (begin, index))),
             _ => {}
         }
     }
-    None
+    found
 }
 
 /// The bytes of a name of a variable at the beginning of a text.

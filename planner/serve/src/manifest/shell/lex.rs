@@ -122,10 +122,11 @@ impl<'a> Cursor<'a> {
     /// `<drive>` as people write it for what they leave out. A shell would read from a file of that name and write into what is
     /// behind it, which nobody means.
     pub(super) fn placeholder(&self) -> Option<&'a str> {
-        let inside = self.rest.strip_prefix('<')?.split('>').next()?;
-        let plain = inside.starts_with(|c: char| c.is_ascii_alphabetic());
-        let plain = plain && inside.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-        self.rest.get(..inside.len() + 2).filter(|found| plain && found.ends_with('>'))
+        let inside = self.rest.strip_prefix('<')?;
+        let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
+        let length = inside.bytes().take_while(is_plain).count();
+        let found = inside.starts_with(|c: char| c.is_ascii_alphabetic()) && inside[length..].starts_with('>');
+        found.then(|| &self.rest[..length + 2])
     }
 
     /// `{a,b}` without blanks; of braces in braces the inner ones are looked at too.
