@@ -238,7 +238,12 @@ fn of_command(
         measured: None,
     };
     let dtypes = [("--kv-dtype", dtypes.kv), ("--ssm-dtype", dtypes.ssm)];
-    let sought = args.start.sought(file, &beside, dtypes, &args.gpus, &question.devices)?;
+    let tokens = args.context.and_then(|context| match context {
+        Context::Tokens(tokens) => Some(tokens),
+        Context::Auto => None,
+    });
+    let sizes = [("--context", tokens), ("--sequences", args.sequences)];
+    let sought = args.start.sought(file, &beside, dtypes, sizes, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
     if let Some((.., request)) = sought.on.first() {

@@ -68,8 +68,55 @@ pub(super) fn script(dialect: Dialect, text: &str) -> String {
     script
 }
 
-/// An assignment, or a command without what stands in front of its program.
+/// An assignment, or a command; behind a condition where it stands behind one.
 fn statement(dialect: Dialect, line: &str) -> String {
+    let (line, is_conditional) = if dialect == Dialect::Batch { called(line) } else { (line, false) };
+    let command = command(dialect, line);
+    if is_conditional && !command.is_empty() { format!("if :; then {command}; fi") } else { command }
+}
+
+/// What a line calls, and whether it says when: `call`, `if` and `for` stand in front of each other as often as they like.
+fn called(mut line: &str) -> (&str, bool) {
+    let is = |word: &str, known: &[&str]| known.contains(&&*word.to_ascii_lowercase());
+    let mut is_conditional = false;
+    loop {
+        let (first, mut behind) = first_word(line);
+        let (is_if, is_for) = (is(first, &["if"]), is(first, &["for"]));
+        if !is_if && !is_for && !is(first, &["call"]) {
+            return (line, is_conditional);
+        }
+        is_conditional |= is_if || is_for;
+        let mut words = std::iter::from_fn(|| {
+            let (word, rest) = first_word(behind);
+            behind = rest;
+            (!word.is_empty()).then_some(word)
+        });
+        if is_for {
+            words.find(|word| is(word, &["do"]));
+        } else if is_if && words.find(|word| !is(word, &["/i", "not"])).is_some_and(|word| is(word, &ASKS)) {
+            words.next();
+        }
+        line = behind;
+    }
+}
+
+/// What a condition asks about the word behind it.
+const ASKS: [&str; 3] = ["exist", "defined", "errorlevel"];
+
+/// The first word of a line, with its quotes, and what stands behind it.
+fn first_word(line: &str) -> (&str, &str) {
+    let line = line.trim_start();
+    let mut in_quotes = false;
+    let end = line.find(|char: char| {
+        in_quotes ^= char == '"';
+        char.is_whitespace() && !in_quotes
+    });
+    line.split_at(end.unwrap_or(line.len()))
+}
+
+/// A command without what stands in front of its program.
+fn command(dialect: Dialect, line: &str) -> String {
+    let line = line.trim_start();
     let (first, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let rest = rest.trim();
     match (dialect, first.to_ascii_lowercase().as_str()) {
@@ -79,11 +126,6 @@ fn statement(dialect: Dialect, line: &str) -> String {
                 |(name, value): (&str, &str)| format!("export {}={}", name.to_uppercase(), quoted(dialect, value));
             assignment(stated).map(value).unwrap_or_default()
         }
-        (Dialect::Batch, "if" | "for") => match behind_condition(&tokens(dialect, line)) {
-            [] => String::new(),
-            command => format!("if :; then {}; fi", statement(dialect, &command.join(" "))),
-        },
-        (Dialect::Batch, "call") => statement(dialect, rest),
         // A title and options stand in front.
         (Dialect::Batch, "start") => {
             let all = tokens(dialect, rest);
@@ -106,17 +148,6 @@ fn statement(dialect: Dialect, line: &str) -> String {
         }
         _ => words(dialect, line),
     }
-}
-
-/// The command of a line that says when it runs.
-fn behind_condition(words: &[String]) -> &[String] {
-    let is = |word: &String, known: &[&str]| known.contains(&&*word.to_ascii_lowercase());
-    if is(&words[0], &["for"]) {
-        return words.iter().position(|word| is(word, &["do"])).map_or(&[], |at| &words[at + 1..]);
-    }
-    let at = 1 + words[1..].iter().take_while(|word| is(word, &["/i", "not"])).count();
-    let asks = words.get(at).is_some_and(|word| is(word, &["exist", "defined", "errorlevel"]));
-    words.get(at + if asks { 2 } else { 1 }..).unwrap_or_default()
 }
 
 /// The words of a line, as a shell reads them.
@@ -231,6 +262,7 @@ mod tests {
     #[case("a.bat", "llama-server.exe -m %MODEL%\n", "MODEL")]
     #[case("a.bat", "if not exist x set M=a.gguf\nllama-server.exe -m %M%\n", "condition")]
     #[case("a.ps1", "$model = Get-Item x y\nllama-server -m $model\n", "MODEL")]
+    #[case("a.bat", "if /i not \"%X%\"==\"a b\" call if exist \"c d\" llama-server.exe -m a.gguf\n", "under a condition")]
     #[case("a.bat", "if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n", "condition")]
     fn what_a_script_of_windows_leaves_open_is_refused(#[case] name: &str, #[case] text: &str, #[case] expected: &str) {
         let error = manifest::read(name, text.as_bytes()).unwrap_err().to_string();
