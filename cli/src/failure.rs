@@ -86,8 +86,8 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
 
 /// Refuses outputs that could not be written, or would take the place of what was read, before anything is computed for them.
 pub(crate) fn refuse_places<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
-    let files = outputs.into_iter().filter(|path| *path != Path::new("-"));
-    files.into_iter().try_for_each(refuse_place).map_err(unwritten)
+    let mut files = outputs.into_iter().filter(|path| *path != Path::new("-"));
+    files.try_for_each(refuse_place).map_err(unwritten)
 }
 
 fn unwritten(error: ReplaceError) -> Failure {

@@ -151,7 +151,9 @@ fn a_folder_is_run_by_what_is_in_it() {
     for name in ["m.onnx", "m.pt2", "m.gguf", "m.json"] {
         let named = folder.path().join(name);
         std::fs::create_dir(&named).unwrap();
-        for file in std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+        for file in
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file())
+        {
             std::fs::copy(&file, named.join(file.file_name().unwrap())).unwrap();
         }
         assert_eq!(run(&named, &["--prompt", "a", "--max-new-tokens", "1"]).status.code(), Some(0), "{name}");

@@ -339,7 +339,10 @@ mod tests {
     )]
     #[case("{}", "line 1: a request has one of ")]
     #[case("{\"prompt\": \"a\", \"arrival\": -1}", "line 1: `arrival` is -1; it must be seconds from 0")]
-    #[case("{\"prompt\": \"a\", \"stop\": [\"a\\ufffd\"]}", "`stop`: U+FFFD stands for bytes that are no character yet")]
+    #[case(
+        "{\"prompt\": \"a\", \"stop\": [\"a\\ufffd\"]}",
+        "`stop`: U+FFFD stands for bytes that are no character yet"
+    )]
     #[case("{\"prompt\": \"a\", \"stop\": 3}", "expected `stop` as a string or a list of at most 64 strings")]
     #[case("{\"prompt\": \"a\", \"max_tokens\": -3}", "line 1: JSON of another kind: invalid value: integer `-3`")]
     #[case(" \n", "r.jsonl: it holds no request")]

@@ -79,8 +79,16 @@ fn a_wrong_description_says_what_is_wrong() {
     "line 18, `blocks.mamba2.d_conv`: a key or a number was expected at the end"
 )]
 #[case::kind("\"attention\"", "\"atention\"", "line 7, `names.look`: unknown kind `atention` (near: attention)")]
-#[case::key_of_the_config("\"scan.heads\"", "\"scan.haeds\"", "line 14, `blocks.mamba2.num_heads`: none of `scan.haeds` is in config.json (near: scan.heads")]
-#[case::pattern("\"mixer_types\"", "\"mixer_type\"", "line 3, `pattern`: none of `mixer_type` is in config.json (near: mixer_types")]
+#[case::key_of_the_config(
+    "\"scan.heads\"",
+    "\"scan.haeds\"",
+    "line 14, `blocks.mamba2.num_heads`: none of `scan.haeds` is in config.json (near: scan.heads"
+)]
+#[case::pattern(
+    "\"mixer_types\"",
+    "\"mixer_type\"",
+    "line 3, `pattern`: none of `mixer_type` is in config.json (near: mixer_types"
+)]
 #[case::spelling("look = ", "lok = ", "layer 2 is of unknown kind `look` (near: lok")]
 #[case::model_type("model_types = [\"heron\"]", "model_types = [\"herno\"]", "unknown model_type `heron` (near: herno")]
 fn what_is_misspelt_in_a_description_is_told_with_its_place(

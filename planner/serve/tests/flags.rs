@@ -320,7 +320,12 @@ fn what_sglang_refuses_or_nobody_read(#[case] command: &str, #[case] code: u8, #
 #[case("sglang serve --model-path m --chunked-prefill-size 1000 --page-size 64", "0.5.23", 3, "divisible by page_size")]
 #[case("sglang serve --model-path m --attention-backend trtllm_mla", "0.5.23", 3, "only supported on Blackwell")]
 #[case("sglang serve --model-path m --swa-full-tokens-ratio 2", "0.5.23", 3, "should be in range (0, 1.0]")]
-#[case("vllm serve m --attention-backend BOGUS", "0.33.0", 3, "Unknown attention backend: 'BOGUS'. Valid options are: FLASH_ATTN, ")]
+#[case(
+    "vllm serve m --attention-backend BOGUS",
+    "0.33.0",
+    3,
+    "Unknown attention backend: 'BOGUS'. Valid options are: FLASH_ATTN, "
+)]
 #[case("vllm serve m --attention-config.backend bogus", "0.33.0", 3, "Unknown attention backend: 'BOGUS'")]
 #[case("vllm serve m --max-model-len auto", "0.13.0", 2, "invalid value: 'auto'")]
 #[case("llama-server -m m -c 4096 -md d", "b11549", 4, "the context of a model that drafts was not read")]

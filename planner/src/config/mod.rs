@@ -177,8 +177,9 @@ impl Config {
     /// A value that is no size.
     pub fn parallel(stated: &[Override]) -> Result<Parallel, BudgetError> {
         let mut table = Table::new();
-        let sizes = stated.iter().filter(|change| change.key.starts_with("parallel."));
-        sizes.into_iter().try_for_each(|change| set(&mut table, change))?;
+        for size in stated.iter().filter(|change| change.key.starts_with("parallel.")) {
+            set(&mut table, size)?;
+        }
         let sizes = table.remove("parallel").map(Value::try_into::<Parallel>).transpose();
         Ok(sizes.map_err(|error| plain(None, &error))?.unwrap_or_default())
     }

@@ -14,7 +14,8 @@ pub(super) fn unused_by_graphs(feature: Feature, plan: &CachePlan) -> Option<Str
     match feature {
         Feature::Speculation => Some("an exported graph verifies no drafts".into()),
         Feature::KvDtype => {
-            let handlers = plan.resources.iter().map(|resource| &resource.handler).filter(|handler| !handler.is_state());
+            let handlers =
+                plan.resources.iter().map(|resource| &resource.handler).filter(|handler| !handler.is_state());
             let is_float = |dtype: &DType| matches!(dtype, DType::F32 | DType::F16 | DType::Bf16 | DType::Int32);
             let dtype = handlers.map(ResourceHandler::dtype).find(|dtype| !is_float(dtype))?;
             Some(format!("an exported graph is given keys and values in f32, f16 and bf16, and none in {dtype}"))

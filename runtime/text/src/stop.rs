@@ -13,9 +13,9 @@ pub struct Piece {
 pub fn no_stop(stop: &str) -> Option<&'static str> {
     match stop.chars().last() {
         None => Some("an empty string ends no text"),
-        Some(char::REPLACEMENT_CHARACTER) => {
-            Some("U+FFFD stands for bytes that are no character yet, and is seen only behind what comes next; end it before")
-        }
+        Some(char::REPLACEMENT_CHARACTER) => Some(
+            "U+FFFD stands for bytes that are no character yet, and is seen only behind what comes next; end it before",
+        ),
         Some(_) => None,
     }
 }

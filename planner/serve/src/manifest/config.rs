@@ -140,6 +140,8 @@ pub(super) fn alone(root: &Spot<'_>) -> Result<Option<Launch>, ManifestError> {
     if words[0] == "trtllm-serve" {
         words.extend(root.get("model").map(|model| literal(&model)).transpose()?);
         settings(root, "", &mut launch.config)?;
+        // It is a word by now.
+        launch.config.retain(|(key, _)| key != "model");
     } else {
         let is_vllm = words[0] == "vllm";
         if let (true, Some(model)) = (is_vllm, root.get("model")) {

@@ -209,6 +209,12 @@ fn quoted(dialect: Dialect, word: &str) -> String {
                 shown += &format!("${{{}}}", variable.to_uppercase());
                 rest = &behind[1..];
             }
+            // `%1`, and `%*` for all of them.
+            (Dialect::Batch, '%') if rest.starts_with(|behind: char| behind == '*' || behind.is_ascii_digit()) => {
+                let (argument, behind) = rest.split_at(1);
+                shown += &format!("${{{}}}", argument.replace('*', "@"));
+                rest = behind;
+            }
             // `@name` is a list under a name.
             (Dialect::PowerShell, '$' | '@') if !literal && (char == '$' || rest.len() + 1 == word.len()) => {
                 let behind = rest.trim_start_matches('{');
@@ -260,9 +266,15 @@ mod tests {
 
     #[rstest]
     #[case("a.bat", "llama-server.exe -m %MODEL%\n", "MODEL")]
+    #[case("a.bat", "llama-server.exe -m m -np %1\n", "`$1` is an argument of the script")]
+    #[case("a.bat", "llama-server.exe -m m %*\n", "`$@` is an argument of the script")]
     #[case("a.bat", "if not exist x set M=a.gguf\nllama-server.exe -m %M%\n", "condition")]
     #[case("a.ps1", "$model = Get-Item x y\nllama-server -m $model\n", "MODEL")]
-    #[case("a.bat", "if /i not \"%X%\"==\"a b\" call if exist \"c d\" llama-server.exe -m a.gguf\n", "under a condition")]
+    #[case(
+        "a.bat",
+        "if /i not \"%X%\"==\"a b\" call if exist \"c d\" llama-server.exe -m a.gguf\n",
+        "under a condition"
+    )]
     #[case("a.bat", "if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n", "condition")]
     fn what_a_script_of_windows_leaves_open_is_refused(#[case] name: &str, #[case] text: &str, #[case] expected: &str) {
         let error = manifest::read(name, text.as_bytes()).unwrap_err().to_string();

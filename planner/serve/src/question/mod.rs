@@ -21,8 +21,7 @@ use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{
-    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanError, PlanRequest,
-    Stated,
+    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanError, PlanRequest, Stated,
 };
 use cacheplan_transforms::Model;
 use serde::Serialize;
@@ -470,11 +469,7 @@ impl Question {
     ///
     /// # Errors
     /// The first that is above the command's own, with the engine's flag for it.
-    pub fn refuse_beyond(
-        &self,
-        tokens: (&str, Option<u64>),
-        sequences: (&str, Option<u64>),
-    ) -> Result<(), ServeError> {
+    pub fn refuse_beyond(&self, tokens: (&str, Option<u64>), sequences: (&str, Option<u64>)) -> Result<(), ServeError> {
         let engine = self.engine.engine;
         for ((flag, asked), own) in [(tokens, engine.length_flag()), (sequences, engine.sequences_flag())] {
             if let (Some(asked), Some(stated)) = (asked, self.count(own).filter(|stated| *stated > 0))

@@ -271,7 +271,8 @@ fn sought_by(error: FrontendError, text: &str) -> FrontendError {
     if Source::find_toml(text, &key).is_none() {
         return error;
     }
-    let reason = format!("none of {keys} is in {file}{}; correct it, add it there, or pass --assume KEY=VALUE", Near(near));
+    let reason =
+        format!("none of {keys} is in {file}{}; correct it, add it there, or pass --assume KEY=VALUE", Near(near));
     let place = DescriptionPlace { key, ..DescriptionPlace::default() };
     FrontendError::Description { model_type: model_type.clone(), place: Box::new(place), reason }
 }

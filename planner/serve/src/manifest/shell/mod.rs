@@ -107,7 +107,7 @@ impl Shell<'_> {
     fn write(&mut self, into: &Word, document: Option<&Word>, appends: bool) -> Result<(), ManifestError> {
         let path = self.expansion().value(into)?;
         let before = self.origin.files.iter().find(|(known, _)| **known == *path).map(|(_, text)| text.to_string());
-        self.forget(&[path.clone()])?;
+        self.forget(std::slice::from_ref(&path))?;
         let is_certain = self.condition().is_none() && self.is_certain;
         if let (Some(document), true) = (document, is_certain) {
             let before = before.filter(|_| appends).unwrap_or_default();
