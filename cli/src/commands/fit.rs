@@ -134,11 +134,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
     for (device, price) in &args.price {
+        prices.state(device, *price).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
         // A manifest may name others itself.
         if !args.gpus.is_empty() && !args.gpus.iter().any(|(tried, _)| tried == device) {
             return Err(Failure::new(2, format!("--price: `{device}` is none of the devices of --gpus")));
         }
-        prices.state(device, *price).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
     }
     let devices = if args.gpus.is_empty() { usual()? } else { args.gpus.clone() };
     let question = FitQuestion {
