@@ -558,6 +558,17 @@ fn changed_commands_keep_the_variables_of_their_engine() {
 }
 
 #[test]
+fn a_connector_that_nobody_read_is_noted() {
+    let is_noted = |config: &str| {
+        let answer = told(&format!("{SERVE} --kv-transfer-config {config}"), "Qwen__Qwen3-8B", "0.33.0").unwrap();
+        answer.notes.iter().any(|note| note.contains("was read: vLLM refuses one that it does not know"))
+    };
+    assert!(is_noted(r#"{"kv_connector":"NixelConnector","kv_role":"kv_both"}"#));
+    assert!(!is_noted(r#"{"kv_connector":"NixlConnector","kv_role":"kv_both"}"#));
+    assert!(!is_noted(r#"{"kv_connector":"Own","kv_role":"kv_both","kv_connector_module_path":"a.b"}"#));
+}
+
+#[test]
 fn a_share_that_leaves_nothing_is_refused_in_sglangs_words() {
     let command = format!("{SGLANG} --context-length 8192 --chunked-prefill-size 16384");
     let error = answer(&launch(&command), models("Qwen__Qwen3-0.6B"), &on("24GiB")).unwrap_err();
