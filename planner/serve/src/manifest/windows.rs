@@ -68,11 +68,36 @@ pub(super) fn script(dialect: Dialect, text: &str) -> String {
     script
 }
 
-/// An assignment, or a command; behind a condition where it stands behind one.
+/// Assignments and commands, behind a condition where they stand behind one.
 fn statement(dialect: Dialect, line: &str) -> String {
-    let (line, is_conditional) = if dialect == Dialect::Batch { called(line) } else { (line, false) };
-    let command = command(dialect, line);
-    if is_conditional && !command.is_empty() { format!("if :; then {command}; fi") } else { command }
+    if dialect == Dialect::PowerShell {
+        return command(dialect, line);
+    }
+    let (mut rest, mut is_conditional) = called(line);
+    let mut commands = String::new();
+    while !rest.is_empty() {
+        // A value goes on up to what joins commands.
+        let (part, joint, behind) = joined(rest);
+        let (part, says_when) = called(part);
+        is_conditional |= says_when;
+        commands += &command(dialect, part);
+        commands += if joint == "&" { ";" } else { joint };
+        rest = behind;
+    }
+    if is_conditional && !commands.is_empty() { format!("if :; then {commands}; fi") } else { commands }
+}
+
+/// What stands in front of a word that joins commands, that word, and what stands behind it.
+fn joined(line: &str) -> (&str, &str, &str) {
+    let mut rest = line;
+    while !rest.trim_start().is_empty() {
+        let (word, behind) = first_word(rest);
+        if matches!(word, "&" | "&&" | "||") {
+            return (&line[..line.len() - rest.len()], word, behind);
+        }
+        rest = behind;
+    }
+    (line, "", "")
 }
 
 /// What a line calls, and whether it says when: `call`, `if` and `for` stand in front of each other as often as they like.
@@ -252,6 +277,12 @@ mod tests {
         "CUDA_VISIBLE_DEVICES=0 \"D:\\\\llama\\\\llama-server.exe\" -m \"D:\\\\m\\\\a.gguf\" --chat-template-kwargs '{\"a\": 1}'",
         4
     )]
+    #[case::joined(
+        "a.bat",
+        "set CUDA_VISIBLE_DEVICES=1 && call llama-server.exe -m a.gguf & pause\n",
+        "CUDA_VISIBLE_DEVICES=1 llama-server.exe -m a.gguf",
+        1
+    )]
     #[case::linux("start.ps1", "wsl vllm serve org/m --port 80\n", "vllm serve org/m --port 80", 1)]
     fn a_script_of_windows_starts_what_it_says(
         #[case] name: &str,
@@ -266,6 +297,7 @@ mod tests {
 
     #[rstest]
     #[case("a.bat", "llama-server.exe -m %MODEL%\n", "MODEL")]
+    #[case("a.bat", "echo a & if exist x llama-server.exe -m a.gguf\n", "under a condition")]
     #[case("a.bat", "llama-server.exe -m m -np %1\n", "`$1` is an argument of the script")]
     #[case("a.bat", "llama-server.exe -m m %*\n", "`$@` is an argument of the script")]
     #[case("a.bat", "if not exist x set M=a.gguf\nllama-server.exe -m %M%\n", "condition")]
