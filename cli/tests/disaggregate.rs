@@ -58,7 +58,7 @@ fn the_table_names_what_caps_and_what_engines_are_told() {
 #[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "nothing=1"], "there is no key `nothing`")]
 #[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "tp"], "KEY=VALUE was expected")]
 #[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-decode", "tp=3"], "--decode: 4 devices are named, but [parallel] has 3 ranks")]
-#[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-prefill", "tp=1"], "--prefill: 2 devices are named, but [parallel] has 1 ranks")]
+#[case(&["--link", "50", "--prompt", "8192", "--output", "512", "--on-prefill", "tp=1"], "--prefill: 2 devices are named, but [parallel] has 1 rank")]
 fn what_is_no_question_is_usage(#[case] args: &[&str], #[case] said: &str) {
     let output = disaggregate(&[SIDES, args]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -191,6 +191,7 @@ fn a_config_that_contradicts_the_graph_beside_it_is_refused() {
 }
 
 #[rstest]
+#[case(&["run", "@onnx/hybrid_opset18.onnx", "--kv-dtype", "int8", "--max-seq-len", "512"], 2, "an exported graph is given keys and values in f32, f16 and bf16")]
 #[case(&["run", "@onnx/hybrid_opset18.onnx", "--draft-tokens", "2", "--max-seq-len", "512"], 2, "an exported graph verifies no drafts")]
 #[case(&["run", "@static_cache/decode.onnx"], 4, "the graph gives no logits; run it with the model around it")]
 fn what_a_graph_alone_does_not_give_is_refused(#[case] args: &[&str], #[case] code: i32, #[case] said: &str) {

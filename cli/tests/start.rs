@@ -315,6 +315,19 @@ fn fit_takes_all_that_a_command_states_and_varies_the_rest() {
     assert!(bytes(&fits(&["--gpu-memory-utilization", "0.5"])) < bytes(&free));
 }
 
+/// Less than a command states is what it is told; more is not.
+#[rstest]
+#[case::vllm(&["--context", "16k"], &["vllm", "serve", "MODEL", "--max-model-len", "8K"], "--context: 16384 is above what the command states itself: --max-model-len 8000")]
+#[case::sequences(&["--sequences", "65"], &["vllm", "serve", "MODEL", "--max-num-seqs", "64"], "--sequences: 65 is above what the command states itself: --max-num-seqs 64")]
+#[case::sglang(&["--context", "16k"], &["sglang", "serve", "--model-path", "MODEL", "--context-length", "8192"], "--context-length 8192")]
+fn fit_asks_no_more_than_a_command_states(#[case] flags: &[&str], #[case] command: &[&str], #[case] why: &str) {
+    let model = config(QWEN);
+    let command: Vec<&str> = command.iter().map(|word| if *word == "MODEL" { model.as_str() } else { word }).collect();
+    let asked = ["fit", "--gpus", "h100", "--max-gpus", "1"];
+    let (code, _, err) = said(&cacheplan(&[&asked[..], flags, &["--"], &command].concat()));
+    assert!(code == Some(2) && err.contains(why), "{err}");
+}
+
 /// What a command leaves open `fit` tells it; what it says itself stays, by its name.
 #[test]
 fn fit_tells_a_command_the_dtypes_that_it_leaves_open() {

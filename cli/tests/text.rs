@@ -131,6 +131,37 @@ fn a_seed_decides_what_is_drawn() {
     assert_eq!(likely[0], likely[1]);
 }
 
+#[rstest]
+#[case::by_a_flag(&[], &["--seed", "1"], "--seed does nothing")]
+#[case::above_the_makers(&[("generation_config.json", r#"{"do_sample": true}"#)], &["--temperature", "0", "--top-k", "5"], "--top-k does nothing")]
+fn what_decides_a_draw_is_refused_where_nothing_is_drawn(
+    #[case] files: &[(&str, &str)],
+    #[case] flags: &[&str],
+    #[case] expected: &str,
+) {
+    let folder = model(files);
+    let error = refused(run(folder.path(), &[&["--prompt", "a"], flags].concat()), 2);
+    assert!(error.contains(expected), "{error}");
+}
+
+/// A folder is a model's, whatever its name; a config that is piped in is none.
+#[test]
+fn a_folder_is_run_by_what_is_in_it() {
+    let folder = model(&[]);
+    for name in ["m.onnx", "m.pt2", "m.gguf", "m.json"] {
+        let named = folder.path().join(name);
+        std::fs::create_dir(&named).unwrap();
+        for file in
+            std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_file())
+        {
+            std::fs::copy(&file, named.join(file.file_name().unwrap())).unwrap();
+        }
+        assert_eq!(run(&named, &["--prompt", "a", "--max-new-tokens", "1"]).status.code(), Some(0), "{name}");
+    }
+    let error = refused(run(Path::new("-"), &["--prompt", "a"]), 2);
+    assert!(error.contains("piped in has no weights"), "{error}");
+}
+
 #[test]
 fn a_chat_is_put_into_the_template_turn_by_turn() {
     let folder = model(&[CHATML]);
@@ -228,6 +259,8 @@ fn what_is_wrong_with_text_is_named(
 #[case(&["--prompt", "a", "--out", "x"])]
 #[case(&["--prompt", "a", "--beams", "2", "--temperature", "1"])]
 #[case(&["--prompt", "a", "--report", "xml"])]
+#[case(&["--prompt", "a", "--report", "json", "--format", "json"])]
+#[case(&["--prompt", "a", "--stop", "b\u{fffd}"])]
 #[case(&["--prompt", "a", "--prompt", "b", "--logits", "x"])]
 fn flags_that_do_not_go_together_are_wrong_usage(#[case] args: &[&str]) {
     refused(run(model(&[]).path(), args), 2);

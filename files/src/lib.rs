@@ -18,10 +18,10 @@ mod source;
 mod toml;
 
 pub use inputs::remember_inputs;
-pub use json::JsonError;
+pub use json::{JsonError, Object};
 pub use limits::Limit;
 pub use lines::Lines;
-pub use replace::{ReplaceError, refuse_input, replace};
+pub use replace::{ReplaceError, refuse_input, refuse_place, replace};
 pub use shown::Shown;
 pub use source::{ReadAt, Source, SourceError};
 pub use toml::TomlError;

@@ -54,6 +54,16 @@ pub fn refuse_input(path: &Path) -> Result<(), ReplaceError> {
     if is_input(path) { Err(ReplaceError::Input { path: path.to_owned() }) } else { Ok(()) }
 }
 
+/// Refuses an output that could not be written, before anything is computed for it: as one that would take the place of an
+/// input, and as [`replace`] would refuse it.
+///
+/// # Errors
+/// [`ReplaceError`].
+pub fn refuse_place(path: &Path) -> Result<(), ReplaceError> {
+    refuse_input(path)?;
+    Partial::beside(path).map(|partial| partial.remove())
+}
+
 /// Puts what `write` writes in the place of a file, or of what a symbolic link leads to, and keeps its permissions
 /// and, as far as the system lets it, its owner.
 ///

@@ -6,7 +6,7 @@ use crate::budget::Budget;
 use crate::config::Config;
 use crate::device::{BadDevice, DeviceInfo, DeviceKind};
 use crate::error::PlanError;
-use crate::size::ByteSize;
+use crate::size::{ByteSize, counted};
 use crate::stated::Stated;
 
 /// So many devices of one kind, `8xh100`.
@@ -50,7 +50,8 @@ impl Devices {
         }
         match budget.parallel.world_size() {
             ranks if self.count > 1 && ranks != u64::from(self.count) => {
-                Err(PlanError::Devices(format!("{} devices are named, but [parallel] has {ranks} ranks", self.count)))
+                let ranks = counted(ranks, "rank");
+                Err(PlanError::Devices(format!("{} devices are named, but [parallel] has {ranks}", self.count)))
             }
             _ => Ok(budget),
         }

@@ -65,6 +65,12 @@ pub enum PlanError {
     /// A number of ranks that is not the number of devices.
     #[error("{shown}", shown = Shown(.0))]
     Devices(String),
+    /// A line that is stated and was measured too.
+    #[error("`{key}` is stated beside a profiled forward (--measurement), which has measured that; leave one out")]
+    Measured {
+        /// The key.
+        key: &'static str,
+    },
     /// More sequences than the budget holds of any length.
     #[error("{} do not fit, however short they are", crate::size::sequences(*asked))]
     TooMany {
@@ -177,7 +183,7 @@ impl PlanError {
             Self::DoesNotFit(_) | Self::TooMany { .. } | Self::TooFew { .. } => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
-            Self::Devices(_) | Self::NoStage { .. } => 2,
+            Self::Devices(_) | Self::Measured { .. } | Self::NoStage { .. } => 2,
             _ => 1,
         }
     }

@@ -124,7 +124,9 @@ impl MeasuredLedger {
         text.push_str("\n[lines]\n");
         for (name, line) in self.lines.named() {
             let MeasuredBytes { bytes, within } = line;
-            let _ = writeln!(text, "{name} = {{ bytes = {bytes}, within = {within} }}  # {}", ByteSize(bytes));
+            // What was counted is not rounded, and yet another time it is some other bytes.
+            let within = if within == 0 { String::new() } else { format!(", within = {within}") };
+            let _ = writeln!(text, "{name} = {{ bytes = {bytes}{within} }}  # {}", ByteSize(bytes));
         }
         text
     }

@@ -170,13 +170,18 @@ impl PlanRequest {
     /// an engine asks for that.
     ///
     /// # Errors
-    /// Another number of ranks than devices, or keys that contradict each other.
+    /// Another number of ranks than devices, keys that contradict each other, or what is stated of what was measured.
     pub fn budget(&self) -> Result<Budget, PlanError> {
         let stated = &self.config.budget;
         let divided = self.devices.as_ref().map(|devices| devices.divide(&self.config));
         let budget = divided.unwrap_or_else(|| Ok(stated.clone()))?;
         // One that was built in Rust no reader has looked at.
         budget.validate().map_err(PlanError::Budget)?;
+        if let (Some(_), Some(memory)) = (&self.profile, &budget.memory) {
+            let lines = [("memory.weights", memory.weights), ("memory.activations", memory.activations)];
+            let stated = lines.into_iter().find(|(_, stated)| stated.is_some());
+            stated.map_or(Ok(()), |(key, _)| Err(PlanError::Measured { key }))?;
+        }
         Ok(match (self.engine, self.device()) {
             // Engines choose kernels and dtypes by the GPU that is named.
             (Some(_), Some(device)) => budget.on(device),

@@ -45,7 +45,12 @@ pub enum BadByteSize {
 
 /// So many sequences, in words.
 pub(crate) fn sequences(count: u64) -> String {
-    if count == 1 { "1 sequence".to_owned() } else { format!("{count} sequences") }
+    counted(count, "sequence")
+}
+
+/// So many of something.
+pub(crate) fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The units of bytes, largest first: of 1,024, of 1,000, and the power of either.

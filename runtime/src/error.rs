@@ -233,8 +233,10 @@ pub enum ConfigError {
         source: SamplingError,
     },
     /// A value that the decoder does not know.
-    #[error("config.json: `{key}` is `{found}`; the runtime knows {known}", found = Shown(.found))]
+    #[error("{file}: `{key}` is `{found}`; the runtime knows {known}", found = Shown(.found))]
     Unsupported {
+        /// The file, `config.json` or `generation_config.json`.
+        file: &'static str,
         /// The key.
         key: &'static str,
         /// Its value.
@@ -250,7 +252,17 @@ pub(crate) type Result<T, E = RuntimeError> = std::result::Result<T, E>;
 impl ConfigError {
     /// A value that the decoder does not know.
     pub(crate) fn unsupported(key: &'static str, found: impl fmt::Display, known: &'static str) -> Self {
-        Self::Unsupported { key, found: found.to_string(), known }
+        Self::unsupported_in("config.json", key, found, known)
+    }
+
+    /// The same of another file.
+    pub(crate) fn unsupported_in(
+        file: &'static str,
+        key: &'static str,
+        found: impl fmt::Display,
+        known: &'static str,
+    ) -> Self {
+        Self::Unsupported { file, key, found: found.to_string(), known }
     }
 
     /// A size of a config, unless it is beyond what any model has: what follows from it would not end.

@@ -14,6 +14,8 @@ pub enum Feature {
     Ranks,
     /// Room for drafted tokens, what takes them back, and the caches of a draft.
     Speculation,
+    /// Prediction layers of the model itself, which draft.
+    PredictionLayers,
     /// Host memory for what the device has no room for.
     HostTier,
     /// Room for states that later prompts start from.
@@ -32,12 +34,13 @@ pub enum Feature {
 
 impl Feature {
     /// Those that a budget asks for most plainly come first, so that they are named first.
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 10] = [
         Self::Ranks,
         Self::KvDtype,
         Self::StateDtype,
         Self::ConvDtype,
         Self::MlaCacheMode,
+        Self::PredictionLayers,
         Self::Speculation,
         Self::HostTier,
         Self::Int8Checkpoints,
@@ -50,6 +53,7 @@ impl Feature {
         match self {
             Self::Ranks => "parallel",
             Self::Speculation => "speculation",
+            Self::PredictionLayers => "speculation.mtp_layers",
             Self::HostTier => "host",
             Self::Checkpoints => "workload.checkpoints_per_sequence",
             Self::Int8Checkpoints => "workload.checkpoint_dtype",
@@ -63,12 +67,14 @@ impl Feature {
     fn is_in(self, plan: &CachePlan) -> bool {
         match self {
             Self::Ranks => plan.parallel != Parallel::default(),
-            Self::Speculation => plan.limits.draft_positions > 1,
+            Self::Speculation | Self::PredictionLayers => plan.limits.draft_positions > 1,
             Self::HostTier => plan.host.is_some(),
             Self::Checkpoints => plan.checkpoints() > 0,
             Self::Int8Checkpoints => plan.pools.iter().any(|pool| pool.checkpoints_of.is_some()),
             Self::MlaCacheMode => has(plan, &Kind::MlaPaged),
-            Self::KvDtype | Self::StateDtype | Self::ConvDtype => self.uncomputed(plan).is_some(),
+            // Exported graphs compute with fewer than the model's own layers do.
+            Self::KvDtype => true,
+            Self::StateDtype | Self::ConvDtype => self.uncomputed(plan).is_some(),
         }
     }
 

@@ -26,11 +26,15 @@ impl GenerationConfig {
         let file = Source::beside(folder, FILE)?;
         let stated = file.map(|file| file.json::<Map<String, Value>>(Limit::CONFIG)).transpose()?.unwrap_or_default();
         let value = |key: &str| stated.get(key).filter(|value| !value.is_null());
-        let eos = tokens(value(EOS).or_else(|| config.get(EOS)).unwrap_or(&Value::Null))?;
+        let eos = match value(EOS) {
+            Some(stated) => tokens(FILE, stated)?,
+            None => tokens("config.json", config.get(EOS).unwrap_or(&Value::Null))?,
+        };
         let number = |key: &'static str, default: f32| match value(key) {
             None => Ok(default),
             Some(value) => {
-                value.as_f64().map(|value| value as f32).ok_or_else(|| ConfigError::unsupported(key, value, "a number"))
+                let number = value.as_f64().map(|value| value as f32);
+                number.ok_or_else(|| ConfigError::unsupported_in(FILE, key, value, "a number"))
             }
         };
         let plain = Sampling::default();
@@ -49,21 +53,21 @@ impl GenerationConfig {
                 sampling.top_p = number("top_p", 1.0)?;
                 sampling.min_p = number("min_p", 0.0)?;
             }
-            Some(other) => return Err(ConfigError::unsupported("do_sample", other, "true and false")),
+            Some(other) => return Err(ConfigError::unsupported_in(FILE, "do_sample", other, "true and false")),
         }
         sampling.check()?;
         Ok(Self { eos, sampling })
     }
 }
 
-fn tokens(value: &Value) -> Result<Vec<u32>, ConfigError> {
+fn tokens(file: &'static str, value: &Value) -> Result<Vec<u32>, ConfigError> {
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     let ids = match value {
         Value::Null => Some(Vec::new()),
         Value::Array(ids) => ids.iter().map(id).collect(),
         one => id(one).map(|id| vec![id]),
     };
-    ids.ok_or_else(|| ConfigError::unsupported(EOS, value, "a token id, a list of token ids, and null"))
+    ids.ok_or_else(|| ConfigError::unsupported_in(file, EOS, value, "a token id, a list of token ids, and null"))
 }
 
 #[cfg(test)]
@@ -96,12 +100,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case(None, json!({"eos_token_id": -1}), "`eos_token_id` is `-1`")]
+    #[case(None, json!({"eos_token_id": -1}), "config.json: `eos_token_id` is `-1`")]
+    #[case(Some(r#"{"eos_token_id": "a"}"#), json!({}), "generation_config.json: `eos_token_id` is `\"a\"`")]
     #[case(None, json!({"eos_token_id": "</s>"}), "`eos_token_id` is `\"</s>\"`")]
     #[case(Some("{"), json!({}), "generation_config.json: not valid JSON: EOF")]
-    #[case(Some(r#"{"do_sample": true, "top_p": "a"}"#), json!({}), "`top_p` is `\"a\"`")]
+    #[case(Some(r#"{"do_sample": true, "top_p": "a"}"#), json!({}), "generation_config.json: `top_p` is `\"a\"`")]
     #[case(Some(r#"{"do_sample": true, "top_p": 2}"#), json!({}), "generation_config.json: `top_p` is 2")]
-    #[case(Some(r#"{"do_sample": 1}"#), json!({}), "`do_sample` is `1`")]
+    #[case(Some(r#"{"do_sample": 1}"#), json!({}), "generation_config.json: `do_sample` is `1`")]
     fn what_is_no_token_or_number_is_refused(
         #[case] generation: Option<&str>,
         #[case] config: Value,

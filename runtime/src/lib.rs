@@ -61,7 +61,7 @@ pub use beam::Beams;
 pub use cache_use::CacheUse;
 pub use decoder::Decoder;
 pub use error::{ConfigError, RequestError, RuntimeError};
-pub use exported::{GraphDType, GraphExport, GraphForm};
+pub use exported::{GraphDType, GraphExport, GraphForm, is_graph};
 pub use follow::{Admission, Follow};
 pub use generation::Generation;
 pub use prompts::{Prompt, Prompts};

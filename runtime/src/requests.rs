@@ -4,8 +4,8 @@ use std::fmt;
 use std::io::{BufRead, BufReader, Read};
 use std::time::Duration;
 
-use cacheplan_files::{Limit, Shown, Source, SourceError};
-use cacheplan_text::Message;
+use cacheplan_files::{Limit, Object, Shown, Source, SourceError};
+use cacheplan_text::{Message, no_stop};
 use serde::de::{self, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
@@ -82,7 +82,7 @@ struct Keys {
     id: Option<String>,
     prompt: Option<String>,
     prompt_ids: Option<Vec<u32>>,
-    messages: Option<Vec<Message>>,
+    messages: Option<Vec<Object<Message>>>,
     max_tokens: Option<usize>,
     #[serde(default)]
     stop: Stop,
@@ -110,6 +110,10 @@ impl<'de> Deserialize<'de> for Stop {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct OneOrSeveral;
 
+        fn stopping<E: de::Error>(stop: String) -> Result<String, E> {
+            no_stop(&stop).map_or(Ok(stop), |why| Err(E::custom(format_args!("`stop`: {why}"))))
+        }
+
         impl<'de> Visitor<'de> for OneOrSeveral {
             type Value = Stop;
 
@@ -118,7 +122,7 @@ impl<'de> Deserialize<'de> for Stop {
             }
 
             fn visit_str<E: de::Error>(self, one: &str) -> Result<Stop, E> {
-                Ok(Stop(vec![one.to_owned()]))
+                Ok(Stop(vec![stopping(one.to_owned())?]))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stop, A::Error> {
@@ -127,7 +131,7 @@ impl<'de> Deserialize<'de> for Stop {
                     if several.len() == MOST_STOPS {
                         return Err(de::Error::invalid_length(several.len() + 1, &self));
                     }
-                    several.push(stop);
+                    several.push(stopping(stop)?);
                 }
                 Ok(Stop(several))
             }
@@ -190,14 +194,14 @@ impl RequestLine {
     }
 
     fn parse(text: &[u8], line: usize) -> Result<Self, String> {
-        let keys: Keys = Limit::REQUESTS
+        let Object::<Keys>(keys) = Limit::REQUESTS
             .parse_json(text)
             // It is always the first line of what was parsed.
             .map_err(|error| error.to_string().replace(" line 1 column ", " column "))?;
         let prompt = match (keys.prompt, keys.prompt_ids, keys.messages) {
             (Some(text), None, None) => Prompt::Text(text),
             (None, Some(ids), None) => Prompt::Ids(ids),
-            (None, None, Some(messages)) => Prompt::Chat(messages),
+            (None, None, Some(messages)) => Prompt::Chat(messages.into_iter().map(|Object(message)| message).collect()),
             _ => return Err("a request has one of `prompt`, `prompt_ids` and `messages`".to_owned()),
         };
         if !(0.0..=LONGEST).contains(&keys.arrival) {
@@ -325,11 +329,20 @@ mod tests {
     #[case("{\"promt\": \"a\"}", "r.jsonl, line 1: JSON of another kind: unknown field `promt`")]
     #[case("\n\n[1]", "r.jsonl, line 3: JSON of another kind: ")]
     #[case(
+        "[\"an id\", \"Once\"]",
+        "line 1: JSON of another kind: invalid type: sequence, expected an object with keys"
+    )]
+    #[case("{\"messages\": [[\"user\", \"hi\"]]}", "invalid type: sequence, expected an object with keys")]
+    #[case(
         "{\"prompt\": \"a\", \"prompt_ids\": [1]}",
         "line 1: a request has one of `prompt`, `prompt_ids` and `messages`"
     )]
     #[case("{}", "line 1: a request has one of ")]
     #[case("{\"prompt\": \"a\", \"arrival\": -1}", "line 1: `arrival` is -1; it must be seconds from 0")]
+    #[case(
+        "{\"prompt\": \"a\", \"stop\": [\"a\\ufffd\"]}",
+        "`stop`: U+FFFD stands for bytes that are no character yet"
+    )]
     #[case("{\"prompt\": \"a\", \"stop\": 3}", "expected `stop` as a string or a list of at most 64 strings")]
     #[case("{\"prompt\": \"a\", \"max_tokens\": -3}", "line 1: JSON of another kind: invalid value: integer `-3`")]
     #[case(" \n", "r.jsonl: it holds no request")]

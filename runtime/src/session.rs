@@ -16,7 +16,7 @@ use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, registry::Descriptor};
 
-use self::unused::unused;
+use self::unused::{unused, unused_by_graphs};
 use crate::beam::{Beams, Hypothesis, Search};
 use crate::decoder::Decoder;
 use crate::device::{compute_dtype, device_info, open_device, stored_dtype};
@@ -168,7 +168,7 @@ impl Session {
             Decoder::load(model, &weights.shown_in(loading).predicting(predicting).with_latents(latents))
         };
         let engine = options.graph_engine.clone();
-        let is_graph = path.extension().is_some_and(|extension| extension == "onnx");
+        let is_graph = exported::is_graph(path);
         if is_graph && products == Products::Fast {
             return Err(WeightError::Rounded { found: "a graph has products of its own" }.into());
         }
@@ -292,8 +292,7 @@ impl Session {
             refused.map_or(Ok(()), |reason| Err(RuntimeError::DraftTree(reason)))?;
         }
         refuse_unused(&first, &settings, |feature| {
-            (!decoder.verifies_drafts() && feature == Feature::Speculation)
-                .then(|| "an exported graph verifies no drafts".into())
+            if decoder.verifies_drafts() { None } else { unused_by_graphs(feature, &first) }
         })?;
         if let Some(limit) = decoder.max_seq_len().filter(|&limit| first.limits.max_seq_len > limit) {
             let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);

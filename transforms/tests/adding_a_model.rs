@@ -50,7 +50,7 @@ fn a_wrong_description_says_what_is_wrong() {
     let dtype = "d_state = \"scan.state\"\n";
     assert!(wrong(dtype, &format!("dtype = \"float33\"\n{dtype}")).contains("`float33` is no dtype"));
     assert!(wrong("[kinds]", "[kindz]").contains("line 9: unknown key `kindz` (near: kinds); known are"));
-    assert!(wrong("\"scan.heads\"", "\"scan.hats\"").contains("none of `scan.hats` is there"));
+    assert!(wrong("\"scan.heads\"", "\"scan.hats\"").contains("none of `scan.hats` is in config.json"));
     assert!(wrong("look = \"attention\"", "").contains("layer 2 is of unknown kind `look`"));
 }
 
@@ -79,8 +79,16 @@ fn a_wrong_description_says_what_is_wrong() {
     "line 18, `blocks.mamba2.d_conv`: a key or a number was expected at the end"
 )]
 #[case::kind("\"attention\"", "\"atention\"", "line 7, `names.look`: unknown kind `atention` (near: attention)")]
-#[case::key_of_the_config("\"scan.heads\"", "\"scan.haeds\"", "none of `scan.haeds` is there (near: scan.heads")]
-#[case::pattern("\"mixer_types\"", "\"mixer_type\"", "none of `mixer_type` is there (near: mixer_types")]
+#[case::key_of_the_config(
+    "\"scan.heads\"",
+    "\"scan.haeds\"",
+    "line 14, `blocks.mamba2.num_heads`: none of `scan.haeds` is in config.json (near: scan.heads"
+)]
+#[case::pattern(
+    "\"mixer_types\"",
+    "\"mixer_type\"",
+    "line 3, `pattern`: none of `mixer_type` is in config.json (near: mixer_types"
+)]
 #[case::spelling("look = ", "lok = ", "layer 2 is of unknown kind `look` (near: lok")]
 #[case::model_type("model_types = [\"heron\"]", "model_types = [\"herno\"]", "unknown model_type `heron` (near: herno")]
 fn what_is_misspelt_in_a_description_is_told_with_its_place(

@@ -9,7 +9,7 @@ use cacheplan::kernels::roofline::{Measurement, run as measure, threads};
 use serde::{Deserialize, Serialize};
 
 use super::runner;
-use crate::failure::{Failure, in_file, json, print_now, refuse_inputs, write};
+use crate::failure::{Failure, in_file, json, print_now, refuse_places, write};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return runner::run(arguments);
     }
     let before = args.against.as_deref().map(earlier).transpose()?;
-    refuse_inputs(args.json.as_deref())?;
+    refuse_places(args.json.as_deref())?;
     let is_table = args.json.as_deref() != Some(Path::new("-"));
     let (mut printed, mut figures, mut losses) = (Ok(()), Vec::new(), Vec::new());
     let op = args.op.as_deref().unwrap_or_default();

@@ -135,6 +135,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     for (device, price) in &args.price {
         prices.state(device, *price).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
+        // A manifest may name others itself.
+        if !args.gpus.is_empty() && !args.gpus.iter().any(|(tried, _)| tried == device) {
+            return Err(Failure::new(2, format!("--price: `{device}` is none of the devices of --gpus")));
+        }
     }
     let devices = if args.gpus.is_empty() { usual()? } else { args.gpus.clone() };
     let question = FitQuestion {
@@ -238,7 +242,12 @@ fn of_command(
         measured: None,
     };
     let dtypes = [("--kv-dtype", dtypes.kv), ("--ssm-dtype", dtypes.ssm)];
-    let sought = args.start.sought(file, &beside, dtypes, &args.gpus, &question.devices)?;
+    let tokens = args.context.and_then(|context| match context {
+        Context::Tokens(tokens) => Some(tokens),
+        Context::Auto => None,
+    });
+    let sizes = [("--context", tokens), ("--sequences", args.sequences)];
+    let sought = args.start.sought(file, &beside, dtypes, sizes, &args.gpus, &question.devices)?;
     let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
     if let Some((.., request)) = sought.on.first() {

@@ -261,15 +261,6 @@ impl Reading {
         let config = target.device.resolve(&self.budget)?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let measured = target.measured()?;
-        let memory = config.budget.memory.as_ref().filter(|_| measurement.is_some());
-        let stated = [
-            ("memory.weights", memory.is_some_and(|memory| memory.weights.is_some())),
-            ("memory.activations", memory.is_some_and(|memory| memory.activations.is_some())),
-        ];
-        if let Some((key, _)) = stated.into_iter().find(|(_, stated)| *stated) {
-            let said = format!("`{key}` is stated beside --measurement, which has measured that; leave one out");
-            return Err(Failure::new(2, said));
-        }
         let mut request = target.device.put(PlanRequest::of(open_model(self)?).with_config(config));
         if self.budget.budget.is_none() {
             request = request.stated_in(Stated::Flags);

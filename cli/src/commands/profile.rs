@@ -7,7 +7,7 @@ use cacheplan::runtime::{Session, SessionOptions};
 
 use crate::commands::load::ModelArgs;
 use crate::commands::run::{failure, open};
-use crate::failure::{Failure, print, refuse_inputs, write};
+use crate::failure::{Failure, print, refuse_places, write};
 use crate::progress;
 
 #[derive(clap::Args)]
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options =
         SessionOptions { backend: args.device.clone(), draft: args.draft.clone(), ..args.source.session_options()? };
     let mut session = open(&args.source, options)?;
-    refuse_inputs(args.out.as_deref())?;
+    refuse_places(args.out.as_deref())?;
     let profile = progress::during("measuring one forward", || session.profile()).map_err(failure)?;
     let lines = session.measured(&profile).map_err(failure)?.to_toml();
     match &args.out {

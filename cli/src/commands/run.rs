@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::graphs::GraphEngine;
 use cacheplan::kernels::{Backend, Products};
-use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, WeightError};
+use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, WeightError, is_graph};
 use clap::ArgMatches;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::commands::Format;
 use crate::commands::hub;
 use crate::commands::load::ModelArgs;
-use crate::failure::{Failure, json, note, print, print_json, refuse_inputs, write};
+use crate::failure::{Failure, json, note, print, print_json, refuse_places, write};
 use crate::paint::print_table;
 use crate::progress;
 use crate::trace::TraceArgs;
@@ -114,12 +114,12 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     if let (Some(_), Some(prompts)) = (&args.logits, args.ask.prompts().filter(|prompts| *prompts != 1)) {
         return Err(Failure::new(2, format!("--logits needs a single --prompt-ids; {prompts} are given")));
     }
-    let has_graph = args.static_graphs.is_some() || args.source.model.extension().is_some_and(|found| found == "onnx");
+    let has_graph = args.static_graphs.is_some() || is_graph(&args.source.model);
     if args.onnx_runtime.is_some() && !has_graph {
         return Err(Failure::new(2, "--onnx-runtime runs exported graphs: give one, or --static"));
     }
     args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
-    args.results.check()?;
+    args.results.check(args.output.format)?;
     if args.logits.as_deref() == Some(Path::new("-")) {
         return Err(Failure::new(2, "--logits are no text; name a file"));
     }
@@ -150,7 +150,9 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
     let prompts = prompts.within(session.plan().limits.max_seq_len);
     let files = [&args.logits, &args.stats, &args.ask.out].into_iter().flatten().map(PathBuf::as_path);
-    refuse_inputs(files.chain(args.results.files()))?;
+    refuse_places(files.chain(args.results.files()))?;
+    let lines = if let Asked::Lines(lines) = &asked { lines.as_slice() } else { &[] };
+    args.ask.refuse_undrawn(&session.generation_config().sampling, lines)?;
     let served = match asked {
         Asked::Prompts(asked) if args.ask.beams.is_some() => beams::serve(&mut session, args, &prompts, &asked),
         Asked::Prompts(asked) => {
@@ -174,6 +176,9 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
 /// Reads a model, which takes as long as it is large.
 pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Session, Failure> {
     let (model, loading) = (&source.model, options.loading.clone());
+    if model == Path::new("-") {
+        return Err(Failure::new(2, "a config that is piped in has no weights; name the folder or file of a model"));
+    }
     let read = move || loading.bytes();
     let session = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
     session.map_err(|error| match error {

@@ -196,6 +196,7 @@ impl StartArgs {
         file: Option<&Path>,
         beside: &Beside<'_>,
         dtypes: [(&str, Option<DType>); 2],
+        [tokens, sequences]: [(&str, Option<u64>); 2],
         named: &[(String, DeviceInfo)],
         usual: &[(String, DeviceInfo)],
     ) -> Result<Sought, Failure> {
@@ -224,6 +225,7 @@ impl StartArgs {
             // How many there are is what is sought.
             let launch = Launch { gpus: None, ..launch.clone() };
             let question = Question::of(&launch, &on(device)).map_err(failed)?;
+            question.refuse_beyond(tokens, sequences).map_err(failed)?;
             let models = match &models {
                 Some(models) => models,
                 None => models.insert(self.opened(&question, beside)?),

@@ -131,6 +131,11 @@ mod tests {
         "--model-path m --page-size 16"
     )]
     #[case("python -m dynamo.trtllm --model m --max-seq-len 8 --kv-block-size 32", "tensorrt-llm", "m --max_seq_len 8")]
+    #[case(
+        "python -m dynamo.trtllm --model-path m --publish-events-and-metrics --dyn-endpoint-types chat --max-seq-len 8",
+        "tensorrt-llm",
+        "m --max_seq_len 8"
+    )]
     #[case("python -m sglang.launch_server --namespace n", "sglang", "--namespace n")]
     fn a_worker_leaves_the_engine_its_own_words(#[case] command: &str, #[case] engine: &str, #[case] expected: &str) {
         assert_eq!(taken(command, engine).unwrap(), expected);

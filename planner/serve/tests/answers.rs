@@ -246,6 +246,18 @@ fn sparse_kernels_of_sglang_are_planned_as_far_as_they_lay_out_alike(
     assert_eq!(found.is_ok(), is_planned, "{:?}", found.err().map(|error| error.to_string()));
 }
 
+/// Layers of llama.cpp lie on those devices alone that a command splits them over.
+#[rstest]
+#[case("-sm none")]
+#[case("-ts 1,0")]
+fn devices_without_a_share_hold_nothing(#[case] split: &str) {
+    let starts = |split: &str| {
+        let command = launch(&format!("llama-server -m m -ngl 99 -c 8192{split}"));
+        answer(&command, models("meta-llama__Llama-3.1-70B-Instruct"), &on("2xh100")).unwrap().starts
+    };
+    assert_eq!((starts(""), starts(&format!(" {split}"))), (Starts::Yes, Starts::No));
+}
+
 #[test]
 fn a_launch_that_has_fewer_gpus_than_ranks_is_refused() {
     let one = Launch { gpus: Some(1), device: Some("h100".into()), ..launch("vllm serve m -tp 2") };

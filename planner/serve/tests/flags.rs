@@ -320,6 +320,13 @@ fn what_sglang_refuses_or_nobody_read(#[case] command: &str, #[case] code: u8, #
 #[case("sglang serve --model-path m --chunked-prefill-size 1000 --page-size 64", "0.5.23", 3, "divisible by page_size")]
 #[case("sglang serve --model-path m --attention-backend trtllm_mla", "0.5.23", 3, "only supported on Blackwell")]
 #[case("sglang serve --model-path m --swa-full-tokens-ratio 2", "0.5.23", 3, "should be in range (0, 1.0]")]
+#[case(
+    "vllm serve m --attention-backend BOGUS",
+    "0.33.0",
+    3,
+    "Unknown attention backend: 'BOGUS'. Valid options are: FLASH_ATTN, "
+)]
+#[case("vllm serve m --attention-config.backend bogus", "0.33.0", 3, "Unknown attention backend: 'BOGUS'")]
 #[case("vllm serve m --max-model-len auto", "0.13.0", 2, "invalid value: 'auto'")]
 #[case("llama-server -m m -c 4096 -md d", "b11549", 4, "the context of a model that drafts was not read")]
 #[case(
@@ -551,12 +558,14 @@ fn changed_commands_keep_the_variables_of_their_engine() {
 }
 
 #[test]
-fn kernels_that_only_a_plugin_may_have_are_noted() {
-    let notes = |backend: &str| {
-        told(&format!("{SERVE} --attention-backend {backend}"), "Qwen__Qwen3-8B", "0.33.0").unwrap().notes
+fn a_connector_that_nobody_read_is_noted() {
+    let is_noted = |config: &str| {
+        let answer = told(&format!("{SERVE} --kv-transfer-config {config}"), "Qwen__Qwen3-8B", "0.33.0").unwrap();
+        answer.notes.iter().any(|note| note.contains("was read: vLLM refuses one that it does not know"))
     };
-    let is_said = |notes: Vec<String>| notes.iter().any(|note| note.contains("only where a plugin has one"));
-    assert!(is_said(notes("BOGUS")) && !is_said(notes("FLASH_ATTN")));
+    assert!(is_noted(r#"{"kv_connector":"NixelConnector","kv_role":"kv_both"}"#));
+    assert!(!is_noted(r#"{"kv_connector":"NixlConnector","kv_role":"kv_both"}"#));
+    assert!(!is_noted(r#"{"kv_connector":"Own","kv_role":"kv_both","kv_connector_module_path":"a.b"}"#));
 }
 
 #[test]

@@ -16,9 +16,13 @@ const MAX_BYTES: u64 = 64 << 20;
 
 /// Reads, shows what came out, and gives why nothing did.
 fn refusal(bytes: &[u8]) -> String {
+    refusal_of("m", bytes)
+}
+
+fn refusal_of(name: &str, bytes: &[u8]) -> String {
     let start = Instant::now();
     let mut read = None;
-    let memory = allocation_counter::measure(|| read = Some(manifest::read("m", bytes)));
+    let memory = allocation_counter::measure(|| read = Some(manifest::read(name, bytes)));
     let shown = match read.unwrap() {
         Ok(launches) => {
             let shown: Vec<String> = launches.iter().map(|launch| format!("{launch} {launch:?}")).collect();
@@ -84,6 +88,36 @@ fn doubling(line: impl Fn(usize) -> String, tail: &str) -> String {
 #[case::flags_of_docker(repeated("docker run ", "-e ", "i vllm serve m"), "a script of more than 50000 words")]
 fn what_would_harm_is_refused(#[case] text: String, #[case] expected: &str) {
     let found = refusal(text.as_bytes());
+    assert!(found.contains(expected), "{found:.500}");
+}
+
+#[rstest]
+#[case::calls("a.bat", repeated("", "call ", "llama-server.exe -m m"), "")]
+#[case::conditions("a.bat", repeated("", "if x ", "llama-server.exe -m m"), "under a condition")]
+#[case::loops("a.bat", repeated("", "for a do if not exist b call ", "llama-server.exe -m m"), "under a condition")]
+#[case::stages(
+    "Dockerfile",
+    format!(
+        "FROM a AS s0\n{}{}CMD [\"vllm\", \"serve\", \"m\"]\n",
+        (0..9_000).map(|index| format!("ENV A{index}=1\n")).collect::<String>(),
+        (1..30_000).map(|index| format!("FROM s{} AS s{index}\n", index - 1)).collect::<String>()
+    ),
+    ""
+)]
+#[case::blocks("m", "{\n".repeat(24_000) + &"A=1\n".repeat(24_000) + "vllm serve m", "")]
+#[case::options_of_shells("m", format!("A=({})\nexec ${{A[@]}} ${{A[@]}} ${{A[@]}}", "sh -o ".repeat(24_000)), "no command that starts an engine")]
+#[case::forgotten_files(
+    "m",
+    format!("{}A=({})\nsed ${{A[@]}}", (0..2_000).map(|index| format!("cat > a{index} <<B\nB\n")).collect::<String>(), "b ".repeat(20_000)),
+    "an expansion of variables of more than"
+)]
+#[case::lists_of_containers(
+    "m",
+    format!("A=({})\ndocker run {} vllm/vllm-openai:v0.24.0 m", "b ".repeat(20_000), "-e A ".repeat(12_000)),
+    ""
+)]
+fn what_would_harm_in_a_file_of_a_kind_is_refused(#[case] name: &str, #[case] text: String, #[case] expected: &str) {
+    let found = refusal_of(name, text.as_bytes());
     assert!(found.contains(expected), "{found:.500}");
 }
 

@@ -234,6 +234,12 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "Unsupported cache type: q9_9",
     "llama-server -m m -c 8192 --cache-type-k q8_0"
 )]
+#[case::llama_main_device(
+    "llama-server -m m -c 8192 -sm none -mg 2",
+    "2xh100",
+    "invalid value for main_gpu: 2 (available devices: 2)",
+    "llama-server -m m -c 8192 -sm none --main-gpu 0"
+)]
 #[case::llama_slots(
     "llama-server -m m -c 8192 -np 0",
     "h100",

@@ -43,7 +43,9 @@ impl Origin {
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Flag(name) if name.starts_with('-') => write!(f, "flag {name}"),
+            // Whoever else states it, as an engine by its default.
+            Self::Flag(name) => f.write_str(name),
             Self::Environment(name) => write!(f, "environment {name}"),
             Self::File { name, line: Some(line) } => write!(f, "{name}:{line}"),
             Self::File { name, line: None } => f.write_str(name),

@@ -11,6 +11,7 @@ use toml::{Table, Value};
 use crate::budget::key::{BudgetKey, PREFIX, Values};
 use crate::budget::{Budget, BudgetError, Origin, in_words, nearest, nearest_key};
 use crate::device::DeviceInfo;
+use crate::parallel::Parallel;
 use crate::render::columns;
 
 /// A value that stands above the file.
@@ -170,6 +171,19 @@ impl Config {
         Ok(Self { budget, settings })
     }
 
+    /// The sizes of `[parallel]` that these state, whether or not they go with each other.
+    ///
+    /// # Errors
+    /// A value that is no size.
+    pub fn parallel(stated: &[Override]) -> Result<Parallel, BudgetError> {
+        let mut table = Table::new();
+        for size in stated.iter().filter(|change| change.key.starts_with("parallel.")) {
+            set(&mut table, size)?;
+        }
+        let sizes = table.remove("parallel").map(Value::try_into::<Parallel>).transpose();
+        Ok(sizes.map_err(|error| plain(None, &error))?.unwrap_or_default())
+    }
+
     /// A commented budget file that reads as the default budget.
     pub fn commented_file() -> String {
         init::commented_budget()
@@ -271,11 +285,14 @@ fn wrong_by_itself(change: &Override) -> Option<BudgetError> {
 fn contradiction_of(flags: &[Override], error: &BudgetError) -> Option<BudgetError> {
     let mut alone = Table::new();
     flags.iter().try_for_each(|flag| set(&mut alone, flag)).ok()?;
-    let found = alone.try_into::<Budget>().ok()?.validated().err()?;
-    // The first key that is named is at fault; the last flag where none is.
+    let budget = alone.try_into::<Budget>().map_err(|error| plain(None, &error));
+    let found = budget.and_then(Budget::validated).err()?;
+    // The first key that is named is at fault; else the last flag of the section of one that is, or of all.
     let named = |flag: &&Override| found.message.find(&format!("`{}`", flag.key));
     let first = flags.iter().filter(|flag| named(flag).is_some()).min_by_key(named);
-    let origin = first.or(flags.last()).map(|flag| flag.origin.clone());
+    let section = |key: &str| key.split_once('.').map(|(section, _)| format!("`{section}."));
+    let beside = || flags.iter().rev().find(|flag| section(&flag.key).is_some_and(|of| found.message.contains(&of)));
+    let origin = first.or_else(beside).or(flags.last()).map(|flag| flag.origin.clone());
     (found.message == error.message).then_some(BudgetError { origin, ..found })
 }
 
@@ -285,7 +302,7 @@ fn plain(origin: Option<Origin>, error: &toml::de::Error) -> BudgetError {
         ["missing field ", field, ""] => {
             let mut paths = BudgetKey::all().iter().filter(|key| key.path.rsplit('.').next() == Some(field));
             match (paths.next(), paths.next()) {
-                (Some(key), None) => format!("`{}` is missing, which its section needs", key.path),
+                (Some(key), None) => format!("`{}` ({}) is missing, which its section needs", key.path, key.flag),
                 _ => error.message().to_owned(),
             }
         }

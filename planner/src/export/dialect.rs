@@ -161,7 +161,14 @@ impl Dialect {
             Says::DType(Class::Kv, _, names) if key.since <= release => Some(names),
             _ => None,
         });
-        names.flatten().filter(|(_, _, since)| *since <= release).map(|(dtype, ..)| *dtype).collect()
+        let mut known = Vec::new();
+        // Several words may say one of them.
+        for (dtype, ..) in names.flatten().filter(|(_, _, since)| *since <= release) {
+            if !known.contains(dtype) {
+                known.push(*dtype);
+            }
+        }
+        known
     }
 
     /// The engine's word for a dtype of such caches in the newest release.

@@ -254,6 +254,9 @@ fn a_dtype_that_the_engine_keeps_no_keys_in_is_refused(#[case] name: &str, #[cas
     let plan = model.request(&budget("max_seq_len = 4096\n[memory]\nbytes = '1GiB'")).plan().unwrap();
     let message = plan.export(target(name), None, &serving()).unwrap_err().to_string();
     assert!(message.contains(&format!("keeps no keys and values in {dtype} ")), "{message}");
+    let told = message.split("the model's own and ").nth(1).unwrap_or_default().replace(" and ", ", ");
+    let told: Vec<&str> = told.split(", ").collect();
+    assert!(told.iter().all(|word| told.iter().filter(|other| *other == word).count() == 1), "{message}");
 }
 
 /// What an engine would not admit of a plan is said with its number.

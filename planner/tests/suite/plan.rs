@@ -181,6 +181,19 @@ fn one_sequence_too_many_names_the_shortfall(#[case] grouping: &str) {
     assert_eq!((shortfall.needed, shortfall.shortfall), (needed, needed - (100 << 20)));
 }
 
+/// Whoever asks: the rule is not that of one door.
+#[rstest]
+#[case("weights")]
+#[case("activations")]
+fn what_was_measured_is_not_stated_beside_it(#[case] line: &str) {
+    let model = Model::new("m", 1).with("kv", 0, ResourceHandler::kv_paged(16, 128, DType::Bf16).unwrap());
+    let budget = budget(&format!("max_seq_len = 64\n[memory]\nfraction = 0.9\nof = 'free'\n{line} = '1GiB'"));
+    let measured = ForwardProfile { resident_bytes: 5 << 30, forward_bytes: 3 << 30, free_bytes: 38 << 30 };
+    let error = model.request(&budget).with_profile(measured).plan().unwrap_err();
+    assert_eq!(error.exit_code(), 2);
+    assert!(error.to_string().starts_with(&format!("`memory.{line}` is stated beside a profiled forward")), "{error}");
+}
+
 #[test]
 fn a_resize_divides_what_was_measured() {
     let model = Model::new("m", 1).with("kv", 0, ResourceHandler::kv_paged(16, 128, DType::Bf16).unwrap());
@@ -404,7 +417,7 @@ fn the_longest_sequence_needs_memory_and_room_for_one() {
 }
 
 #[rstest]
-#[case(&[("parallel.tp", "1")], Err("2 devices are named, but [parallel] has 1 ranks"))]
+#[case(&[("parallel.tp", "1")], Err("2 devices are named, but [parallel] has 1 rank"))]
 #[case(&[("parallel.ep", "2")], Ok(2))]
 #[case(&[("parallel.dcp", "2")], Ok(2))]
 #[case(&[("parallel.pp", "2")], Ok(1))]

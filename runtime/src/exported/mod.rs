@@ -124,9 +124,18 @@ impl Role {
 /// Tokens of a step that is planned where graphs that keep no keys do not say, as in other plans.
 const STEP_TOKENS: u64 = 2048;
 
+/// Whether a path names an exported graph, as [`Session::open`](crate::Session::open) takes it; a folder is none, whatever its name.
+pub fn is_graph(path: &Path) -> bool {
+    is_file_of(path, "onnx")
+}
+
+fn is_file_of(path: &Path, format: &str) -> bool {
+    path.extension().is_some_and(|extension| extension == format) && !path.is_dir()
+}
+
 /// Refuses a program of torch.export, which nothing here runs.
 pub(crate) fn refuse_program(path: &Path) -> Result<()> {
-    if path.extension().is_none_or(|extension| extension != "pt2") {
+    if !is_file_of(path, "pt2") {
         return Ok(());
     }
     let reason = "programs of torch.export are planned, not run; give the model's own folder, or an ONNX graph";
@@ -141,7 +150,7 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unread)? {
         let path = entry.map_err(unread)?.path();
-        if path.extension().is_some_and(|extension| extension == "onnx") {
+        if is_graph(&path) {
             files.push(path);
         }
     }

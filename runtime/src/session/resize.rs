@@ -1,7 +1,7 @@
 //! A session measured, and its pools resized to what was measured.
 
 use cacheplan_managers::CountingAllocator;
-use cacheplan_planner::{ForwardProfile, MeasuredLedger};
+use cacheplan_planner::{ForwardProfile, MeasuredLedger, Memory};
 
 use super::Session;
 use crate::decoder::Decoder;
@@ -66,7 +66,16 @@ impl Session {
                 .map_or(0, |info| info.free_bytes.saturating_sub(self.decoder.mapped_bytes())),
         };
         let measurement = ForwardProfile { resident_bytes, forward_bytes: measured.forward_bytes, free_bytes };
-        let resized = self.request.clone().with_profile(measurement).plan();
+        // What was stated until it was measured stands no longer.
+        let is_stated = |memory: &Memory| memory.weights.is_some() || memory.activations.is_some();
+        let request = match self.request.config().budget.memory.clone().filter(is_stated) {
+            Some(memory) => {
+                let measured = Memory { weights: None, activations: None, ..memory };
+                self.request.changed(|budget| budget.memory = Some(measured))
+            }
+            None => self.request.clone(),
+        };
+        let resized = request.with_profile(measurement).plan();
         let next = resized.as_ref().unwrap_or(self.caches.plan()).clone();
         self.caches.resize(&next)?;
         self.start_reuse()?;

@@ -1,6 +1,6 @@
 //! What of a plan a session would not use.
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_kernels::Backend;
 use cacheplan_managers::book::NoReuse;
 use cacheplan_managers::prefix::PrefixReuse;
@@ -8,6 +8,21 @@ use cacheplan_planner::{Budget, CachePlan};
 
 use crate::device::compute_dtype;
 use crate::features::Feature;
+
+/// The same of an exported graph, which computes with the plan's caches in place of the model's layers.
+pub(super) fn unused_by_graphs(feature: Feature, plan: &CachePlan) -> Option<String> {
+    match feature {
+        Feature::Speculation => Some("an exported graph verifies no drafts".into()),
+        Feature::KvDtype => {
+            let handlers =
+                plan.resources.iter().map(|resource| &resource.handler).filter(|handler| !handler.is_state());
+            let is_float = |dtype: &DType| matches!(dtype, DType::F32 | DType::F16 | DType::Bf16 | DType::Int32);
+            let dtype = handlers.map(ResourceHandler::dtype).find(|dtype| !is_float(dtype))?;
+            Some(format!("an exported graph is given keys and values in f32, f16 and bf16, and none in {dtype}"))
+        }
+        _ => None,
+    }
+}
 
 /// Why a session does not use a feature of a plan; `None` where it does.
 pub(super) fn unused(
@@ -31,11 +46,11 @@ pub(super) fn unused(
             Some(format!("a run computes states in f32, f16 and bf16, and none in {dtype}"))
         }
         Feature::Ranks => Some("a run has the whole model on one device".into()),
-        Feature::Speculation if !predicts && predicting > 0 => Some(
+        Feature::PredictionLayers if !predicts && predicting > 0 => Some(
             "a run guesses by a draft model or by looking up the prompt, and has no prediction layers of this model (GGUF files' are not read)"
                 .into(),
         ),
-        Feature::Speculation if predicting > 1 => {
+        Feature::PredictionLayers if predicting > 1 => {
             Some("a run guesses with one prediction layer, one token after the other; state `mtp_layers = 1`".into())
         }
         // Snapshots are the default. Inputs that are kept in fewer bits than they have would move states elsewhere.
@@ -49,7 +64,7 @@ pub(super) fn unused(
                 "replay keeps inputs in {stored} and the run computes in f32; `speculation.scheme = \"snapshots\"` would do"
             ))
         }
-        Feature::Speculation => None,
+        Feature::Speculation | Feature::PredictionLayers => None,
         // Whoever makes way waits there.
         Feature::HostTier if plan.limits.max_batch_size > 1 => None,
         Feature::HostTier | Feature::Checkpoints | Feature::Int8Checkpoints => match prefixes {

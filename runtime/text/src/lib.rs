@@ -28,7 +28,7 @@ mod tokenizer;
 mod vocabulary;
 
 pub use error::TextError;
-pub use stop::Piece;
+pub use stop::{Piece, no_stop};
 pub use stream::TextStream;
 pub use template::{ChatTemplate, Message, TemplateSource};
 pub use tokenizer::Tokenizer;

@@ -9,6 +9,17 @@ pub struct Piece {
     pub stopped: bool,
 }
 
+/// Why a string ends no text when it comes, where it does not.
+pub fn no_stop(stop: &str) -> Option<&'static str> {
+    match stop.chars().last() {
+        None => Some("an empty string ends no text"),
+        Some(char::REPLACEMENT_CHARACTER) => Some(
+            "U+FFFD stands for bytes that are no character yet, and is seen only behind what comes next; end it before",
+        ),
+        Some(_) => None,
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct StopStrings {
     stop: Vec<String>,

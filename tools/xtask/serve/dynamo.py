@@ -58,7 +58,8 @@ def rows(modules):
 
 
 def flags_of(call):
-    said = [word.value for word in call.keywords if word.arg == "flag_name"] + call.args
+    # An obsolete spelling is still taken.
+    said = [word.value for word in call.keywords if word.arg in ("flag_name", "obsolete_flag")] + call.args
     more = [part for word in call.keywords if word.arg == "aliases" and isinstance(word.value, ast.List) for part in word.value.elts]
     words = [part.value for part in said + more if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     return [word for word in words if word.startswith("--")]

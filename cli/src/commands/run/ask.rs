@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use cacheplan::files::{Limit, Source};
 use cacheplan::runtime::{Prompt, Prompts, Request, RequestLine, Sampling, SamplingError, SamplingOptions, Session};
-use cacheplan::text::{Message, TextStream};
+use cacheplan::text::{Message, TextStream, no_stop};
 
 use super::template::Templates;
 use crate::failure::Failure;
@@ -46,7 +46,7 @@ pub(crate) struct AskArgs {
     max_new_tokens: Option<usize>,
 
     /// A string that ends a text and is no part of it; give it again for another
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = stopping)]
     pub(crate) stop: Vec<String>,
 
     /// Follow the N best continuations of each prompt and give the best; without sampling
@@ -121,6 +121,26 @@ impl AskArgs {
     pub(super) fn check(&self) -> Result<(), Failure> {
         let wrong = |error: SamplingError| Failure::new(2, format!("--{}: {error}", error.key.replace('_', "-")));
         self.sampling.options().over(&Sampling::default()).check().map_err(wrong)
+    }
+
+    /// Refuses what decides a draw where nothing is drawn; `base` is what the model's makers say, `lines` are the requests of a file.
+    pub(super) fn refuse_undrawn(&self, base: &Sampling, lines: &[RequestLine]) -> Result<(), Failure> {
+        let options = self.sampling.options();
+        let common = options.over(base);
+        let draws = |sampling: &Sampling| sampling.temperature > 0.0;
+        if draws(&common) || lines.iter().any(|line| draws(&line.sampling.over(&common))) {
+            return Ok(());
+        }
+        let stated = [
+            ("--seed", options.seed.is_some()),
+            ("--top-k", options.top_k.is_some()),
+            ("--top-p", options.top_p.is_some()),
+            ("--min-p", options.min_p.is_some()),
+        ];
+        stated.iter().find(|(_, stated)| *stated).map_or(Ok(()), |(flag, _)| {
+            let said = "does nothing where the most likely token is taken each time; state a --temperature above 0, or leave it out";
+            Err(Failure::new(2, format!("{flag} {said}")))
+        })
     }
 
     /// The file of requests, in the words of an error.
@@ -229,6 +249,10 @@ impl SamplingArgs {
             seed: self.seed,
         }
     }
+}
+
+fn stopping(text: &str) -> Result<String, &'static str> {
+    no_stop(text).map_or_else(|| Ok(text.to_owned()), Err)
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {

@@ -23,11 +23,15 @@ pub(crate) struct ResultArgs {
 }
 
 impl ResultArgs {
-    /// That a report has a format that is known, before there is anything to report.
-    pub(super) fn check(&self) -> Result<(), Failure> {
+    /// That a report has a format that is known, and stdout to itself, before there is anything to report.
+    pub(super) fn check(&self, format: Format) -> Result<(), Failure> {
         match self.report.as_deref() {
             Some([format, ..]) if !matches!(format.as_str(), "json" | "markdown") => {
                 Err(Failure::new(2, format!("--report is `{format}`; known is json and markdown")))
+            }
+            Some([_, file @ ..]) if format == Format::Json && file.first().is_none_or(|file| file == "-") => {
+                let said = "--report and --format json both print to stdout; name a file behind the report's format";
+                Err(Failure::new(2, said))
             }
             _ => Ok(()),
         }

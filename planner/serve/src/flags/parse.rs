@@ -121,7 +121,9 @@ impl Grammar {
     /// Reads the flag at `at`; gives the place of the next word.
     fn flag(&self, words: &[String], at: usize, parsed: &mut Parsed) -> Result<usize, ServeError> {
         let word = &words[at];
+        // What is none looks for what was meant among all flags.
         if self.engine.engine.name() == "vllm"
+            && word.starts_with("-O")
             && let Some((level, next)) = optimization_level(words, at, self.named("-O").is_err())
         {
             let Ok((flag, _)) = self.named("--optimization-level") else {

@@ -66,7 +66,8 @@ fn launches(
             Ok(vec![launch])
         }
         engine::Start::Container => {
-            let Some((container, gpus)) = docker::run(words, &variables) else { return Ok(Vec::new()) };
+            let found = docker::run(words, &variables, origin.reading, &origin.at)?;
+            let Some((container, gpus)) = found else { return Ok(Vec::new()) };
             let gpus = gpus.or(origin.gpus);
             let image = container.image.clone();
             let origin = Origin { image, gpus, through_shell: false, items: Vec::new(), ..origin.clone() };

@@ -140,6 +140,8 @@ pub(super) fn alone(root: &Spot<'_>) -> Result<Option<Launch>, ManifestError> {
     if words[0] == "trtllm-serve" {
         words.extend(root.get("model").map(|model| literal(&model)).transpose()?);
         settings(root, "", &mut launch.config)?;
+        // It is a word by now.
+        launch.config.retain(|(key, _)| key != "model");
     } else {
         let is_vllm = words[0] == "vllm";
         if let (true, Some(model)) = (is_vllm, root.get("model")) {
@@ -184,20 +186,16 @@ pub(super) fn flag(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Resu
         return Ok(());
     }
     match &value.node.value {
-        _ if value.node.is_null() => words.extend([format!("--{key}"), "None".to_owned()]),
         Value::Text { text, plain: true } if truth(text) == Some(true) => words.push(format!("--{key}")),
         // Both engines pass over what is false, and over what lists nothing.
         Value::Text { text, plain: true } if truth(text) == Some(false) => {}
         Value::List(items) if items.is_empty() => {}
-        Value::Text { text, plain } => {
-            let number = plain.then(|| whole(text)).flatten();
-            words.extend([format!("--{key}"), number.map_or_else(|| literal(value), |number| Ok(number.to_string()))?]);
-        }
+        Value::Text { .. } => words.extend([format!("--{key}"), scalar(value)?]),
         Value::List(_) => {
             words.push(format!("--{key}"));
             for item in value.items()? {
                 words.push(match &item.node.value {
-                    Value::Text { .. } => literal(&item)?,
+                    Value::Text { .. } => scalar(&item)?,
                     _ => json(item.node, &item.place())?.to_string(),
                 });
             }
@@ -205,6 +203,21 @@ pub(super) fn flag(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Resu
         Value::Map(_) => words.extend([format!("--{key}"), json(value.node, &value.place())?.to_string()]),
     }
     Ok(())
+}
+
+/// A scalar as Python shows what YAML makes of it.
+fn scalar(value: &Spot<'_>) -> Result<String, ManifestError> {
+    let written = value.raw().filter(|_| matches!(value.node.value, Value::Text { plain: true, .. }));
+    Ok(match written {
+        Some(_) if value.node.is_null() => "None".to_owned(),
+        Some(text) => match (truth(text), whole(text)) {
+            (Some(true), _) => "True".to_owned(),
+            (Some(false), _) => "False".to_owned(),
+            (None, Some(number)) => number.to_string(),
+            (None, None) => literal(value)?,
+        },
+        None => literal(value)?,
+    })
 }
 
 /// The settings of a map, with dots between the keys.
@@ -264,9 +277,10 @@ pub(super) fn truth(text: &str) -> Option<bool> {
 fn json(node: &Node, at: &Place) -> Result<Json, ManifestError> {
     Ok(match &node.value {
         _ if node.is_null() => Json::Null,
-        Value::Text { text, plain } => match (plain, truth(text), serde_json::from_str(text)) {
-            (true, Some(truth), _) => Json::Bool(truth),
-            (true, None, Ok(number @ Json::Number(_))) => number,
+        Value::Text { text, plain } => match (plain, truth(text), whole(text), serde_json::from_str(text)) {
+            (true, Some(truth), ..) => Json::Bool(truth),
+            (true, None, Some(number), _) => number.into(),
+            (true, None, None, Ok(number @ Json::Number(_))) => number,
             _ => Json::String(unknown::known(&unknown::mark_templates(text), at)?),
         },
         Value::List(items) => Json::Array(items.iter().map(|item| json(item, at)).collect::<Result<_, _>>()?),
@@ -311,6 +325,8 @@ mod tests {
     #[case("enable-prefix-caching: false\n", "")]
     #[case("bogus: false\nserved-model-name: []\n", "")]
     #[case("max-model-len: ~\n", " --max-model-len None")]
+    #[case("cudagraph-capture-sizes: [0x10, 8_0, ~, on, '010']\n", " --cudagraph-capture-sizes 16 80 None True 010")]
+    #[case("hf-overrides: {a: 0x10, b: 1.5}\n", " --hf-overrides '{\"a\":16,\"b\":1.5}'")]
     #[case("max-model-len: 010000\nmax-num-seqs: 0x10\n", " --max-model-len 4096 --max-num-seqs 16")]
     #[case("max-model-len: 8_192\nrevision: '010'\n", " --max-model-len 8192 --revision 010")]
     fn values_are_those_of_yaml_as_the_engine_reads_it(#[case] text: &str, #[case] expected: &str) {

@@ -2,6 +2,7 @@
 
 use super::engine;
 use super::error::{ManifestError, Place};
+use super::reading::Reading;
 use super::unknown;
 use super::variables::Variables;
 
@@ -26,7 +27,12 @@ const SWITCHES: [&str; 15] = [
 const SHORT_SWITCHES: [char; 5] = ['d', 'i', 't', 'P', 'q'];
 
 /// The container that `docker run` starts, and its GPUs. `shell` has the variables of whoever runs it.
-pub(super) fn run(words: &[String], shell: &Variables) -> Option<(Container, Option<u32>)> {
+pub(super) fn run(
+    words: &[String],
+    shell: &Variables,
+    reading: &Reading<'_>,
+    at: &Place,
+) -> Result<Option<(Container, Option<u32>)>, ManifestError> {
     let mut arguments = engine::container_arguments(words).unwrap_or_default();
     let mut container = Container::default();
     let mut gpus = None;
@@ -49,10 +55,12 @@ pub(super) fn run(words: &[String], shell: &Variables) -> Option<(Container, Opt
         match name.as_str() {
             "-e" | "--env" => match value.split_once('=') {
                 Some((name, value)) => container.variables.set(name, vec![value.to_owned()], true),
-                // Its value is that of the shell.
+                // Its value is that of the shell, of a list its first word.
                 None => {
-                    let words = shell.get(&value).map(<[String]>::to_vec);
-                    words.into_iter().for_each(|words| container.variables.set(&value, words, true));
+                    if let Some(word) = shell.get(&value).and_then(<[String]>::first) {
+                        reading.charge(word.len(), at)?;
+                        container.variables.set(&value, vec![word.clone()], true);
+                    }
                 }
             },
             "--gpus" => gpus = devices(&value),
@@ -63,10 +71,10 @@ pub(super) fn run(words: &[String], shell: &Variables) -> Option<(Container, Opt
             _ => {}
         }
     }
-    let (image, arguments) = arguments.split_first()?;
+    let Some((image, arguments)) = arguments.split_first() else { return Ok(None) };
     container.image = Some(image.clone());
     container.arguments = arguments.to_vec();
-    Some((container, gpus))
+    Ok(Some((container, gpus)))
 }
 
 /// The name of an option that has a value, and the value if it stands in the same word.

@@ -15,20 +15,21 @@ pub(super) fn is(text: &str) -> bool {
     }
 }
 
-/// What an image of a stage runs.
-#[derive(Clone, Default)]
+/// What a stage says of the image that it makes.
+#[derive(Default)]
 struct Stage {
     image: String,
+    /// The stage that it goes on from.
+    base: Option<usize>,
     /// Its variables.
     names: Vec<String>,
     entrypoint: Option<Run>,
     command: Option<Run>,
     /// The place of what was said last of it.
-    line: usize,
+    line: Option<usize>,
 }
 
 /// Words as a shell reads them.
-#[derive(Clone)]
 struct Run {
     words: Vec<String>,
     by_shell: bool,
@@ -47,19 +48,20 @@ impl Run {
 /// The script: the variables where they are set, and what the last stage runs.
 pub(super) fn script(text: &str) -> String {
     let mut script = vec![String::new(); text.lines().count()];
-    let mut stages: BTreeMap<String, Stage> = BTreeMap::new();
-    let (mut stage, mut name) = (Stage::default(), None);
+    let mut stages = vec![Stage::default()];
+    let mut names: BTreeMap<String, usize> = BTreeMap::new();
     for (line, instruction) in instructions(text) {
         let (word, rest) = instruction.split_once(char::is_whitespace).unwrap_or((&instruction, ""));
         let rest = rest.trim();
+        let index = stages.len();
+        let stage = &mut stages[index - 1];
         match word.to_ascii_uppercase().as_str() {
             "FROM" => {
                 let mut words = rest.split_whitespace().filter(|word| !word.starts_with("--"));
                 let image = words.next().unwrap_or("");
-                stages.extend(name.take().map(|name| (name, stage)));
-                let fresh = || Stage { image: format!("\"{image}\""), ..Stage::default() };
-                stage = stages.get(&image.to_lowercase()).cloned().unwrap_or_else(fresh);
-                name = words.nth(1).map(str::to_lowercase);
+                let base = names.get(&image.to_lowercase()).copied();
+                names.extend(words.nth(1).map(|name| (name.to_lowercase(), index)));
+                stages.push(Stage { image: format!("\"{image}\""), base, ..Stage::default() });
             }
             "ARG" if rest.contains('=') => rest.clone_into(&mut script[line]),
             "ENV" => {
@@ -77,31 +79,40 @@ pub(super) fn script(text: &str) -> String {
                     }
                 }
             }
-            "ENTRYPOINT" => (stage.entrypoint, stage.line) = (Some(Run::of(rest)), line),
-            "CMD" => (stage.command, stage.line) = (Some(Run::of(rest)), line),
+            "ENTRYPOINT" => (stage.entrypoint, stage.line) = (Some(Run::of(rest)), Some(line)),
+            "CMD" => (stage.command, stage.line) = (Some(Run::of(rest)), Some(line)),
             _ => {}
         }
     }
+    // The last stage, and those that it goes on from.
+    let of = |stage: &&Stage| stage.base.map(|base| &stages[base]);
+    let last: Vec<&Stage> = std::iter::successors(stages.last(), of).collect();
+    let line = last.iter().find_map(|stage| stage.line).unwrap_or(0);
     // Variables that are set behind it are its own all the same.
-    let mut last = script.split_off((stage.line + 1).min(script.len()));
-    last.extend([script.pop().unwrap_or_default(), run(&stage)]);
-    last.retain(|part| !part.is_empty());
-    script.push(last.join("; "));
+    let mut end = script.split_off((line + 1).min(script.len()));
+    end.extend([script.pop().unwrap_or_default(), run(&last)]);
+    end.retain(|part| !part.is_empty());
+    script.push(end.join("; "));
     script.join("\n")
 }
 
-/// `docker run` of what a stage has become; nothing where only its image says what it runs.
-fn run(stage: &Stage) -> String {
+/// `docker run` of what a stage has become with those that it goes on from; nothing where only its image says what it runs.
+fn run(stages: &[&Stage]) -> String {
     let mut words: Vec<&str> = vec!["docker", "run"];
-    words.extend(stage.names.iter().flat_map(|name| ["-e", name.as_str()]));
-    let command = stage.command.iter().flat_map(|run| &run.words).map(String::as_str);
-    match &stage.entrypoint {
-        None if stage.command.is_none() => return String::new(),
-        None => words.extend([&*stage.image].into_iter().chain(command)),
+    words.extend(stages.iter().rev().flat_map(|stage| &stage.names).flat_map(|name| ["-e", name.as_str()]));
+    let image = stages.last().map_or("", |stage| &*stage.image);
+    let entry = stages.iter().position(|stage| stage.entrypoint.is_some());
+    // An entrypoint takes back the command of what its stage goes on from.
+    let own = entry.map_or(stages, |entry| &stages[..=entry]);
+    let stated = own.iter().find_map(|stage| stage.command.as_ref());
+    let command = stated.iter().flat_map(|run| &run.words).map(String::as_str);
+    match entry.and_then(|entry| stages[entry].entrypoint.as_ref()) {
+        None if stated.is_none() => return String::new(),
+        None => words.extend([image].into_iter().chain(command)),
         Some(Run { words: entrypoint, by_shell }) => {
             let (first, others) =
                 entrypoint.split_first().map_or(("''", &[][..]), |(first, others)| (&**first, others));
-            words.extend(["--entrypoint", first, &*stage.image].into_iter().chain(others.iter().map(String::as_str)));
+            words.extend(["--entrypoint", first, image].into_iter().chain(others.iter().map(String::as_str)));
             // A shell takes no arguments from elsewhere.
             words.extend(command.filter(|_| !by_shell));
         }
@@ -158,6 +169,11 @@ mod tests {
         "FROM ubuntu AS build\nCMD vllm serve other\nFROM ubuntu\nRUN <<EOF\nCMD vllm serve none\nEOF\nENTRYPOINT vllm serve m\nCMD [\"x\"]\nENV A=1\n",
         "A=1 vllm serve m",
         8
+    )]
+    #[case::entrypoint_over_another_stage(
+        "FROM ubuntu AS base\nENV A=1\nCMD [\"x\"]\nFROM base AS two\nENV B=2\nENTRYPOINT [\"vllm\", \"serve\", \"m\"]\nFROM two\n",
+        "A=1 B=2 vllm serve m",
+        6
     )]
     fn a_dockerfile_starts_what_its_last_stage_runs(#[case] text: &str, #[case] command: &str, #[case] line: usize) {
         let found = manifest::read("Dockerfile", text.as_bytes()).unwrap();

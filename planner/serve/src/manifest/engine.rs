@@ -94,8 +94,10 @@ fn is_version(text: &str) -> bool {
 
 /// The script of `sh -c`, and the arguments behind it: `$0`, `$1`...
 pub(super) fn script(words: &[String]) -> Option<(&str, &[String])> {
+    /// Options that may stand in front of it: each word of a command may be the program.
+    const OPTIONS: usize = 32;
     let mut index = 1;
-    loop {
+    for _ in 0..OPTIONS {
         let option = words.get(index)?.strip_prefix('-').filter(|option| !option.starts_with('-'))?;
         // The name of an option stands behind `-o`.
         index += if option.ends_with('o') { 2 } else { 1 };
@@ -103,6 +105,7 @@ pub(super) fn script(words: &[String]) -> Option<(&str, &[String])> {
             return Some((words.get(index)?, &words[index + 1..]));
         }
     }
+    None
 }
 
 /// What stands behind `docker run`.

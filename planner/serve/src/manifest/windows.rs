@@ -68,8 +68,80 @@ pub(super) fn script(dialect: Dialect, text: &str) -> String {
     script
 }
 
-/// An assignment, or a command without what stands in front of its program.
+/// Assignments and commands, behind a condition where they stand behind one.
 fn statement(dialect: Dialect, line: &str) -> String {
+    if dialect == Dialect::PowerShell {
+        return command(dialect, line);
+    }
+    let (mut rest, mut is_conditional) = called(line);
+    let mut commands = String::new();
+    while !rest.is_empty() {
+        // A value goes on up to what joins commands.
+        let (part, joint, behind) = joined(rest);
+        let (part, says_when) = called(part);
+        is_conditional |= says_when;
+        commands += &command(dialect, part);
+        commands += if joint == "&" { ";" } else { joint };
+        rest = behind;
+    }
+    if is_conditional && !commands.is_empty() { format!("if :; then {commands}; fi") } else { commands }
+}
+
+/// What stands in front of a word that joins commands, that word, and what stands behind it.
+fn joined(line: &str) -> (&str, &str, &str) {
+    let mut rest = line;
+    while !rest.trim_start().is_empty() {
+        let (word, behind) = first_word(rest);
+        if matches!(word, "&" | "&&" | "||") {
+            return (&line[..line.len() - rest.len()], word, behind);
+        }
+        rest = behind;
+    }
+    (line, "", "")
+}
+
+/// What a line calls, and whether it says when: `call`, `if` and `for` stand in front of each other as often as they like.
+fn called(mut line: &str) -> (&str, bool) {
+    let is = |word: &str, known: &[&str]| known.contains(&&*word.to_ascii_lowercase());
+    let mut is_conditional = false;
+    loop {
+        let (first, mut behind) = first_word(line);
+        let (is_if, is_for) = (is(first, &["if"]), is(first, &["for"]));
+        if !is_if && !is_for && !is(first, &["call"]) {
+            return (line, is_conditional);
+        }
+        is_conditional |= is_if || is_for;
+        let mut words = std::iter::from_fn(|| {
+            let (word, rest) = first_word(behind);
+            behind = rest;
+            (!word.is_empty()).then_some(word)
+        });
+        if is_for {
+            words.find(|word| is(word, &["do"]));
+        } else if is_if && words.find(|word| !is(word, &["/i", "not"])).is_some_and(|word| is(word, &ASKS)) {
+            words.next();
+        }
+        line = behind;
+    }
+}
+
+/// What a condition asks about the word behind it.
+const ASKS: [&str; 3] = ["exist", "defined", "errorlevel"];
+
+/// The first word of a line, with its quotes, and what stands behind it.
+fn first_word(line: &str) -> (&str, &str) {
+    let line = line.trim_start();
+    let mut in_quotes = false;
+    let end = line.find(|char: char| {
+        in_quotes ^= char == '"';
+        char.is_whitespace() && !in_quotes
+    });
+    line.split_at(end.unwrap_or(line.len()))
+}
+
+/// A command without what stands in front of its program.
+fn command(dialect: Dialect, line: &str) -> String {
+    let line = line.trim_start();
     let (first, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
     let rest = rest.trim();
     match (dialect, first.to_ascii_lowercase().as_str()) {
@@ -79,11 +151,6 @@ fn statement(dialect: Dialect, line: &str) -> String {
                 |(name, value): (&str, &str)| format!("export {}={}", name.to_uppercase(), quoted(dialect, value));
             assignment(stated).map(value).unwrap_or_default()
         }
-        (Dialect::Batch, "if" | "for") => match behind_condition(&tokens(dialect, line)) {
-            [] => String::new(),
-            command => format!("if :; then {}; fi", statement(dialect, &command.join(" "))),
-        },
-        (Dialect::Batch, "call") => statement(dialect, rest),
         // A title and options stand in front.
         (Dialect::Batch, "start") => {
             let all = tokens(dialect, rest);
@@ -106,17 +173,6 @@ fn statement(dialect: Dialect, line: &str) -> String {
         }
         _ => words(dialect, line),
     }
-}
-
-/// The command of a line that says when it runs.
-fn behind_condition(words: &[String]) -> &[String] {
-    let is = |word: &String, known: &[&str]| known.contains(&&*word.to_ascii_lowercase());
-    if is(&words[0], &["for"]) {
-        return words.iter().position(|word| is(word, &["do"])).map_or(&[], |at| &words[at + 1..]);
-    }
-    let at = 1 + words[1..].iter().take_while(|word| is(word, &["/i", "not"])).count();
-    let asks = words.get(at).is_some_and(|word| is(word, &["exist", "defined", "errorlevel"]));
-    words.get(at + if asks { 2 } else { 1 }..).unwrap_or_default()
 }
 
 /// The words of a line, as a shell reads them.
@@ -178,6 +234,12 @@ fn quoted(dialect: Dialect, word: &str) -> String {
                 shown += &format!("${{{}}}", variable.to_uppercase());
                 rest = &behind[1..];
             }
+            // `%1`, and `%*` for all of them.
+            (Dialect::Batch, '%') if rest.starts_with(|behind: char| behind == '*' || behind.is_ascii_digit()) => {
+                let (argument, behind) = rest.split_at(1);
+                shown += &format!("${{{}}}", argument.replace('*', "@"));
+                rest = behind;
+            }
             // `@name` is a list under a name.
             (Dialect::PowerShell, '$' | '@') if !literal && (char == '$' || rest.len() + 1 == word.len()) => {
                 let behind = rest.trim_start_matches('{');
@@ -215,6 +277,12 @@ mod tests {
         "CUDA_VISIBLE_DEVICES=0 \"D:\\\\llama\\\\llama-server.exe\" -m \"D:\\\\m\\\\a.gguf\" --chat-template-kwargs '{\"a\": 1}'",
         4
     )]
+    #[case::joined(
+        "a.bat",
+        "set CUDA_VISIBLE_DEVICES=1 && call llama-server.exe -m a.gguf & pause\n",
+        "CUDA_VISIBLE_DEVICES=1 llama-server.exe -m a.gguf",
+        1
+    )]
     #[case::linux("start.ps1", "wsl vllm serve org/m --port 80\n", "vllm serve org/m --port 80", 1)]
     fn a_script_of_windows_starts_what_it_says(
         #[case] name: &str,
@@ -229,8 +297,16 @@ mod tests {
 
     #[rstest]
     #[case("a.bat", "llama-server.exe -m %MODEL%\n", "MODEL")]
+    #[case("a.bat", "echo a & if exist x llama-server.exe -m a.gguf\n", "under a condition")]
+    #[case("a.bat", "llama-server.exe -m m -np %1\n", "`$1` is an argument of the script")]
+    #[case("a.bat", "llama-server.exe -m m %*\n", "`$@` is an argument of the script")]
     #[case("a.bat", "if not exist x set M=a.gguf\nllama-server.exe -m %M%\n", "condition")]
     #[case("a.ps1", "$model = Get-Item x y\nllama-server -m $model\n", "MODEL")]
+    #[case(
+        "a.bat",
+        "if /i not \"%X%\"==\"a b\" call if exist \"c d\" llama-server.exe -m a.gguf\n",
+        "under a condition"
+    )]
     #[case("a.bat", "if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n", "condition")]
     fn what_a_script_of_windows_leaves_open_is_refused(#[case] name: &str, #[case] text: &str, #[case] expected: &str) {
         let error = manifest::read(name, text.as_bytes()).unwrap_err().to_string();

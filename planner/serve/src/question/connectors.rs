@@ -50,6 +50,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         "{} moves blocks that are counted here; what it keeps elsewhere is beside them",
         names.join(", ")
     ));
+    let unknown = names.iter().find(|name| !KNOW_GROUPS.contains(&&***name) && !KNOW_NONE.contains(&&***name));
+    let is_elsewhere = question.object(FLAG)?.is_some_and(|config| config.contains_key("kv_connector_module_path"));
+    if let Some(name) = unknown.filter(|_| !is_elsewhere) {
+        question.notes.push(format!(
+            "no connector `{name}` was read: vLLM refuses one that it does not know, unless `kv_connector_module_path` says where it is"
+        ));
+    }
     let manager = question.flag("--disable-hybrid-kv-cache-manager").map(|setting| setting.on);
     if manager == Some(false) && question.engine.version >= KEEPS_WHAT_IS_STATED {
         return Ok(());
@@ -58,7 +65,6 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         question.default_of("engine.hybrid_kv_cache", false);
         return Ok(());
     }
-    let unknown = names.iter().find(|name| !KNOW_GROUPS.contains(&&***name) && !KNOW_NONE.contains(&&***name));
     if let Some(unknown) = unknown.filter(|_| manager.is_none())
         && has_several_kinds(question, model)?
     {

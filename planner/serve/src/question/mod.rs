@@ -21,8 +21,7 @@ use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{
-    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, Parallel, PlanError, PlanRequest,
-    Stated,
+    Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanError, PlanRequest, Stated,
 };
 use cacheplan_transforms::Model;
 use serde::Serialize;
@@ -466,6 +465,23 @@ impl Question {
         self.count(self.engine.engine.sequences_flag())
     }
 
+    /// Refuses more tokens of a sequence, or more sequences, than the command states itself; each by the flag of whoever asks.
+    ///
+    /// # Errors
+    /// The first that is above the command's own, with the engine's flag for it.
+    pub fn refuse_beyond(&self, tokens: (&str, Option<u64>), sequences: (&str, Option<u64>)) -> Result<(), ServeError> {
+        let engine = self.engine.engine;
+        for ((flag, asked), own) in [(tokens, engine.length_flag()), (sequences, engine.sequences_flag())] {
+            if let (Some(asked), Some(stated)) = (asked, self.count(own).filter(|stated| *stated > 0))
+                && asked > stated
+            {
+                let why = format!("{asked} is above what the command states itself: {own} {stated}");
+                return Err(ServeError::Unconsumed { flag: flag.to_owned(), why });
+            }
+        }
+        Ok(())
+    }
+
     /// What the engine makes of it for a model.
     pub(crate) fn settled(mut self, Models { model, draft }: &Models) -> Result<(Self, Settled), ServeError> {
         let settle = match self.engine.engine.name() {
@@ -501,15 +517,7 @@ impl Question {
 
     /// Engines refuse the division over ranks that the planner has none of, in words of their own.
     fn refuse_layout(&self) -> Result<(), ServeError> {
-        let mut parallel = Parallel::default();
-        let sizes = [("tp", &mut parallel.tp), ("pp", &mut parallel.pp), ("dp", &mut parallel.dp)];
-        let rest = [("ep", &mut parallel.ep), ("cp", &mut parallel.cp), ("dcp", &mut parallel.dcp)];
-        for (name, size) in sizes.into_iter().chain(rest) {
-            let said = self.stated.iter().rev().find(|stated| stated.key.strip_prefix("parallel.") == Some(name));
-            if let Some(said) = said.and_then(|said| said.value.parse().ok()) {
-                *size = said;
-            }
-        }
+        let parallel = Config::parallel(&self.stated)?;
         let stated = self.parsed.settings.values().map(|setting| setting.flag);
         let divides = stated.filter(|flag| match meaning(self.engine.engine, flag) {
             Meaning::Key(path) | Meaning::Planner(FlagMeaning::Key(path)) => path.starts_with("parallel."),

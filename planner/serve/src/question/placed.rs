@@ -12,6 +12,7 @@ use cacheplan_transforms::{Resource, Resources};
 use super::Question;
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
 use crate::error::ServeError;
+use crate::flags::parse::Setting;
 use crate::flags::values::stoi;
 use crate::remedy::Remedy;
 
@@ -102,7 +103,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let compute = either(stated.activations, measured(lines.activations));
     let context = measured(lines.context);
     let others = [either(stated.graphs, measured(lines.graphs)), stated.reserve.map(|size| size.0)];
-    let devices = question.devices.as_ref().map_or(1, Devices::count);
+    let devices = used(question)?;
     let room = question.device().map(|device| device.total_bytes.saturating_mul(devices.into()));
     // Layers are divided over devices, and no layer's cells are.
     question.devices = question.device().cloned().map(Devices::from);
@@ -129,6 +130,30 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let scores = if llama_cpp::is_without_flash_attention(question) { scores(question, model) } else { 0 };
     let (device, devices) = (device(question), devices.into());
     Ok(Placed { room, weights, compute, scores, context, devices, device, is_shared, others, cells, short })
+}
+
+/// The devices that layers lie on: one where it splits nothing, and those with a share where it is told shares.
+fn used(question: &mut Question) -> Result<u32, ServeError> {
+    const SPLIT: &str = "--split-mode";
+    const MAIN: &str = "--main-gpu";
+    const SHARES: &str = "--tensor-split";
+    let Some(all) = question.devices.as_ref().map(Devices::count) else { return Ok(1) };
+    if question.value(SPLIT) == Some("none") {
+        let main = question.flag(MAIN).and_then(Setting::whole).unwrap_or(0);
+        return match u32::try_from(main) {
+            Ok(main) if main < all => Ok(1),
+            Ok(main) => {
+                let said = format!("invalid value for main_gpu: {main} (available devices: {all})");
+                Err(question.refused(said, [Remedy::Set(MAIN, "0".to_owned())]))
+            }
+            Err(_) => Err(ServeError::unread(MAIN, "layers lie on no device then", [Remedy::Remove(MAIN)])),
+        };
+    }
+    let Some(shares) = question.value(SHARES).filter(|_| all > 1) else { return Ok(all) };
+    let shares = shares.split([',', '/']).take(all as usize).map(|share| share.trim().parse::<f64>().unwrap_or(0.0));
+    let with_any = shares.filter(|share| *share > 0.0).count();
+    question.notes.push(format!("devices are taken to be filled alike; {SHARES} fills each by its share"));
+    Ok(u32::try_from(with_any).ok().filter(|used| *used > 0).unwrap_or(all))
 }
 
 /// What it leaves free of a device where it fits itself to it.

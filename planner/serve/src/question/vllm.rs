@@ -26,7 +26,8 @@ const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 
 
 /// What its configuration refuses of words that its parser takes.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
-    dtype::name(question)
+    dtype::name(question)?;
+    words::backend(question)
 }
 
 /// A model that drafts, as this version runs it.
@@ -76,7 +77,6 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if question.is_on("--disable-hybrid-kv-cache-manager") {
         question.default_of("engine.hybrid_kv_cache", false);
     }
-    question.notes.extend(words::backend(question));
     if let Some(backend) = dtype::backend(question) {
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }

@@ -170,6 +170,9 @@ pub(super) struct Pattern {
     pub(super) kinds: Vec<String>,
 }
 
+/// What a pattern tells, in the words of an error.
+pub(super) const KINDS: &str = "the kinds of the layers";
+
 /// The description of `model_type`; the caller's come first.
 pub(super) fn find(file: &str, model_type: &str, custom: &[String]) -> Result<Description, FrontendError> {
     for (which, text) in custom.iter().enumerate() {
@@ -249,14 +252,29 @@ impl Custom<'_> {
 
 /// What an error of a description that [`find`] found says of where it lies, if it is the caller's.
 pub(super) fn located(error: FrontendError, custom: &[String]) -> FrontendError {
-    let FrontendError::Description { model_type, .. } = &error else { return error };
+    let (FrontendError::Description { model_type, .. } | FrontendError::Missing { model_type, .. }) = &error else {
+        return error;
+    };
     let is_its = |text: &&String| {
         parse(text, model_type).is_ok_and(|description| description.model_types.iter().any(|known| known == model_type))
     };
     match custom.iter().enumerate().find(|(_, text)| is_its(text)) {
-        Some((which, text)) => Custom { text, which }.located(error),
+        Some((which, text)) => Custom { text, which }.located(sought_by(error, text)),
         None => error,
     }
+}
+
+/// A key that is not there and that a caller's description names: which of the two is wrong only the caller knows.
+fn sought_by(error: FrontendError, text: &str) -> FrontendError {
+    let FrontendError::Missing { file, model_type, what, keys, near } = &error else { return error };
+    let key = if what == KINDS { "pattern".to_owned() } else { format!("blocks.{what}") };
+    if Source::find_toml(text, &key).is_none() {
+        return error;
+    }
+    let reason =
+        format!("none of {keys} is in {file}{}; correct it, add it there, or pass --assume KEY=VALUE", Near(near));
+    let place = DescriptionPlace { key, ..DescriptionPlace::default() };
+    FrontendError::Description { model_type: model_type.clone(), place: Box::new(place), reason }
 }
 
 #[cfg(test)]

@@ -53,8 +53,8 @@ struct Shell<'a> {
     variables: Variables,
     origin: Origin<'a>,
     run: Run<'a>,
-    /// The compound commands around: their words, and whether what is in them runs for certain.
-    blocks: Vec<(&'static str, bool)>,
+    /// The compound commands around, and of each the outermost up to it that may not run.
+    blocks: Vec<Option<&'static str>>,
     /// Whether what follows `&&` runs for certain.
     is_certain: bool,
     /// Whether it runs only where something else failed.
@@ -78,16 +78,16 @@ impl Shell<'_> {
             match word {
                 // The last is the prompt of a command in a text.
                 "then" | "else" | "elif" | "do" | "!" | "$" => {}
-                "if" => self.blocks.push(("if", false)),
-                "for" => self.blocks.push(("for", false)),
-                "case" => self.blocks.push(("case", false)),
-                "{" => self.blocks.push(("{", !is_function)),
+                "if" => self.open("if", false),
+                "for" => self.open("for", false),
+                "case" => self.open("case", false),
+                "{" => self.open("{", !is_function),
                 // The name stands behind it.
                 "function" => (is_function, words) = (true, &words[words.len().min(1)..]),
                 "while" | "until" => {
                     let condition = words.get(1).and_then(Word::bare);
                     let forever = matches!((word, condition), ("while", Some("true" | ":")));
-                    self.blocks.push(("while", forever));
+                    self.open("while", forever);
                 }
                 "fi" | "done" | "esac" | "}" => {
                     self.blocks.pop();
@@ -107,7 +107,7 @@ impl Shell<'_> {
     fn write(&mut self, into: &Word, document: Option<&Word>, appends: bool) -> Result<(), ManifestError> {
         let path = self.expansion().value(into)?;
         let before = self.origin.files.iter().find(|(known, _)| **known == *path).map(|(_, text)| text.to_string());
-        self.forget(|known| known == path)?;
+        self.forget(std::slice::from_ref(&path))?;
         let is_certain = self.condition().is_none() && self.is_certain;
         if let (Some(document), true) = (document, is_certain) {
             let before = before.filter(|_| appends).unwrap_or_default();
@@ -120,16 +120,21 @@ impl Shell<'_> {
     }
 
     /// Forgets files that something may have changed.
-    fn forget(&mut self, is_changed: impl Fn(&str) -> bool) -> Result<(), ManifestError> {
-        self.origin.reading.charge(self.origin.files.len(), &self.origin.at)?;
-        self.origin.files.retain(|(known, _)| !is_changed(known));
+    fn forget(&mut self, changed: &[String]) -> Result<(), ManifestError> {
+        self.origin.reading.charge(self.origin.files.len() * changed.len(), &self.origin.at)?;
+        self.origin.files.retain(|(known, _)| !changed.iter().any(|changed| **changed == **known));
         Ok(())
+    }
+
+    /// Goes into a compound command.
+    fn open(&mut self, block: &'static str, is_certain: bool) {
+        let outer = self.blocks.last().copied().flatten();
+        self.blocks.push(outer.or((!is_certain).then_some(block)));
     }
 
     /// The block around, if it is not certain that it runs.
     fn condition(&self) -> Option<&'static str> {
-        let block = self.blocks.iter().find(|(_, certain)| !certain).map(|(block, _)| *block);
-        block.or(self.is_alternative.then_some("||"))
+        self.blocks.last().copied().flatten().or(self.is_alternative.then_some("||"))
     }
 
     /// `${NAME:=value}` sets what has no value.
@@ -193,7 +198,7 @@ impl Shell<'_> {
         if engine::start(&expanded).is_none() {
             // `sed -i` and others change what they name.
             let changes = expanded.first().is_some_and(|program| program != "cat");
-            return if changes { self.forget(|known| expanded.iter().any(|word| word == known)) } else { Ok(()) };
+            return if changes { self.forget(&expanded) } else { Ok(()) };
         }
         self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
         let mut variables = self.variables.clone();

@@ -9,7 +9,7 @@ use super::super::Question;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
-const FLAG: &str = "--attention-config";
+pub(super) const FLAG: &str = "--attention-config";
 /// The key that `--attention-backend` is.
 const BACKEND: &str = "backend";
 /// Keys of 0.20.1 to 0.33.0 on which no cache depends.

@@ -4,6 +4,7 @@ use cacheplan_planner::engines::Version;
 use serde_json::{Map, Value};
 
 use super::super::Question;
+use super::attention;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -11,7 +12,7 @@ use crate::remedy::Remedy;
 const READ: Version = Version(0, 33, 0);
 
 /// `AttentionBackendEnum`.
-const BACKENDS: &str = "AUTO FLASH_ATTN FLASH_ATTN_DIFFKV TRITON_ATTN TRITON_ATTN_DIFFKV TRITON_FLASH_ATTN ROCM_ATTN ROCM_SEGMENTED_ATTN \
+const BACKENDS: &str = "FLASH_ATTN FLASH_ATTN_DIFFKV TRITON_ATTN TRITON_ATTN_DIFFKV TRITON_FLASH_ATTN ROCM_ATTN ROCM_SEGMENTED_ATTN \
     ROCM_AITER_MLA ROCM_AITER_TRITON_MLA ROCM_AITER_FA ROCM_AITER_MLA_SPARSE XPU_MLA_SPARSE TORCH_SDPA FLASHINFER TRITON_FLASHINFER \
     FLASHINFER_MLA TOKENSPEED_MLA FLASHINFER_MLA_SPARSE FLASHINFER_MLA_SPARSE_SM120 FLASHINFER_MLA_SPARSE_SM90 TRITON_MLA CUTLASS_MLA \
     FLASHMLA FLASHMLA_SPARSE FLASHMLA_SPARSE_DSV4 FLASHINFER_MLA_SPARSE_DSV4 ROCM_FLASHMLA_SPARSE_DSV4 FLASHMLA_SPARSE_DSV41 \
@@ -32,11 +33,16 @@ fn lists(all: &str, word: &str) -> bool {
     all.split_whitespace().any(|known| known == word)
 }
 
-/// Kernels that it does not know, and a plugin may.
-pub(super) fn backend(question: &Question) -> Option<String> {
-    let unknown = |word: &&str| question.engine.version >= READ && !lists(BACKENDS, &word.to_uppercase());
-    let word = question.value("--attention-backend").filter(unknown)?;
-    Some(format!("vLLM itself knows no attention backend `{word}`: it starts only where a plugin has one of that name"))
+/// Kernels that it does not know; those of a plugin go by the names that it has for them.
+pub(super) fn backend(question: &Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--attention-backend";
+    let by_flag = question.value(FLAG).map(|word| (word.to_uppercase(), FLAG));
+    let stated = by_flag.or_else(|| Some((attention::backend(question)?, attention::FLAG)));
+    let unknown = |(word, _): &(String, _)| question.engine.version >= READ && word != "AUTO" && !lists(BACKENDS, word);
+    let Some((word, flag)) = stated.filter(unknown) else { return Ok(()) };
+    let known: Vec<&str> = BACKENDS.split_whitespace().collect();
+    let said = format!("Unknown attention backend: '{word}'. Valid options are: {}", known.join(", "));
+    Err(question.refused(said, [Remedy::Remove(flag)]))
 }
 
 /// Keys of a speculative config that it does not know, and ranks over which it divides no draft model.
