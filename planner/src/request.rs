@@ -194,6 +194,7 @@ impl PlanRequest {
         notes.extend(self.unpaged());
         let Some(model) = self.model.model() else { return notes };
         notes.extend(model.doubts.iter().cloned());
+        notes.extend(self.config.budget.unreached_windows(model));
         if let (None, Some(why), true) = (info.weights, &model.weights_unknown, self.needs_weights()) {
             notes.push(format!("the size of the weights is not known: {why}"));
         }

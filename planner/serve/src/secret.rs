@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use cacheplan_files::Shown;
 use cacheplan_planner::Engine;
 
-use crate::flags::near::distance;
 use crate::flags::table::all_flags;
 use crate::started::started;
 
@@ -104,7 +104,7 @@ pub(crate) fn is_secret_flag(engine: Option<Engine>, written: &str) -> bool {
         return true;
     }
     let is_near =
-        |name: &str| name.len().abs_diff(written.len()) * 3 <= name.len() && distance(&written, name) * 3 <= name.len();
+        |name: &str| name.len().abs_diff(written.len()) * 3 <= name.len() && Shown(&*written).distance(name) * 3 <= name.len();
     secrets.any(is_near) && !names(engine).any(|(name, _)| begins(name))
 }
 
