@@ -45,6 +45,11 @@ impl Failure {
         Self::new(1, chain(&error))
     }
 
+    /// The same error, where it is that of one of several.
+    pub(crate) fn in_place(self, place: &str) -> Self {
+        Self { message: format!("{}: {}", Shown(place), self.message), ..self }
+    }
+
     /// What is wrong.
     pub(crate) fn message(&self) -> &str {
         &self.message

@@ -168,6 +168,29 @@ fn a_profile_measures_a_draft_beside_the_model() {
     assert!((345_344..1_345_344).contains(&weights) && (345_344..350_000).contains(&draft), "{weights}, {draft}");
 }
 
+/// A start that failed: what failed, and what its command says would do.
+#[test]
+fn a_failed_start_is_answered_by_its_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let (whole, file) = (std::fs::read_to_string(log(VLLM)).unwrap(), folder.path().join("failed.log"));
+    let begun = &whole[..whole.find("GPU KV cache size").unwrap()];
+    let begun = &begun[..begun.rfind('\n').unwrap()];
+    std::fs::write(&file, format!("{begun}\nValueError: To serve at least one request with the model's max seq len"))
+        .unwrap();
+    let failed = "vllm did not start: one sequence of the longest length does not fit";
+    let checked = |args: &[&str]| {
+        let output = cacheplan(&[&["check", "--log", file.to_str().unwrap()][..], args].concat());
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let model = config("meta-llama__Llama-3.1-8B-Instruct");
+    let command =
+        |device, length| checked(&["--device", device, "--", "vllm", "serve", &model, "--max-model-len", length]);
+    let (code, out, err) = command("l4", "131072");
+    assert!(code == Some(3) && err.contains(failed) && out.contains("CHANGES"), "{out}{err}");
+    let (code, _, err) = command("h100", "4096");
+    assert!(code == Some(5) && err.contains(failed) && err.contains("its command starts"), "{err}");
+}
+
 #[rstest]
 #[case("torn.log", "this looks like vllm, but it ends before `GPU KV cache size: 165,792 tokens`")]
 #[case("foreign.log", "none of its 2 lines is of the start of vllm, sglang, tensorrt-llm, llama.cpp")]

@@ -246,21 +246,27 @@ fn a_command_is_answered_as_markdown_and_pictures_are_refused_with_what_would_do
     assert_eq!((code, err.contains("table, json or markdown")), (Some(2), true), "{err}");
 }
 
+/// Of several commands in a file a failure says whose it is.
+#[test]
+fn a_failure_names_its_command_among_several() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("two.yaml");
+    let bad = manifest("--tensor-parallel-size, '3'").replace("name: qwen", "name: wrong");
+    fs::write(&file, manifest("--max-model-len, '8192'") + "---\n" + &bad).unwrap();
+    let (code, _, err) = said(&cacheplan(&["plan", file.to_str().unwrap()]));
+    let failure = err.lines().find(|line| line.contains('×')).unwrap();
+    assert!(code == Some(3) && failure.contains("Deployment wrong"), "{err}");
+    assert!(!failure.contains("Deployment qwen"), "{err}");
+}
+
 /// The node of a manifest says its GPU; flags stand above it.
 #[test]
 fn fit_takes_the_gpu_of_a_manifests_node_unless_others_are_named() {
     let folder = tempfile::tempdir().unwrap();
-    let manifest = folder.path().join("deploy.yaml");
-    let text = format!(
-        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: qwen}}\nspec:\n  template:\n    spec:\n      \
-         nodeSelector: {{nvidia.com/gpu.product: NVIDIA-L40S}}\n      containers:\n      - name: vllm\n        \
-         image: vllm/vllm-openai:v0.11.0\n        command: [vllm, serve, {}, --max-model-len, '8192', --max-num-seqs, '8']\n        \
-         resources: {{limits: {{nvidia.com/gpu: 1}}}}\n",
-        config(QWEN)
-    );
-    fs::write(&manifest, text).unwrap();
+    let file = folder.path().join("deploy.yaml");
+    fs::write(&file, manifest("--max-model-len, '8192', --max-num-seqs, '8'")).unwrap();
     let of = |flags: &[&str]| {
-        let args = [&["fit", manifest.to_str().unwrap(), "--format", "json"][..], flags].concat();
+        let args = [&["fit", file.to_str().unwrap(), "--format", "json"][..], flags].concat();
         let (code, out, err) = said(&cacheplan(&args));
         assert_eq!(code, Some(0), "{err}");
         let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -371,26 +377,41 @@ fn block(text: &str, key: &str) -> String {
         .collect()
 }
 
-/// A repository with one command that starts and one that does not.
+/// A manifest whose node says its GPU.
+fn manifest(flags: &str) -> String {
+    format!(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: qwen}}\nspec:\n  template:\n    spec:\n      \
+         nodeSelector: {{nvidia.com/gpu.product: NVIDIA-L40S}}\n      containers:\n      - name: vllm\n        \
+         image: vllm/vllm-openai:v0.11.0\n        command: [vllm, serve, {}, {flags}]\n        \
+         resources: {{limits: {{nvidia.com/gpu: 1}}}}\n",
+        config(QWEN)
+    )
+}
+
+/// A repository with one command that starts, one that does not, one on a node, and a file that names no engine.
 fn repository() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let command = |flags: &str| format!("#!/bin/sh\nexec vllm serve {} {flags}\n", config(QWEN));
     fs::write(folder.path().join("serve-good.sh"), command("--max-model-len 8192")).unwrap();
     fs::write(folder.path().join("serve-bad.sh"), command("--max-model-len 8192 --tensor-parallel-size 3")).unwrap();
+    fs::write(folder.path().join("deploy.yaml"), manifest("--max-model-len, '8192', --max-num-seqs, '8'")).unwrap();
+    fs::write(folder.path().join("deploy-web.yaml"), "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n").unwrap();
     folder
 }
 
 #[rstest]
-#[case("serve-good.sh", 0)]
-#[case("serve-*.sh", 3)]
-fn the_actions_step_ends_as_the_worst_command(#[case] files: &str, #[case] code: i32) {
+#[case("serve-good.sh", "h100", 0)]
+#[case("serve-*.sh", "h100", 3)]
+#[case("serve-good.sh", "", 2)]
+#[case("deploy*.yaml", "", 0)]
+fn the_actions_step_ends_as_the_worst_command(#[case] files: &str, #[case] device: &str, #[case] code: i32) {
     let (repository, action) = (repository(), root().join("tools/action"));
     let step = block(&fs::read_to_string(action.join("action.yml")).unwrap(), "run");
     let mut bash = Command::new("bash");
     bash.args(["-eo", "pipefail", "-c", &step]).current_dir(repository.path());
     bash.envs([
         ("FILES", files),
-        ("DEVICE", "h100"),
+        ("DEVICE", device),
         ("FLAGS", "--expect-sequences 8"),
         ("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan")),
     ]);
@@ -403,11 +424,14 @@ fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
     let (repository, hooks) = (repository(), fs::read_to_string(root().join(".pre-commit-hooks.yaml")).unwrap());
     let of = |key: &str| hooks.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap().trim().to_owned();
     let args = of("args:");
-    let args = args.trim_matches(['[', ']']).split(", ");
+    let args = ["--device", "h100"].into_iter().chain(args.trim_matches(['[', ']']).split(", "));
+    for read in ["sh", "bash", "zsh", "bat", "cmd", "ps1", "ya?ml", "Dockerfile", "service", "sbatch", "slurm"] {
+        assert!(hooks.contains(read), "{read}");
+    }
     // A hook of `language: script` is the file in its repository, with its args and the names of the files.
     let mut hook = Command::new(root().join(of("entry:")));
     hook.args(args)
-        .args(["serve-good.sh", "serve-bad.sh"])
+        .args(["serve-good.sh", "serve-bad.sh", "deploy-web.yaml"])
         .current_dir(repository.path())
         .env("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan"));
     let output = hook.output().unwrap();

@@ -40,6 +40,15 @@ impl Shown<&str> {
         }
         row[right.len()]
     }
+
+    /// The known name that was probably meant, however it is capitalised.
+    pub fn nearest<T: AsRef<str>>(self, known: impl IntoIterator<Item = T>) -> Option<T> {
+        let meant = self.0.to_lowercase();
+        let far = |known: &T| Shown(&*meant).distance(&known.as_ref().to_lowercase());
+        let near = known.into_iter().map(|known| (far(&known), known));
+        let near = near.filter(|(far, known)| *far * 3 <= known.as_ref().len());
+        near.min_by(|(one, a), (other, b)| (one, a.as_ref()).cmp(&(other, b.as_ref()))).map(|(_, known)| known)
+    }
 }
 
 struct Line<'a, 'b> {
@@ -146,5 +155,7 @@ mod tests {
     fn the_distance_of_names_is_in_letters() {
         assert_eq!(Shown("kitten").distance("sitting"), 3);
         assert_eq!(Shown("same").distance("same"), 0);
+        assert_eq!(Shown("qwen3-8B").nearest(["Qwen3-14B", "Qwen3-8B", "Qwen2-7B"]), Some("Qwen3-8B"));
+        assert_eq!(Shown("x").nearest(["Qwen3-14B"]), None);
     }
 }

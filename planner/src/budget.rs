@@ -219,6 +219,10 @@ section! {
         /// Peak bytes of one step besides weights and caches.
         key("--activations", Values::Bytes, "assumed from max_num_tokens unless measured", "'512MiB'")
         pub activations: Option<ByteSize>,
+        /// What a process has on a device before anything else: the device's context and libraries.
+        key("--device-context", Values::Bytes, "assumed on a GPU unless measured", "'500MiB'")
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pub context: Option<ByteSize>,
         /// Bytes of captured CUDA graphs.
         key("--graphs", Values::Bytes, "assumed on a GPU unless measured", "'600MiB'")
         pub graphs: Option<ByteSize>,

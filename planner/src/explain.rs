@@ -228,6 +228,11 @@ impl Explainer<'_> {
                 None => sizes.push((member.bytes, vec![&member.resource])),
             }
         }
+        let mut sum: Vec<String> = sizes.iter().map(|(bytes, names)| format!("{} x {bytes}", names.len())).collect();
+        let of_members: u64 = sizes.iter().map(|(bytes, names)| bytes * names.len() as u64).sum();
+        sum.extend(
+            pool.unit_bytes.checked_sub(of_members).filter(|padding| *padding > 0).map(|it| format!("{it} padding")),
+        );
         let members = sizes.into_iter().map(|(bytes, names)| {
             let claim = format!("{} x {bytes} bytes: {}", names.len(), names.join(", "));
             let steps = match (pool.tokens_per_block, self.plan.resource(names[0])) {
@@ -248,7 +253,8 @@ impl Explainer<'_> {
         let each = if pool.checkpoints_of.is_some() {
             self.stored(pool)
         } else {
-            Derivation::new(format!("each {unit} is {} over all members", bytes(pool.unit_bytes)), members.collect())
+            let claim = format!("each {unit} is {} = {} over all members", bytes(pool.unit_bytes), sum.join(" + "));
+            Derivation::new(claim, members.collect())
         };
         let own = pool.checkpoints_of.as_ref().unwrap_or(&pool.id);
         let owner = self.plan.resources.iter().find(|resource| resource.pool == *own);
@@ -388,6 +394,7 @@ impl Explainer<'_> {
             }
             LedgerItem::Weights if memory(|memory| memory.weights.is_some()) => Some("`memory.weights`"),
             LedgerItem::Graphs => Some("`memory.graphs`"),
+            LedgerItem::Context => Some("`memory.context` (--device-context)"),
             LedgerItem::DraftWeights if drafting.is_some_and(|drafting| drafting.draft_weights.is_some()) => {
                 Some("`speculation.draft_weights`")
             }

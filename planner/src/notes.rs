@@ -1,6 +1,8 @@
 //! What a budget states and its author probably does not mean.
 
-use cacheplan_transforms::ModelInfo;
+use cacheplan_handlers::Growth;
+use cacheplan_transforms::layers::BlockSpec;
+use cacheplan_transforms::{Model, ModelInfo};
 
 use crate::budget::{Budget, Workload};
 
@@ -19,6 +21,30 @@ impl Budget {
             )
         });
         longer.into_iter().chain(cut).collect()
+    }
+
+    /// That layers have a window which no sequence is long enough for, where the model takes longer ones.
+    pub(crate) fn unreached_windows(&self, model: &Model) -> Option<String> {
+        let limit = self.max_seq_len_for(&model.info);
+        let most = model.info.max_position_embeddings.unwrap_or(u64::MAX);
+        let window = |block: &BlockSpec| match block {
+            BlockSpec::Attention(dims) => dims.window,
+            BlockSpec::Mla(dims) => dims.window,
+            _ => None,
+        };
+        let windows = model.layers.iter().filter_map(|layer| layer.blocks.iter().find_map(window));
+        let unreached = |window: &u64| !Growth::window_binds(*window, limit) && Growth::window_binds(*window, most);
+        let unreached: Vec<u64> = windows.filter(unreached).collect();
+        let least = unreached.iter().min()?;
+        let layers = unreached.len();
+        let (layers, they, keep) = if layers == 1 {
+            ("a layer".to_owned(), "it", "keeps")
+        } else {
+            (format!("{layers} layers"), "they", "keep")
+        };
+        Some(format!(
+            "max_seq_len {limit} does not reach the window of {least} tokens of {layers}: {they} {keep} every token"
+        ))
     }
 }
 
@@ -66,5 +92,17 @@ mod tests {
             step_tokens: None,
         };
         assert_eq!(Budget::from_toml(text, "b.toml").unwrap().notes(&model), expected);
+    }
+
+    #[rstest]
+    #[case("", Some("max_seq_len 4096 does not reach the window of 4096 tokens of 2 layers: they keep every token"))]
+    #[case("max_seq_len = 4097", None)]
+    fn a_window_that_no_sequence_reaches_is_said(#[case] text: &str, #[case] expected: Option<&str>) {
+        let config = r#"{ "model_type": "mistral", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 256, "max_position_embeddings": 32768,
+            "sliding_window": 4096 }"#;
+        let model = Model::read_config("config.json", config, &cacheplan_transforms::ReadOptions::default()).unwrap();
+        let request = crate::PlanRequest::of(model).with_budget(Budget::from_toml(text, "b.toml").unwrap());
+        assert_eq!(request.notes().first().map(String::as_str), expected);
     }
 }

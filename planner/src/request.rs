@@ -178,7 +178,11 @@ impl PlanRequest {
         // One that was built in Rust no reader has looked at.
         budget.validate().map_err(PlanError::Budget)?;
         if let (Some(_), Some(memory)) = (&self.profile, &budget.memory) {
-            let lines = [("memory.weights", memory.weights), ("memory.activations", memory.activations)];
+            let lines = [
+                ("memory.weights", memory.weights),
+                ("memory.activations", memory.activations),
+                ("memory.context", memory.context),
+            ];
             let stated = lines.into_iter().find(|(_, stated)| stated.is_some());
             stated.map_or(Ok(()), |(key, _)| Err(PlanError::Measured { key }))?;
         }
@@ -199,6 +203,7 @@ impl PlanRequest {
         notes.extend(self.unpaged());
         let Some(model) = self.model.model() else { return notes };
         notes.extend(model.doubts.iter().cloned());
+        notes.extend(self.config.budget.unreached_windows(model));
         if let (None, Some(why), true) = (info.weights, &model.weights_unknown, self.needs_weights()) {
             notes.push(format!("the size of the weights is not known: {why}"));
         }

@@ -4,13 +4,14 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown, Source};
+use cacheplan::planner::logs::LogError;
 use cacheplan::planner::{Engine, EngineLog, EngineSpec};
 use cacheplan::transforms::ReadOptions;
 
 use crate::commands::Format;
 use crate::commands::load::{OnDevice, read_plan};
 use crate::commands::start::{Beside, Print, StartArgs};
-use crate::failure::{DRIFT, Failure, in_file};
+use crate::failure::{DRIFT, Failure, in_file, note};
 
 /// A log, and whose it is.
 #[derive(clap::Args)]
@@ -89,19 +90,39 @@ fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
         ));
     }
     let print_as = if args.format == Format::Json { Print::Json } else { Print::Text };
-    match log {
-        Some(log) => args.start.check(&log.read()?, &beside, print_as),
-        None => args.start.run(&beside, print_as),
+    let Some(log) = log else { return args.start.run(&beside, print_as) };
+    match log.parsed()? {
+        Ok(read) => args.start.check(&read, &beside, print_as),
+        // Its command says what would do.
+        Err(error @ LogError::Failed { .. }) => {
+            note(&log.of_file(&error).message().to_owned());
+            args.start.run(&beside, print_as)?;
+            let said = "by what is known its command starts: it was another, or something else was on its devices";
+            Err(Failure::new(DRIFT, format!("{error}; {said}")))
+        }
+        Err(error) => Err(log.of_file(&error)),
     }
 }
 
 impl Log {
     /// What the log says, without holding all of it.
     pub(crate) fn read(&self) -> Result<EngineLog, Failure> {
+        let advice = "`cacheplan plan --device DEVICE -- COMMAND` says what would do";
+        self.parsed()?.map_err(|error| match error {
+            LogError::Failed { .. } => self.of_file(&error).with_advice(advice),
+            error => self.of_file(&error),
+        })
+    }
+
+    fn parsed(&self) -> Result<Result<EngineLog, LogError>, Failure> {
         let engine: Option<Engine> = self.engine.map(|spec| spec.engine);
         let source = Source::named(&self.log, Limit::LOG).map_err(Failure::error)?;
         source.within(Limit::LOG).map_err(Failure::error)?;
-        EngineLog::read(BufReader::new(source.reader()), engine).map_err(|error| in_file(&self.log, error))
+        Ok(EngineLog::read(BufReader::new(source.reader()), engine))
+    }
+
+    fn of_file(&self, error: &LogError) -> Failure {
+        in_file(&self.log, error)
     }
 
     /// What to call it where its lines are kept.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cacheplan::files::Shown;
 use cacheplan::transforms::{FrontendError, Model, ReadOptions};
 use cacheplan_hub::{Description, Hub, HubError};
 use cacheplan_web::DiskModel;
@@ -36,6 +37,35 @@ pub(crate) fn advice(path: &Path) -> Option<String> {
          puts them there",
         hub.cache()?.display()
     ))
+}
+
+/// A model that is here and has nearly that name: a file or folder in the same place, or one of the hub's cache.
+pub(crate) fn near(path: &Path) -> Option<String> {
+    near_in(&Hub::from_env(), path)
+}
+
+fn near_in(hub: &Hub, path: &Path) -> Option<String> {
+    let mut near = PathBuf::new();
+    let is_here = path.components().all(|part| {
+        let next = near.join(part);
+        let beside = if near.as_os_str().is_empty() { Path::new(".") } else { &near };
+        let meant = || Shown(part.as_os_str().to_str()?).nearest(names(Some(beside))).map(|name| near.join(name));
+        let found = if next.exists() { Some(next) } else { meant() };
+        found.map(|found| near = found).is_some()
+    });
+    if is_here {
+        return Some(near.display().to_string());
+    }
+    let said = path.to_str()?;
+    let cached: Vec<String> = names(hub.cache()).iter().filter_map(|folder| name_of(folder)).collect();
+    let whole =
+        cached.iter().find(|name| name.split('/').next_back().is_some_and(|last| last.eq_ignore_ascii_case(said)));
+    whole.cloned().or_else(|| Shown(said).nearest(cached))
+}
+
+/// The model of a folder `models--org--name`.
+fn name_of(folder: &str) -> Option<String> {
+    folder.strip_prefix("models--").map(|name| name.replace("--", "/"))
 }
 
 /// How to get the weights of a model in the cache.
@@ -91,7 +121,7 @@ fn places_in(hub: &Hub) -> Vec<DiskModel> {
 
 /// A folder `models--org--name`: its config, else each of its GGUF files.
 fn of_model(hub: &Hub, folder: &str) -> Vec<DiskModel> {
-    let Some(name) = folder.strip_prefix("models--").map(|name| name.replace("--", "/")) else { return Vec::new() };
+    let Some(name) = name_of(folder) else { return Vec::new() };
     let Some(snapshot) = hub.snapshot(folder) else { return Vec::new() };
     if snapshot.join("config.json").exists() {
         return vec![DiskModel { name, path: snapshot.display().to_string(), named: false }];
@@ -117,6 +147,21 @@ fn names(folder: Option<&Path>) -> Vec<String> {
 mod tests {
     use super::*;
     use std::fs;
+
+    #[test]
+    fn what_was_probably_meant_is_named() {
+        let here = tempfile::tempdir().unwrap();
+        let cache = here.path().join("hub");
+        fs::create_dir_all(cache.join("models--Qwen--Qwen3-8B/snapshots/1")).unwrap();
+        fs::create_dir_all(here.path().join("models/Llama-3.1-8B")).unwrap();
+        let hub = Hub::from_variables([("HF_HUB_CACHE".into(), cache.into())]);
+        let near = |path: &str| near_in(&hub, Path::new(path));
+        let beside = here.path().join("model/llama-3.1-8b");
+        assert_eq!(near_in(&hub, &beside), Some(here.path().join("models/Llama-3.1-8B").display().to_string()));
+        assert_eq!(near("Qwen/Qwen3-9B").as_deref(), Some("Qwen/Qwen3-8B"));
+        assert_eq!(near("qwen3-8b").as_deref(), Some("Qwen/Qwen3-8B"));
+        assert_eq!(near("mistralai/Mistral-7B-v0.1"), None);
+    }
 
     #[test]
     fn models_of_the_cache_have_their_names_and_newest_snapshots() {

@@ -311,7 +311,7 @@ pub(crate) fn open(
         let piped = Source::stdin(Limit::CONFIG).map_err(FrontendError::from);
         piped.and_then(|piped| Model::read_source(&piped, &[], options))
     } else {
-        hub::read(path, options).map_err(Failure::error)?
+        hub::read(path, options).map_err(|error| meant(path, Failure::error(error)))?
     };
     read.map_err(unread)
 }
@@ -321,10 +321,16 @@ pub(crate) fn unread(path: &Path, error: FrontendError) -> Failure {
         FrontendError::Source(SourceError::Io { name, source }) if source.kind() == ErrorKind::NotFound => {
             let nothing = hub::advice(path)
                 .unwrap_or_else(|| "there is no such file or folder; a model of the hub is named org/name".to_owned());
-            if path.exists() { in_file(name.as_ref(), source) } else { in_file(path, nothing) }
+            if path.exists() { in_file(name.as_ref(), source) } else { meant(path, in_file(path, nothing)) }
         }
         error => Failure::new(if error.is_unsupported() { 4 } else { 1 }, error),
     }
+}
+
+/// The same with the model that was probably meant.
+fn meant(path: &Path, failure: Failure) -> Failure {
+    let near = hub::near(path).map(|near| format!("did you mean {near}?"));
+    near.into_iter().fold(failure, |failure, near| failure.with_advice(&near))
 }
 
 /// The keys that variables of the environment state.

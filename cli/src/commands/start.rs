@@ -131,7 +131,7 @@ impl StartArgs {
         let mut failed = Ok(());
         for launch in launches {
             print(&format!("{}\n", Shown(&launch.place)))?;
-            let answered = self.answer(launch, beside, print_as);
+            let answered = self.answer(launch, beside, print_as).map_err(|failure| failure.in_place(&launch.place));
             if let (Err(failure), Ok(())) = (&answered, &failed) {
                 let mut lines = failure.message().lines();
                 note(lines.next().unwrap_or_default());

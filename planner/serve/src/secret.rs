@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
+use cacheplan_files::Shown;
 use cacheplan_planner::Engine;
 
-use crate::flags::near::distance;
 use crate::flags::table::all_flags;
 use crate::started::started;
 
@@ -107,8 +107,9 @@ pub(crate) fn is_secret_flag(engine: Option<Engine>, written: &str) -> bool {
     if SECRET_NAMES.iter().any(|name| begins(name)) {
         return true;
     }
-    let is_near =
-        |name: &str| name.len().abs_diff(written.len()) * 3 <= name.len() && distance(&written, name) * 3 <= name.len();
+    let is_near = |name: &str| {
+        name.len().abs_diff(written.len()) * 3 <= name.len() && Shown(&*written).distance(name) * 3 <= name.len()
+    };
     let first = |names: &Names| names.range(&*written..).next().is_some_and(|(name, _)| begins(name));
     SECRET_NAMES.iter().any(|name| is_near(name)) && !names(engine).any(first)
 }

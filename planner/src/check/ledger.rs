@@ -51,14 +51,15 @@ fn outside_lines(request: &Inputs<'_>, step: StepSize) -> Vec<Line> {
             // Only what dimensions say is not known to the byte.
             lines.push(("weights", bytes, if known { 0 } else { bytes / 50 }, source));
         }
-        match measured.context {
-            Some(bytes) => lines.push(("context", bytes, 0, MEASURED)),
-            None if gpu => {
+        match (memory.context, measured.context) {
+            (Some(stated), _) => lines.push(("context", stated.0.into(), 0, ASSUMED)),
+            (None, Some(bytes)) => lines.push(("context", bytes, 0, MEASURED)),
+            (None, None) if gpu => {
                 let mut contexts = overheads(request, &LedgerItem::Context, |row| row.bytes);
                 let (middle, most) = middle_and_most(&mut contexts);
                 lines.push(("context", middle, middle.max(most - middle), ASSUMED));
             }
-            None => {}
+            (None, None) => {}
         }
         let groups = 128 * (1 << 20) * groups(budget.parallel);
         match measured.nccl {

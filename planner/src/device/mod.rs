@@ -5,6 +5,7 @@ mod names;
 
 use std::str::FromStr;
 
+use cacheplan_files::Shown;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -55,7 +56,10 @@ pub enum DeviceKind {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BadDevice {
     /// Neither a size nor a known name.
-    #[error("`{0}` is neither a size, such as 24GiB, nor a device whose memory is known: {known}", known = DeviceInfo::names().collect::<Vec<_>>().join(", "))]
+    #[error(
+        "`{0}` is neither a size, such as 24GiB, nor a device whose memory is known{near}: {known}",
+        near = near(.0),
+        known = DeviceInfo::names().collect::<Vec<_>>().join(", "))]
     Unknown(String),
     /// A part of a device.
     #[error(
@@ -190,6 +194,16 @@ impl DeviceInfo {
     }
 }
 
+/// The known names that begin so, else the nearest, as a question.
+fn near(text: &str) -> String {
+    let begun: Vec<String> = DeviceInfo::names().filter(|name| plain(name).starts_with(&plain(text))).collect();
+    let near = match &*begun {
+        [] => Shown(text).nearest(DeviceInfo::names()),
+        begun => Some(begun.join(" or ")),
+    };
+    near.filter(|_| !text.is_empty()).map_or(String::new(), |near| format!("; did you mean {near}? Those are"))
+}
+
 fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
@@ -265,6 +279,17 @@ mod tests {
         let device: DeviceInfo = text.parse().unwrap();
         assert_eq!((device.name.as_str(), device.total_bytes, device.free_bytes), (name, bytes, bytes));
         assert_eq!(device.is_nominal(), name != "stated");
+    }
+
+    #[rstest]
+    #[case("l40", "; did you mean l40s?")]
+    #[case("rtx-409", "; did you mean rtx-4090?")]
+    #[case("RTX 5098", "; did you mean rtx-5090?")]
+    #[case("mi300", "; did you mean mi300x?")]
+    #[case("toaster", "is known: ")]
+    fn what_was_probably_meant_is_named(#[case] text: &str, #[case] said: &str) {
+        let error = text.parse::<DeviceInfo>().unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
     }
 
     #[rstest]

@@ -1,5 +1,7 @@
 //! Asks an engine's rules what it would allocate for a request.
 
+use std::ops::Range;
+
 use cacheplan_handlers::{DType, Dim, Growth, Kind, Split};
 use cacheplan_transforms::Resource;
 
@@ -27,36 +29,60 @@ impl Inputs<'_> {
 
     /// The same of one engine of several: what it does not consume another may.
     pub(crate) fn predict_among(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        let last = self.budget.parallel.pp.saturating_sub(1);
+        let own = self.predict_on(self.stage..self.stage + 1, engine)?.pop();
+        own.unwrap_or(Err(PlanError::NoStage { stage: self.stage, last }))
+    }
+
+    /// The same of every stage, over which the model is divided once.
+    pub(crate) fn predict_stages(
+        &self,
+        engine: EngineSpec,
+    ) -> Result<Vec<Result<EnginePrediction, PlanError>>, PlanError> {
+        self.predict_on(0..self.budget.parallel.pp, engine)
+    }
+
+    fn predict_on(
+        &self,
+        wanted: Range<u32>,
+        engine: EngineSpec,
+    ) -> Result<Vec<Result<EnginePrediction, PlanError>>, PlanError> {
         let mut stated = self.budget.engine.clone();
         // What an export says to the engine too.
         stated.block_size = stated.block_size.or(self.budget.tokens_per_block);
         let options = stated.only(engine.engine.rules().consumes);
         let budget = Budget { engine: options, ..self.budget.clone() };
         let budget = self.device.map_or_else(|| budget.clone(), |device| budget.on(device));
-        Inputs { engine: Some(engine.assumptions()), budget: &budget, ..*self }.predicted(engine)
-    }
-
-    fn predicted(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
-        self.budget.validate().map_err(PlanError::Budget)?;
-        let parallel = self.budget.parallel;
+        budget.validate().map_err(PlanError::Budget)?;
+        let parallel = budget.parallel;
         parallel.validate().map_err(PlanError::Budget)?;
-        let max_seq_len = self.budget.max_seq_len_for(self.model);
-        let load = make::load(self.budget, max_seq_len)?;
-        let options = &self.budget.engine;
-        let of_stages: Vec<Self> = (0..parallel.pp).map(|stage| Self { stage, ..*self }).collect();
-        let held: Vec<RankResources<'_>> = of_stages.iter().map(Self::held_by_engine).collect::<Result<_, _>>()?;
+        let max_seq_len = budget.max_seq_len_for(self.model);
+        let load = make::load(&budget, max_seq_len)?;
+        let of_stages: Vec<Inputs<'_>> = (0..parallel.pp)
+            .map(|stage| Inputs { engine: Some(engine.assumptions()), budget: &budget, stage, ..*self })
+            .collect();
+        let held: Vec<RankResources<'_>> = of_stages.iter().map(Inputs::held_by_engine).collect::<Result<_, _>>()?;
         let rules = engine.engine.rules();
         let mut stages = Vec::with_capacity(held.len());
         for (request, held) in of_stages.iter().zip(&held) {
-            let caches =
-                Caches::of(held, &self.model.model_type, max_seq_len, self.budget, rules.storage, engine.version);
+            let caches = Caches::of(held, &self.model.model_type, max_seq_len, &budget, rules.storage, engine.version);
             stages.push(Stage { caches, bytes: request.engine_bytes(&load)? });
         }
+        let wanted = of_stages.iter().filter(|inputs| wanted.contains(&inputs.stage));
+        Ok(wanted.map(|inputs| inputs.predict_beside(engine, &held, &stages, &load)).collect())
+    }
+
+    /// What the engine allocates on this stage, beside what all of them hold.
+    fn predict_beside(
+        &self,
+        engine: EngineSpec,
+        held: &[RankResources<'_>],
+        stages: &[Stage<'_>],
+        load: &Load,
+    ) -> Result<EnginePrediction, PlanError> {
         let stage = self.stage as usize;
-        let own = stages.get(stage).cloned();
-        let Some(Stage { caches, bytes }) = own else {
-            return Err(PlanError::NoStage { stage: self.stage, last: parallel.pp - 1 });
-        };
+        let Stage { caches, bytes } = stages[stage].clone();
+        let (rules, options) = (engine.engine.rules(), &self.budget.engine);
         let draft_tokens = self.budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
         let resources = || held.iter().flat_map(|held| held.resources.iter());
         let of_kind = |kind: &Kind| resources().find(|resource| resource.handler.kind() == kind);
@@ -103,9 +129,9 @@ impl Inputs<'_> {
         }
         let mut situation = Situation {
             caches,
-            stages,
+            stages: stages.to_vec(),
             stage,
-            load,
+            load: load.clone(),
             options,
             budget: self.budget,
             model: self.model,

@@ -275,7 +275,7 @@ impl Ending {
 /// What an engine admits on every stage, and what ends it there.
 fn admitted(request: &PlanRequest, parallel: Parallel, engine: EngineSpec) -> Option<(u64, Ending)> {
     let settled = request.settled().ok()?;
-    let stages = (0..parallel.pp).map(|stage| match settled.inputs_of(stage, None).predict_among(engine) {
+    let stages = settled.inputs().predict_stages(engine).ok()?.into_iter().map(|predicted| match predicted {
         Ok(prediction) => Some((prediction.sequences, Ending::named("the engine".to_owned()))),
         Err(PlanError::DoesNotFit(short)) => Some((0, Ending::named(short.capped_by))),
         Err(_) => None,

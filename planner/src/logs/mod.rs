@@ -73,6 +73,16 @@ pub enum LogError {
         /// The line that says what the caches are.
         expected: &'static str,
     },
+    /// The start ends before the sizes of the caches, with an error.
+    #[error("{engine} did not start: {why} (line {line})")]
+    Failed {
+        /// The engine.
+        engine: Engine,
+        /// The first line that says it: what follows is mostly the end of other processes.
+        line: u64,
+        /// Why, in words of ours.
+        why: &'static str,
+    },
     /// Lines of several engines.
     #[error("lines of both {} and {}; pass the log of one engine, or name it with --as", .0, .1)]
     Mixed(Engine, Engine),

@@ -63,15 +63,18 @@ impl Answer {
 
     /// The best layout, and the commands that plan and serve it.
     fn details(&self, best: &Fit) -> String {
-        let price = best.per_hour.zip(best.per_million_tokens).map(|(hour, held)| {
-            let held = self.money(held, 4, "an hour for each million tokens that are asked for");
-            wrap(&format!("{}; {held}", self.money(hour, 2, "an hour")), 2)
+        let price = best.per_hour.map(|hour| {
+            let each = hour / self.sequences.max(1) as f64;
+            let each = self.money(each, 4, &format!("an hour for each of the {}", sequences(self.sequences)));
+            let each = if self.sequences > 1 { format!("; {each}") } else { String::new() };
+            wrap(&(self.money(hour, 2, "an hour") + &each), 2)
         });
         let why = if best.per_hour.is_some() { "the cheapest that holds" } else { "the least memory that holds" };
         let best_of = format!("{} x {}, {why}{}", best.devices, best.device, self.margin(best));
         let mut text = format!("\nBEST\n{}", wrap(&best_of, 2));
         text.push_str(&wrap(&self.ending(best), 2));
         text.push_str(&price.unwrap_or_default());
+        text.extend(self.next_cheaper(best).map(|said| wrap(&said, 2)));
         // A price may be lower for what is stored in fewer bits, which costs precision.
         let is_whole = |fit: &&Fit| fit.holds && fit.changed_dtypes() == 0 && fit.engine == best.engine;
         let whole = self.fits.iter().find(is_whole).filter(|_| best.changed_dtypes() > 0);
@@ -171,6 +174,23 @@ impl Answer {
             true => format!("capped by {}{more}", best.capped_by_words),
             false => format!("capped by memory, of the caches most for {}{more}", best.capped_by_words),
         }
+    }
+
+    /// What of that which costs less, or has less memory where nothing has a price, falls the least short.
+    fn next_cheaper(&self, best: &Fit) -> Option<String> {
+        let is_asked = |fit: &&Fit| fit.engine.is_some() == best.engine.is_some();
+        let cost = |fit: &Fit| fit.per_hour.map_or((0.0, fit.memory_bytes), |price| (price, 0));
+        let cheaper = |fit: &&Fit| fit.per_hour.is_some() == best.per_hour.is_some() && cost(fit) < cost(best);
+        let cheaper: Vec<&Fit> = self.fits.iter().filter(is_asked).filter(cheaper).collect();
+        // In the order of rows those come first that hold, at the least cost, then those that fall the least short.
+        let (name, next) =
+            (if best.per_hour.is_some() { "next cheaper" } else { "with less memory" }, cheaper.first()?);
+        if next.sequences == 0 {
+            return Some(format!("{name}: nothing that was tried holds any"));
+        }
+        let price = next.per_hour.map(|hour| format!(" at {}", self.money(hour, 2, "an hour"))).unwrap_or_default();
+        let (layout, held) = (next.layout(), next.sequences);
+        Some(format!("{name}: {} x {}, {layout},{price} holds {held} of {}", next.devices, next.device, self.sequences))
     }
 
     /// The bound of speed in words.

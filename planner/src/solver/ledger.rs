@@ -334,8 +334,11 @@ fn before_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
     if let (false, Some(weights), Some(stages)) = (is_measured, weights(request), stages) {
         ledger.weights(LedgerItem::Weights, weights, parallel, stages);
     }
-    if !ledger.measured(request, LedgerItem::Context) && is_device(request) {
-        ledger.context(request);
+    match memory.context {
+        Some(bytes) => ledger.line(LedgerItem::Context, bytes.0, Certainty::Assumed, "stated in the budget".into()),
+        None if ledger.measured(request, LedgerItem::Context) => {}
+        None if is_device(request) => ledger.context(request),
+        None => {}
     }
     let groups = u64::from(parallel.groups());
     if !ledger.measured(request, LedgerItem::Nccl) && runs_layers(request) && groups > 0 {

@@ -70,7 +70,7 @@ export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void):
   const map = draw(pictures.more);
   usable(map, (facts) => told.replaceChildren(facts.join('; ')), (part) => apply(answer.fits[Number(part.dataset['at'])]!));
   return [
-    h('p', {}, said, best?.per_million_tokens ? `; ${best.per_million_tokens.toFixed(4)} an hour for each million tokens that are held` : ''),
+    h('p', {}, said, best?.per_hour ? `; ${price(best.per_hour)} an hour, ${price(best.per_hour / answer.sequences)} for each of the sequences asked for` : ''),
     ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
     best && flags ? h('pre', { tabindex: 0 }, `vllm serve ${model} ${flags.vllm}`) : h('span'),
     draw(pictures.curves),

@@ -64,10 +64,10 @@ const NO_GROUP: &str = "group:";
 
 /// What `flag` of `engine` says.
 pub(crate) fn meaning(engine: Engine, flag: &Flag) -> Meaning {
-    let line = |name: &str| LINES.iter().find(|((of, flag), _)| *of == engine.name() && *flag == name);
+    let line = |name: &str| LINES.get(&(engine.name(), name)).copied();
     // An older parser's first name may be another's alias.
-    if let Some((_, meaning)) = flag.names().find_map(line) {
-        return *meaning;
+    if let Some(meaning) = flag.names().find_map(line) {
+        return meaning;
     }
     let names = flag.names().map(|name| name.trim_start_matches('-'));
     let said = names.filter_map(|name| engine.meaning_of(name)).find(|said| *said != FlagMeaning::Unsaid);
@@ -79,7 +79,7 @@ pub(crate) fn meaning(engine: Engine, flag: &Flag) -> Meaning {
     let groups = [Some(flag.group), newest.map(|newest| newest.group)];
     let of_group = groups.into_iter().flatten().filter(|group| !group.is_empty());
     let of_group = of_group.filter_map(|group| line(&format!("{NO_GROUP}{group}"))).next();
-    of_group.map_or(Meaning::Unread(NOBODY), |(_, meaning)| *meaning)
+    of_group.unwrap_or(Meaning::Unread(NOBODY))
 }
 
 #[cfg(test)]

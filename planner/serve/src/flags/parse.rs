@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use cacheplan_files::Shown;
 use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
 use super::meaning::{Meaning, meaning};
-use super::near::distance;
 use super::table::{Arity, Flag, Kind, flags, newest_with, took_value};
 use super::values::{human_int, is_negative, refuses, whole};
 use crate::error::ServeError;
@@ -121,10 +121,8 @@ impl Grammar {
     /// Reads the flag at `at`; gives the place of the next word.
     fn flag(&self, words: &[String], at: usize, parsed: &mut Parsed) -> Result<usize, ServeError> {
         let word = &words[at];
-        // What is none looks for what was meant among all flags.
         if self.engine.engine.name() == "vllm"
-            && word.starts_with("-O")
-            && let Some((level, next)) = optimization_level(words, at, self.named("-O").is_err())
+            && let Some((level, next)) = optimization_level(words, at, || self.named("-O").is_err())
         {
             let Ok((flag, _)) = self.named("--optimization-level") else {
                 return self.level(parsed, level).map(|()| next);
@@ -270,7 +268,8 @@ impl Grammar {
 
     fn unknown(&self, written: &str) -> ServeError {
         let known = self.flags.iter().flat_map(|flag| flag.names());
-        let near = known.map(|known| (distance(written, known), known)).filter(|(far, known)| *far * 3 <= known.len());
+        let near =
+            known.map(|known| (Shown(written).distance(known), known)).filter(|(far, known)| *far * 3 <= known.len());
         let near = near.min_by_key(|(far, _)| *far).map(|(_, known)| known);
         let said = match self.engine.engine.name() {
             "llama.cpp" => format!("invalid argument: {written}"),
@@ -314,9 +313,9 @@ impl Grammar {
     fn wrong(&self, flag: &'static Flag, value: &str, expected: &str) -> ServeError {
         let shown = secret::hidden_value(flag.name, value);
         let said = format!("argument {}: invalid value: '{shown}' ({expected} was expected)", flag.name);
-        let near = flag.choices.iter().filter(|known| distance(value, known) * 2 <= known.len());
+        let near = flag.choices.iter().filter(|known| Shown(value).distance(known) * 2 <= known.len());
         let near = near
-            .min_by_key(|known| (!known.starts_with(value), distance(value, known)))
+            .min_by_key(|known| (!known.starts_with(value), Shown(value).distance(known)))
             .map(|known| Remedy::Set(flag.name, (*known).to_owned()));
         let number = mended(flag.kind, value).map(|value| Remedy::Set(flag.name, value));
         self.parser(&said, near.into_iter().chain(number).chain([Remedy::Remove(flag.name)]))
@@ -366,12 +365,13 @@ impl Grammar {
 }
 
 /// vLLM's `-O3`, `-O=3` and, where `-O` is no flag of its own, `-O 3`, with the place of the word behind.
-fn optimization_level(words: &[String], at: usize, may_stand_apart: bool) -> Option<(&str, usize)> {
+fn optimization_level(words: &[String], at: usize, may_stand_apart: impl Fn() -> bool) -> Option<(&str, usize)> {
     let level = words[at].strip_prefix("-O")?;
     if !level.is_empty() {
         return Some((level.trim_start_matches('='), at + 1));
     }
-    let level = words.get(at + 1).filter(|level| may_stand_apart && matches!(level.as_str(), "0" | "1" | "2" | "3"))?;
+    let level =
+        words.get(at + 1).filter(|level| matches!(level.as_str(), "0" | "1" | "2" | "3") && may_stand_apart())?;
     Some((level, at + 2))
 }
 

@@ -57,6 +57,7 @@ struct Table {
     engine: &'static str,
     /// The versions whose parsers were read, oldest first.
     read: Vec<Version>,
+    /// By name, and of one name the oldest first.
     rows: Vec<Row>,
 }
 
@@ -84,7 +85,6 @@ pub(crate) fn flags(engine: Engine, version: Version) -> Vec<&'static Flag> {
     let until = |at: usize| at + 1 >= table.read.len() || table.read.get(at + 1).is_none_or(|next| version < *next);
     let mut found: Vec<&Row> = table.rows.iter().filter(|row| after(row.since) && until(row.until)).collect();
     // Of two forms the one that came first is kept, unless the other takes all that it takes.
-    found.sort_by_key(|row| (row.flag.name, row.since));
     found.dedup_by(|later, first| {
         let is_same = later.flag.name == first.flag.name;
         if is_same && later.flag.extends(&first.flag) {
@@ -135,7 +135,8 @@ impl Table {
         let mut lines = text.lines();
         let versions = lines.next().and_then(|line| line.split_once(": ")).map_or("", |(_, versions)| versions);
         let read: Vec<Version> = versions.split(' ').filter_map(|version| version.parse().ok()).collect();
-        let rows = lines.skip(1).filter_map(|line| Row::parse(engine, line, &read)).collect();
+        let mut rows: Vec<Row> = lines.skip(1).filter_map(|line| Row::parse(engine, line, &read)).collect();
+        rows.sort_by_key(|row| (row.flag.name, row.since));
         Self { engine, read, rows }
     }
 }

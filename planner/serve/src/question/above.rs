@@ -9,7 +9,8 @@ use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::table::{Flag, flags};
 
 /// What is beside caches on a device, which all engines leave room for.
-const BESIDE_CACHES: [&str; 4] = ["memory.weights", "memory.activations", "memory.graphs", "memory.reserve"];
+const BESIDE_CACHES: [&str; 5] =
+    ["memory.weights", "memory.activations", "memory.context", "memory.graphs", "memory.reserve"];
 /// What else a command line does not say: how long sequences really are, and what its engine finds out.
 const OTHERS: [&str; 5] = [
     "workload.prompt",

@@ -244,7 +244,13 @@ impl Question {
                     "what weights take".to_owned()
                 }
                 Meaning::Model | Meaning::Revision => "the model".to_owned(),
-                Meaning::Own => "read by the engine's own rule".to_owned(),
+                Meaning::Own => {
+                    // As its parser understands it: 16k is 16000 of vLLM's.
+                    let number = setting.whole().filter(|number| *number >= 0 && flag.kind != Kind::Text);
+                    let number = number.map(|number| number.to_string()).filter(|number| *number != value);
+                    let number = number.map(|number| number + ", ").unwrap_or_default();
+                    format!("{number}read by the engine's own rule")
+                }
                 Meaning::Key(path) => self.state(path, number(&setting), flag),
                 Meaning::Planner(FlagMeaning::Key(path)) => self.state(path, number(&setting), flag),
                 Meaning::Planner(FlagMeaning::NotKey(path)) => self.state(path, (!setting.on).to_string(), flag),
