@@ -223,6 +223,7 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 #[case(&["--ssm-dtype", "int8"], "flag --ssm-dtype: no live states are stored in `int8`; write one of f32, f16, bf16")]
 #[case(&["--max-seq-len", "32q"], "`32q` is not a number of tokens; write one such as 32768, 32k")]
 #[case(&["--cache-bytes", "5GiB"], "--cache-bytes tells an engine something; name the engine with --as")]
+#[case(&["--draft-scheme", "replay"], "flag --draft-scheme: `speculation.draft_tokens` (--draft-tokens) is missing")]
 fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] says: &str) {
     let folder = tempfile::tempdir().unwrap();
     let output = cacheplan(&["plan"], Some(NANO), flags, folder.path());
@@ -232,7 +233,6 @@ fn what_cannot_be_shown_or_read_is_wrong_usage(#[case] flags: &[&str], #[case] s
 }
 
 #[rstest]
-#[case(&["--draft-scheme", "replay"], "`speculation.draft_tokens` is missing")]
 #[case(&["--as", "vllm"], "a device (--device-memory)")]
 #[case(&["--description", "FILE:none.toml"], "none.toml")]
 #[case(&["--host-bytes", "1KiB"], "host.bytes")]

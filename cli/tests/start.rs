@@ -323,7 +323,7 @@ fn fit_takes_all_that_a_command_states_and_varies_the_rest() {
 
 /// Less than a command states is what it is told; more is not.
 #[rstest]
-#[case::vllm(&["--context", "16k"], &["vllm", "serve", "MODEL", "--max-model-len", "8K"], "--context: 16384 is above what the command states itself: --max-model-len 8000")]
+#[case::vllm(&["--context", "16k"], &["vllm", "serve", "MODEL", "--max-model-len", "8K"], "--context: 16384 is above what the command states itself: --max-model-len 8192")]
 #[case::sequences(&["--sequences", "65"], &["vllm", "serve", "MODEL", "--max-num-seqs", "64"], "--sequences: 65 is above what the command states itself: --max-num-seqs 64")]
 #[case::sglang(&["--context", "16k"], &["sglang", "serve", "--model-path", "MODEL", "--context-length", "8192"], "--context-length 8192")]
 fn fit_asks_no_more_than_a_command_states(#[case] flags: &[&str], #[case] command: &[&str], #[case] why: &str) {
