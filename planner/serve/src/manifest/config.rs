@@ -229,7 +229,10 @@ fn settings(map: &Spot<'_>, prefix: &str, found: &mut Vec<(String, String)>) -> 
             Value::Map(_) => settings(&value, &name, found)?,
             _ if secret::is_secret(key) => found.push((name, HIDDEN.to_owned())),
             Value::List(_) => found.push((name, json(value.node, &value.place())?.to_string())),
-            Value::Text { .. } => found.push((name, literal(&value)?)),
+            Value::Text { text, plain } => {
+                let number = plain.then(|| whole(text)).flatten();
+                found.push((name, number.map_or_else(|| literal(&value), |number| Ok(number.to_string()))?));
+            }
         }
     }
     Ok(())
@@ -344,14 +347,25 @@ mod tests {
     }
 
     #[test]
+    fn options_of_tensorrt_llm_alone_name_their_model_once() {
+        let launch = crate::manifest::read("a.yaml", b"model: m\nmax_num_tokens: 8_192\n").unwrap().remove(0);
+        assert_eq!(launch.words, ["trtllm-serve", "m"]);
+        assert_eq!(launch.config, [("max_num_tokens".to_owned(), "8192".to_owned())]);
+    }
+
+    #[test]
     fn options_of_tensorrt_llm_are_settings() {
         let words = "trtllm-serve m --extra_llm_api_options f.yaml".split(' ').map(String::from).collect();
         let launch = Launch { words, ..Launch::default() };
-        let launch = launch.with_config("f.yaml", "kv_cache_config: {dtype: fp8, tokens: [1, no]}\n").unwrap();
+        let launch = launch
+            .with_config("f.yaml", "kv_cache_config: {dtype: fp8, tokens: [1, no]}\nmax_seq_len: 0x20\n")
+            .unwrap();
         assert_eq!(launch.words, ["trtllm-serve", "m"]);
         let config: Vec<(&str, &str)> =
             launch.config.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        assert_eq!(config, [("kv_cache_config.dtype", "fp8"), ("kv_cache_config.tokens", "[1,false]")]);
+        let expected =
+            [("kv_cache_config.dtype", "fp8"), ("kv_cache_config.tokens", "[1,false]"), ("max_seq_len", "32")];
+        assert_eq!(config, expected);
     }
 
     #[test]
