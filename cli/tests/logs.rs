@@ -182,7 +182,7 @@ fn a_failed_start_is_answered_by_its_command() {
         let output = cacheplan(&[&["check", "--log", file.to_str().unwrap()][..], args].concat());
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
-    let model = config("meta-llama__Llama-3.1-8B-Instruct");
+    let model = fixture("configs", "meta-llama__Llama-3.1-8B-Instruct.json").display().to_string();
     let command =
         |device, length| checked(&["--device", device, "--", "vllm", "serve", &model, "--max-model-len", length]);
     let (code, out, err) = command("l4", "131072");

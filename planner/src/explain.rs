@@ -321,7 +321,8 @@ impl Explainer<'_> {
                 "{checkpoints} checkpoints: {each} per sequence (`workload.checkpoints_per_sequence`)"
             )));
         }
-        Derivation::new(format!("{} slots", pool.units), from)
+        let parts = [slots.padding, slots.live, checkpoints];
+        Derivation::new(format!("{} slots = {}", pool.units, added(&parts)), from)
     }
 
     fn blocks(&self, pool: &Pool) -> Derivation {
@@ -363,7 +364,7 @@ impl Explainer<'_> {
         if spare > 0 {
             from.push(Derivation::given(format!("{spare} blocks more fit in the bytes: {} tokens", spare * tokens)));
         }
-        Derivation::new(format!("{} blocks", pool.units), from)
+        Derivation::new(format!("{} blocks = {}", pool.units, added(&[pool.reserved, serving, spare])), from)
     }
 
     fn tokens_per_block(&self, used: u64) -> Derivation {
@@ -512,6 +513,12 @@ impl Explainer<'_> {
 fn origin(resource: &Resource) -> Vec<Derivation> {
     let node = Derivation::given(format!("node {}", resource.node));
     std::iter::once(node).chain(resource.provenance.iter().map(Derivation::given)).collect()
+}
+
+/// `1 + 2048`, without what is none.
+fn added(parts: &[u64]) -> String {
+    let parts = parts.iter().filter(|part| **part > 0).map(u64::to_string);
+    parts.collect::<Vec<_>>().join(" + ")
 }
 
 const fn unit_name(pool: &Pool) -> &'static str {

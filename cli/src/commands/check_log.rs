@@ -95,7 +95,7 @@ fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
         Ok(read) => args.start.check(&read, &beside, print_as),
         // Its command says what would do.
         Err(error @ LogError::Failed { .. }) => {
-            note(&log.of_file(&error).message().to_owned());
+            note(log.of_file(&error).message());
             args.start.run(&beside, print_as)?;
             let said = "by what is known its command starts: it was another, or something else was on its devices";
             Err(Failure::new(DRIFT, format!("{error}; {said}")))

@@ -48,7 +48,7 @@ fn near_in(hub: &Hub, path: &Path) -> Option<String> {
     let mut near = PathBuf::new();
     let is_here = path.components().all(|part| {
         let next = near.join(part);
-        let beside = if near.as_os_str().is_empty() { Path::new(".") } else { &near };
+        let beside = if near.as_os_str().is_empty() { Path::new(".") } else { near.as_path() };
         let meant = || Shown(part.as_os_str().to_str()?).nearest(names(Some(beside))).map(|name| near.join(name));
         let found = if next.exists() { Some(next) } else { meant() };
         found.map(|found| near = found).is_some()

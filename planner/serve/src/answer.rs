@@ -134,7 +134,7 @@ impl Answer {
             format!("{} of {} tokens; capped by {}", counted(all, "sequence"), range(length), self.capped_by)
         });
         section("HOLDS", holds.as_slice());
-        let changes: Vec<String> = self.changes.iter().map(|change| change.text(self.sequences)).collect();
+        let changes: Vec<String> = self.changes.iter().map(|change| change.text(self)).collect();
         section("CHANGES", &changes);
         section("NOTES", &self.notes.iter().flat_map(|note| wrapped(note)).collect::<Vec<_>>());
         text
@@ -156,9 +156,17 @@ impl Answer {
 
 impl Change {
     /// What it comes to, beside what the command holds now.
-    fn text(&self, now: Option<Logged>) -> String {
-        let now = now.map_or(String::new(), |now| format!(", now {}", range(now)));
+    fn text(&self, now: &Answer) -> String {
+        // What holds no more helps by its start.
+        let starts = match self.starts {
+            _ if self.sequences != now.sequences || self.starts == now.starts => "",
+            Starts::Yes => ", and it starts surely",
+            Starts::Maybe => ", and it may start",
+            Starts::No => "",
+        };
+        let now = now.sequences.map_or(String::new(), |now| format!(", now {}", range(now)));
         let number = self.sequences.map_or(String::new(), |all| format!(": {}{now}", counted(all, "sequence")));
+        let number = number + starts;
         format!("{}{number}\n    {}", self.change, line(&self.command))
     }
 }

@@ -6,7 +6,7 @@ use super::{AskedOf, AtBest, Fit, FitQuestion};
 use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Dtypes, Memory};
 use crate::device::DeviceInfo;
-use crate::engines::{EngineSpec, Layout};
+use crate::engines::{EnginePrediction, EngineSpec, Layout};
 use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
@@ -125,7 +125,7 @@ fn planned(
         Err(_) => return None,
     };
     let admitted = match engine {
-        Some(engine) => Some(admitted(request, parallel, engine)?),
+        Some(engine) => Some(admitted(request, engine)?),
         None => None,
     };
     let poorest = plans.iter().find(|plan| plan.capacity.capped_by.is_memory()).or(plans.first())?;
@@ -273,12 +273,18 @@ impl Ending {
 }
 
 /// What an engine admits on every stage, and what ends it there.
-fn admitted(request: &PlanRequest, parallel: Parallel, engine: EngineSpec) -> Option<(u64, Ending)> {
+fn admitted(request: &PlanRequest, engine: EngineSpec) -> Option<(u64, Ending)> {
     let settled = request.settled().ok()?;
-    let stages = settled.inputs().predict_stages(engine).ok()?.into_iter().map(|predicted| match predicted {
+    let of_stage = |predicted: Result<EnginePrediction, PlanError>| match predicted {
         Ok(prediction) => Some((prediction.sequences, Ending::named("the engine".to_owned()))),
         Err(PlanError::DoesNotFit(short)) => Some((0, Ending::named(short.capped_by))),
         Err(_) => None,
-    });
-    stages.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(sequences, _)| *sequences)
+    };
+    match settled.inputs().predict_stages(engine) {
+        Ok(stages) => {
+            let stages: Option<Vec<_>> = stages.into_iter().map(of_stage).collect();
+            stages?.into_iter().min_by_key(|(sequences, _)| *sequences)
+        }
+        Err(error) => of_stage(Err(error)),
+    }
 }

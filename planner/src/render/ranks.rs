@@ -1,9 +1,16 @@
 //! The plans of several ranks for people.
 
+use std::collections::BTreeSet;
+
+use cacheplan_handlers::Split;
+
 use super::columns::align;
 use super::yaml::yaml;
-use crate::plan::{CachePlan, RankPlans};
+use crate::plan::{CachePlan, PlannedResource, RankPlans};
 use crate::size::sequences;
+
+/// Pools that are named where several are alike.
+const NAMED: usize = 3;
 
 impl RankPlans {
     /// What all ranks agreed on, as lines at most 100 columns wide.
@@ -18,9 +25,24 @@ impl RankPlans {
         }
         let alike = parallel.world_size() / u64::from(parallel.pp);
         let ranks = format!("{} ({}), {alike} alike in each stage", parallel.world_size(), sizes.join(", "));
-        let rows =
-            [["RANKS".into(), ranks], ["AGREED".into(), served], ["HASH".into(), self.hash.clone()]].map(Vec::from);
+        let mut rows = vec![["RANKS".into(), ranks], ["AGREED".into(), served], ["HASH".into(), self.hash.clone()]];
+        rows.extend(self.whole().map(|whole| ["WHOLE".into(), whole]));
+        let rows: Vec<Vec<String>> = rows.into_iter().map(Vec::from).collect();
         align(&rows, &[]).into_iter().map(|line| line + "\n").collect()
+    }
+
+    /// The pools of which tensor parallel ranks divide nothing.
+    fn whole(&self) -> Option<String> {
+        let is_whole =
+            |resource: &PlannedResource| resource.handler.shape().iter().all(|dim| dim.split == Split::Whole);
+        let resources = self.stages.iter().flat_map(|plan| &plan.resources);
+        let pools: BTreeSet<&str> = resources.filter(|it| is_whole(it)).map(|resource| &*resource.pool).collect();
+        let pools: Vec<&str> = pools.into_iter().collect();
+        let is_divided = self.parallel.tp > 1 && !pools.is_empty();
+        let more = pools.len().saturating_sub(NAMED);
+        let named = pools.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
+        let named = if more > 0 { format!("{named} and {more} more") } else { named };
+        is_divided.then(|| format!("{named}: each rank holds all of it, tp divides none"))
     }
 
     /// The heading and the plan of each stage, as text tables.

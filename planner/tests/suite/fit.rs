@@ -38,6 +38,24 @@ pub(crate) fn answer(config: &str, devices: &[&str], context: u64, sequences: u6
     PlanRequest::of(model).fit(&question).unwrap()
 }
 
+/// What the next cheaper choice lacks, and the price of each sequence.
+#[test]
+fn best_says_what_is_next_cheaper() {
+    let best = |prices: &str, sequences: u64| {
+        let table = answer("Qwen__Qwen3-32B", &["h200", "h100"], 32_768, sequences, prices).table();
+        let best = table.split_once("BEST\n").unwrap().1.to_owned();
+        best.split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    let priced = best(PRICES, 20);
+    let (_, next) = priced.split_once("next cheaper: ").unwrap();
+    let held: u64 = next.split_once(" holds ").unwrap().1.split_once(" of 20").unwrap().0.parse().unwrap();
+    assert!(next.split_once(" holds ").unwrap().0.contains(" USD an hour") && (1..20).contains(&held), "{priced}");
+    assert!(priced.contains("USD an hour for each of the 20 sequences"), "{priced}");
+    let least = answer("Qwen__Qwen3-8B", &["h200", "h100"], 4096, 1, PRICES).table();
+    assert!(least.contains("1 x h100, the cheapest") && !least.contains("next cheaper"), "{least}");
+    assert!(best("currency = ''\n[per_hour]\n", 20).contains("with less memory: "));
+}
+
 /// Without them the command would ask of another model.
 #[test]
 fn the_command_that_is_printed_states_what_was_stated() {

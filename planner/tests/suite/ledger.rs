@@ -50,6 +50,20 @@ fn the_lines_add_up_to_the_share_of_the_device() {
     );
 }
 
+/// Who knows what a process has on a device states it in place of what logs say.
+#[rstest]
+#[case("0B", 0)]
+#[case("300MiB", 300 << 20)]
+fn a_stated_context_takes_the_place_of_an_assumed_one(#[case] stated: &str, #[case] bytes: u64) {
+    let text = format!("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'\nsafe = true\ncontext = '{stated}'");
+    let request = model().request(&budget(&text)).with_devices(device(DeviceKind::Cuda));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
+    let line = plan.ledger.iter().find(|line| line.name == LedgerItem::Context).unwrap();
+    assert_eq!((line.bytes, line.uncertain_bytes, line.source), (bytes, 0, Certainty::Assumed));
+    assert!(request.explain(&plan, "context").unwrap().to_string().contains("--device-context"));
+}
+
 #[rstest]
 #[case(DeviceKind::Cuda, 0)]
 #[case(DeviceKind::Integrated, 8 << 30)]
