@@ -358,9 +358,9 @@ fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[ca
 
 /// Each case: the flags, or what the budget file says; the key that asked; why a run does not use it.
 #[rstest]
-#[case::a_draft(&["--draft-tokens", "3", "--mtp-layers", "1"], "", 2, "flag --draft-tokens: `speculation.draft_tokens = 3`", "no prediction layers")]
-#[case::a_draft_and_a_host(&["--draft-tokens", "3", "--mtp-layers", "1", "--host-bytes", "16MiB"], "", 2, "--draft-tokens", "no prediction layers")]
-#[case::a_draft_of_a_file(&[], "max_seq_len = 64\n[speculation]\ndraft_tokens = 3\nmtp_layers = 1", 1, "budget.toml:3: `speculation.draft_tokens = 3`", "no prediction layers")]
+#[case::a_draft(&["--draft-tokens", "3", "--mtp-layers", "1"], "", 2, "flag --mtp-layers: `speculation.mtp_layers = 1`", "no prediction layers")]
+#[case::a_draft_and_a_host(&["--draft-tokens", "3", "--mtp-layers", "1", "--host-bytes", "16MiB"], "", 2, "--mtp-layers", "no prediction layers")]
+#[case::a_draft_of_a_file(&[], "max_seq_len = 64\n[speculation]\ndraft_tokens = 3\nmtp_layers = 1", 1, "budget.toml:4: `speculation.mtp_layers = 1`", "no prediction layers")]
 #[case::ranks(&["--tp", "2"], "", 2, "flag --tp: `parallel.tp = 2`", "the whole model on one device")]
 #[case::ranks_of_a_file(&[], "parallel = { dp = 2 }", 1, "`parallel.dp = 2`", "the whole model on one device")]
 #[case::mxfp8_keys(&["--kv-dtype", "mxfp8"], "", 2, "flag --kv-dtype: `dtypes.kv = \"mxfp8\"`", "no keys and values in mxfp8; int8, fp8_e4m3")]

@@ -280,6 +280,7 @@ const DIFFERENT: &[(&str, &str)] = &[
         "the logged bytes are those of another card than the poorest: its tokens take 1 % less",
     ),
     ("b3-l-gptoss-20b-m5-ub2048", "`llama-cli` serves nobody, and is not read"),
+    ("b3-glm52-exl3-tp4", "a fork with kernels of its own, which no release knows"),
     ("b3-trt-bench-llama2-7b-fp8", "`trtllm-bench` serves nobody, and is not read"),
     ("b3-trt-0.8-llama2-7b-a100", "a program of somebody's own starts the engine"),
     ("b3-trt-nemotron-nano-4b-nvfp4", "the caches of a built engine are its builder's choice, which no command says"),
