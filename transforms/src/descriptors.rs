@@ -164,6 +164,13 @@ fn rwkv4(op: &mut OpView<'_>) -> Caches {
 
 fn recurrent(op: &mut OpView<'_>, shape: [u64; 3], recurrence: Recurrence) -> Caches {
     let [num_heads, head_dim, d_state] = shape;
+    if let Recurrence::Ssd { n_groups: shared } | Recurrence::LinearAttention { num_k_heads: shared, .. } = recurrence
+        && (shared == 0 || !num_heads.is_multiple_of(shared))
+    {
+        return Err(DescribeError::Inconsistent(format!(
+            "{num_heads} heads of states cannot share {shared} of their inputs"
+        )));
+    }
     let state = ResourceHandler::ssm(num_heads, head_dim, d_state, op.recurrent_dtype(&recurrence)?)?;
     op.provenance.push(format!("recurrence = {recurrence} ({})", op.op().kind));
     one("ssm_state", state.with_recurrence(recurrence))

@@ -192,6 +192,22 @@ fn quantised_weights_take_what_their_scheme_says_of_their_modules(#[case] sectio
 }
 
 #[rstest]
+#[case("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", r#"{"n_groups": 7}"#, "64 heads of states cannot share 7")]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", r#"{"linear_num_value_heads": 31}"#, "31 heads of states cannot share 16")]
+fn heads_of_states_share_whole_groups(#[case] model: &str, #[case] changes: &str, #[case] expected: &str) {
+    let mut model = read(&changed(model, changes), &[]).unwrap();
+    let error = model.graph.collect(&PassContext::default()).unwrap_err();
+    assert!(format!("{error:?}").contains(expected), "{error:?}");
+}
+
+#[test]
+fn weights_of_eight_bits_whose_scheme_nobody_states_are_not_known() {
+    let model = read(&changed("Qwen__Qwen3-8B", r#"{"torch_dtype": "float8_e4m3fn"}"#), &[]).unwrap();
+    assert_eq!(model.info.weights, None);
+    assert!(model.weights_unknown.unwrap().contains("`torch_dtype` has 8 bits"));
+}
+
+#[rstest]
 #[case(r#"["Linear"]"#, r#"["re:.*lm_head", "re:.*self_attn.*"]"#, Some(8_312_678_400))]
 #[case(r#"["re:.*mlp\\.(gate|up|down)_proj$"]"#, "[]", Some(8_312_678_400))]
 #[case(r#"["Linear"]"#, r#"["re:(?!.*mlp).*"]"#, None)]

@@ -68,10 +68,29 @@ fn a_key_that_says_nothing_special_is_not(#[case] model_type: &str, #[case] keys
 #[case::ling("bailing_hybrid", r#""layer_group_size": 3, "short_conv_kernel_size": 4"#, "`num_hidden_layers`")]
 #[case::dots("dots3_note", r#""use_dsa": false"#, "`use_dsa` of model_type `dots3_note` is false")]
 #[case::dots_layers("dots3_note", r#""layer_types": ["full_attention"]"#, "`layer_types`")]
+#[case::kda_in_both_lists("kimi_linear", &kimi(r#""kda_layers": [1, 2, 3, 4], "full_attn_layers": [4, 5, 6, 7, 8]"#), "kda_layers")]
+#[case::kda_in_neither_list("kimi_linear", &kimi(r#""kda_layers": [1, 2, 3], "full_attn_layers": [5, 6, 7, 8]"#), "kda_layers")]
 fn what_a_description_requires_is_checked(#[case] model_type: &str, #[case] keys: &str, #[case] expected: &str) {
     let error = read(&decoder(model_type, keys), &[]).unwrap_err();
     assert!(matches!(error, FrontendError::NotCovered { .. }), "{error}");
     assert!(error.to_string().contains(expected), "{error}");
+}
+
+fn kimi(lists: &str) -> String {
+    format!(
+        r#""kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+        "linear_attn_config": {{"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 4, {lists}}}"#
+    )
+}
+
+/// The published code asks the list of delta layers.
+#[rstest]
+#[case(r#""kda_layers": [1, 2, 3, 5]"#)]
+#[case(r#""full_attn_layers": [4, 6, 7, 8]"#)]
+#[case(r#""kda_layers": [1, 2, 3, 5], "full_attn_layers": [4, 6, 7, 8]"#)]
+fn layers_of_kimi_are_of_the_kind_that_either_list_says(#[case] lists: &str) {
+    let model = read(&decoder("kimi_linear", &kimi(lists)), &[]).unwrap();
+    assert_eq!((&*layers_of(&model, "kda"), &*layers_of(&model, "mla")), ("0-2, 4", "3, 5-7"));
 }
 
 /// Gemma 4's assistants draft with the caches of the model that they assist.
@@ -176,7 +195,7 @@ fn a_key_that_no_class_has_and_that_could_mean_caches_is_refused(
 #[rstest]
 #[case::of_caches(
     r#"{"num_recurrence_steps": 4, "universal_passes": 3, "h_cycles": 2, "layer_reuse_map": [0, 0, 2, 2],
-    "kv_donor_layers": [0, 4], "cross_layer_sharing_factor": 2, "cla_share_factor": 2, "attention_span": 4096,
+    "kv_donor_layers": [0, 4], "num_kv_shared_layers": 4, "cross_layer_sharing_factor": 2, "cla_share_factor": 2, "attention_span": 4096,
     "lookback_size": 1024, "local_block_size": 64, "num_sink_slots": 4, "seq_downsample": 2, "layer_schedule":
     ["a", "b", "a", "b", "a", "b", "a", "b"], "mixing": "linear", "gdn_head_dim": 64, "hyena_order": 2, "state_size": 16,
     "num_memory_slots": 8, "engram_layers": [1], "ring_rows": 8, "summary_stride": 8, "latent_kv_dim": 64,

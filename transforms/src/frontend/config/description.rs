@@ -25,6 +25,8 @@ pub(super) struct Description {
     /// Channels of the residual stream.
     #[serde(default = "default_hidden_size")]
     pub(super) hidden_size: String,
+    /// How many layers at the end read the keys and values of the last layer of their kind before them.
+    pub(super) shared_layers: Option<String>,
     /// Numbers that the architecture takes for keys that are absent.
     #[serde(default)]
     pub(super) defaults: BTreeMap<String, u64>,

@@ -181,22 +181,31 @@ fn add_layers(
     layers: u32,
 ) -> Result<(), FrontendError> {
     let dtypes = [state_dtype(values)?, quantization::kv_dtype(values)?];
-    let shared = values.eval(&Expr::Key(SHARED_LAYERS.to_owned()), 0)?.map_or(0, |number| number.value);
-    let owners = u32::try_from(u64::from(layers).saturating_sub(shared)).unwrap_or(layers);
+    let invalid = |reason| FrontendError::description(&values.model_type, reason);
+    let shared = description.shared_layers.as_deref().map(Expr::parse).transpose().map_err(invalid)?;
+    let readers = shared.as_ref().map(|expr| values.eval(expr, 0)).transpose()?.flatten();
+    let readers = readers.map_or(0, |number| number.value);
+    let owners = u32::try_from(u64::from(layers).saturating_sub(readers)).unwrap_or(layers);
+    let no_owner = |layer: u32| {
+        let keys = shared.as_ref().map(Expr::keys).unwrap_or_default();
+        let key = keys.first().copied().unwrap_or_default();
+        let expected = format!("layer {layer} would share keys, but none of the first {owners} layers is of its kind");
+        values.bad(key, &values.get(key).cloned().unwrap_or_default(), &expected)
+    };
     let mut described: Vec<Option<LayerKind>> = kinds.names().iter().map(|_| None).collect();
     for layer in 0..layers {
         builder.layer();
         let kind = kinds.of(layer);
         let name = &kinds.names()[kind];
         // A layer behind the owners reads the keys and values of the last owner of its own kind.
-        let shares_layer = if layer < owners { None } else { Some(owner_for(values, kinds, layer, owners)?) };
+        let owner = || kinds.last_alike(layer, owners).ok_or_else(|| no_owner(layer));
+        let shares_layer = if layer < owners { None } else { Some(owner()?) };
         let mut context = LayerContext { layer, layers, notes: None, shares_layer, dtypes };
         if let Some(LayerKind { blocks, known }) = &described[kind] {
             blocks.iter().try_for_each(|block| block.emit(builder, values, context))?;
             builder.explain(name, known);
             continue;
         }
-        let invalid = |reason| FrontendError::description(&values.model_type, reason);
         let blocks = blocks_of(name, description).map_err(invalid)?;
         blocks.iter().try_for_each(|block| block.check_lists(values, layers))?;
         let notes = RefCell::default();
@@ -214,14 +223,6 @@ struct LayerKind {
     blocks: Vec<Block>,
     /// How their dimensions are known.
     known: Arc<[Fact]>,
-}
-
-fn owner_for(values: &Values<'_>, kinds: &LayerKinds, layer: u32, owners: u32) -> Result<u32, FrontendError> {
-    kinds.last_alike(layer, owners).ok_or_else(|| {
-        let expected = format!("layer {layer} would share keys, but none of the first {owners} layers is of its kind");
-        let found = values.get(SHARED_LAYERS).cloned().unwrap_or_default();
-        values.bad(SHARED_LAYERS, &found, &expected)
-    })
 }
 
 fn layer_count(
@@ -282,9 +283,6 @@ const LENGTHS: [&str; 9] = [
 /// How many layers draft tokens; they have caches only while they are used, as the budget states.
 const DRAFT_LAYERS: &str = "num_nextn_predict_layers ?? mtp_num_hidden_layers ?? num_mtp_layers ?? num_mtp_modules";
 
-/// How many layers at the end read the keys and values of earlier ones.
-const SHARED_LAYERS: &str = "num_kv_shared_layers";
-
 /// The dtype of recurrent states, the first that a config has.
 const STATE_DTYPES: [&str; 3] = ["mamba_ssm_cache_dtype", "mamba_ssm_dtype", "recurrent_state_dtype"];
 
@@ -302,12 +300,11 @@ fn reads(key: &str) -> bool {
         "tie_embeddings",
         "tie_word_embeddings",
     ];
-    let in_expr = |expr: &&str| expr.split(' ').any(|word| word == key);
     KEYS.contains(&key)
         || STATE_DTYPES.contains(&key)
         || LENGTHS.contains(&key)
         || key == LENGTH_ABOVE_ALL
-        || [DRAFT_LAYERS, SHARED_LAYERS].iter().any(in_expr)
+        || DRAFT_LAYERS.split(' ').any(|word| word == key)
 }
 
 fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<Description, FrontendError> {
@@ -365,9 +362,12 @@ fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<
     }
 }
 
+/// The dtype of a model, the first that a config has.
+const DTYPES: [&str; 3] = ["dtype", "torch_dtype", "conv_state_dtype"];
+
 /// Nothing computes in the 8 bits that some weights have: engines take bfloat16 there, vLLM's `_resolve_auto_dtype` too.
 fn activation_dtype(values: &Values<'_>) -> Result<DType, FrontendError> {
-    Ok(match values.dtype(&["dtype", "torch_dtype", "conv_state_dtype"])? {
+    Ok(match values.dtype(&DTYPES)? {
         Some((dtype @ (DType::F8E4m3 | DType::F8E5m2), key)) => {
             values.note("dtype", &DType::Bf16, format!("{key}, whose {dtype} is that of weights alone"), true);
             DType::Bf16

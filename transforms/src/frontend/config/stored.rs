@@ -66,7 +66,14 @@ const TOWERS: [&str; 5] = ["vis", "image", "audio", "tower", "multi_modal"];
 /// How the checkpoint's weights are stored; an error is why its config does not tell.
 pub(super) fn read(values: &Values<'_>) -> Result<Scheme, String> {
     let found = SECTIONS.iter().find_map(|section| Some((*section, values.get(section)?)));
-    let Some((name, section)) = found else { return Ok(Scheme::default()) };
+    let Some((name, section)) = found else {
+        return match values.dtype(&super::DTYPES) {
+            Ok(Some((DType::F8E4m3 | DType::F8E5m2, key))) => Err(format!(
+                "`{key}` has 8 bits and no quantization_config, of which only the tensors' headers tell the weights"
+            )),
+            _ => Ok(Scheme::default()),
+        };
+    };
     let word = |key: &str| section.get(key).and_then(Value::as_str);
     let flag = |key: &str| section.get(key).and_then(Value::as_bool);
     let method = word("quant_method").or(word("quant_algo").map(|_| "modelopt")).unwrap_or("absent");

@@ -194,8 +194,8 @@ pub(super) fn find(
 ) -> Result<Unread, String> {
     let classes: Vec<Class> =
         [Some(model_type), values.decoder_type.as_deref()].into_iter().flatten().filter_map(Class::of).collect();
-    let sizes = [&description.layers, &description.hidden_size].map(|text| Expr::parse(text));
-    let sizes = sizes.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let sizes = [&description.layers, &description.hidden_size].into_iter().chain(&description.shared_layers);
+    let sizes = sizes.map(|text| Expr::parse(text)).collect::<Result<Vec<_>, _>>()?;
     let of_sizes: Vec<&str> = sizes.iter().flat_map(Expr::keys).collect();
     let mut unread = Unread::default();
     let is_read = |key: &str| {
