@@ -175,14 +175,16 @@ fn a_failed_start_is_answered_by_its_command() {
     let (whole, file) = (std::fs::read_to_string(log(VLLM)).unwrap(), folder.path().join("failed.log"));
     let begun = &whole[..whole.find("GPU KV cache size").unwrap()];
     let begun = &begun[..begun.rfind('\n').unwrap()];
-    std::fs::write(&file, format!("{begun}\nValueError: To serve at least one request with the model's max seq len")).unwrap();
+    std::fs::write(&file, format!("{begun}\nValueError: To serve at least one request with the model's max seq len"))
+        .unwrap();
     let failed = "vllm did not start: one sequence of the longest length does not fit";
     let checked = |args: &[&str]| {
         let output = cacheplan(&[&["check", "--log", file.to_str().unwrap()][..], args].concat());
         (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
     let model = fixture("configs", "meta-llama__Llama-3.1-8B-Instruct.json").display().to_string();
-    let command = |device, length| checked(&["--device", device, "--", "vllm", "serve", &model, "--max-model-len", length]);
+    let command =
+        |device, length| checked(&["--device", device, "--", "vllm", "serve", &model, "--max-model-len", length]);
     let (code, out, err) = command("l4", "131072");
     assert!(code == Some(3) && err.contains(failed) && out.contains("CHANGES"), "{out}{err}");
     let (code, _, err) = command("h100", "4096");

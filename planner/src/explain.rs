@@ -230,7 +230,9 @@ impl Explainer<'_> {
         }
         let mut sum: Vec<String> = sizes.iter().map(|(bytes, names)| format!("{} x {bytes}", names.len())).collect();
         let of_members: u64 = sizes.iter().map(|(bytes, names)| bytes * names.len() as u64).sum();
-        sum.extend(pool.unit_bytes.checked_sub(of_members).filter(|padding| *padding > 0).map(|it| format!("{it} padding")));
+        sum.extend(
+            pool.unit_bytes.checked_sub(of_members).filter(|padding| *padding > 0).map(|it| format!("{it} padding")),
+        );
         let members = sizes.into_iter().map(|(bytes, names)| {
             let claim = format!("{} x {bytes} bytes: {}", names.len(), names.join(", "));
             let steps = match (pool.tokens_per_block, self.plan.resource(names[0])) {

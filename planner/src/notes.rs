@@ -37,8 +37,14 @@ impl Budget {
         let unreached: Vec<u64> = windows.filter(unreached).collect();
         let least = unreached.iter().min()?;
         let layers = unreached.len();
-        let (layers, they, keep) = if layers == 1 { ("a layer".to_owned(), "it", "keeps") } else { (format!("{layers} layers"), "they", "keep") };
-        Some(format!("max_seq_len {limit} does not reach the window of {least} tokens of {layers}: {they} {keep} every token"))
+        let (layers, they, keep) = if layers == 1 {
+            ("a layer".to_owned(), "it", "keeps")
+        } else {
+            (format!("{layers} layers"), "they", "keep")
+        };
+        Some(format!(
+            "max_seq_len {limit} does not reach the window of {least} tokens of {layers}: {they} {keep} every token"
+        ))
     }
 }
 

@@ -58,7 +58,8 @@ fn near_in(hub: &Hub, path: &Path) -> Option<String> {
     }
     let said = path.to_str()?;
     let cached: Vec<String> = names(hub.cache()).iter().filter_map(|folder| name_of(folder)).collect();
-    let whole = cached.iter().find(|name| name.split('/').next_back().is_some_and(|last| last.eq_ignore_ascii_case(said)));
+    let whole =
+        cached.iter().find(|name| name.split('/').next_back().is_some_and(|last| last.eq_ignore_ascii_case(said)));
     whole.cloned().or_else(|| Shown(said).nearest(cached))
 }
 

@@ -103,8 +103,9 @@ pub(crate) fn is_secret_flag(engine: Option<Engine>, written: &str) -> bool {
     if secrets.clone().any(begins) {
         return true;
     }
-    let is_near =
-        |name: &str| name.len().abs_diff(written.len()) * 3 <= name.len() && Shown(&*written).distance(name) * 3 <= name.len();
+    let is_near = |name: &str| {
+        name.len().abs_diff(written.len()) * 3 <= name.len() && Shown(&*written).distance(name) * 3 <= name.len()
+    };
     secrets.any(is_near) && !names(engine).any(|(name, _)| begins(name))
 }
 

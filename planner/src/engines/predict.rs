@@ -65,8 +65,7 @@ impl Inputs<'_> {
         let rules = engine.engine.rules();
         let mut stages = Vec::with_capacity(held.len());
         for (request, held) in of_stages.iter().zip(&held) {
-            let caches =
-                Caches::of(held, &self.model.model_type, max_seq_len, &budget, rules.storage, engine.version);
+            let caches = Caches::of(held, &self.model.model_type, max_seq_len, &budget, rules.storage, engine.version);
             stages.push(Stage { caches, bytes: request.engine_bytes(&load)? });
         }
         let wanted = of_stages.iter().filter(|inputs| wanted.contains(&inputs.stage));

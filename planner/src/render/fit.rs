@@ -183,7 +183,8 @@ impl Answer {
         let cheaper = |fit: &&Fit| fit.per_hour.is_some() == best.per_hour.is_some() && cost(fit) < cost(best);
         let cheaper: Vec<&Fit> = self.fits.iter().filter(is_asked).filter(cheaper).collect();
         // In the order of rows those come first that hold, at the least cost, then those that fall the least short.
-        let (name, next) = (if best.per_hour.is_some() { "next cheaper" } else { "with less memory" }, cheaper.first()?);
+        let (name, next) =
+            (if best.per_hour.is_some() { "next cheaper" } else { "with less memory" }, cheaper.first()?);
         if next.sequences == 0 {
             return Some(format!("{name}: nothing that was tried holds any"));
         }

@@ -33,7 +33,8 @@ impl RankPlans {
 
     /// The pools of which tensor parallel ranks divide nothing.
     fn whole(&self) -> Option<String> {
-        let is_whole = |resource: &PlannedResource| resource.handler.shape().iter().all(|dim| dim.split == Split::Whole);
+        let is_whole =
+            |resource: &PlannedResource| resource.handler.shape().iter().all(|dim| dim.split == Split::Whole);
         let resources = self.stages.iter().flat_map(|plan| &plan.resources);
         let pools: BTreeSet<&str> = resources.filter(|it| is_whole(it)).map(|resource| &*resource.pool).collect();
         let pools: Vec<&str> = pools.into_iter().collect();

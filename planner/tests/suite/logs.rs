@@ -184,7 +184,10 @@ fn a_log_is_cut_wherever_it_ends_before_its_caches() {
 
 /// What a log says is not passed on, but what it means.
 #[rstest]
-#[case("ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB KV cache is needed", "one sequence of the longest length does not fit")]
+#[case(
+    "ValueError: To serve at least one request with the model's max seq len (131072), (16.0 GiB KV cache is needed",
+    "one sequence of the longest length does not fit"
+)]
 #[case("ValueError: No available memory for the cache blocks. secret", "weights and a step leave nothing for caches")]
 #[case("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "a device has too little memory")]
 #[case("KeyError: secret", "an error that is not known here")]
@@ -192,7 +195,10 @@ fn a_start_that_failed_says_why(#[case] said: &str, #[case] why: &str) {
     let vllm = text("vllm-0.19.0-qwen3.5-9b");
     let begun = &vllm[..vllm.find("GPU KV cache size").unwrap()];
     let line = begun.lines().count() as u64 + 2;
-    let log = format!("{}\n\n{said}\nRuntimeError: Engine core initialization failed.\n", begun.trim_end_matches(|c| c != '\n').trim_end());
+    let log = format!(
+        "{}\n\n{said}\nRuntimeError: Engine core initialization failed.\n",
+        begun.trim_end_matches(|c| c != '\n').trim_end()
+    );
     let error = read_text(&log).unwrap_err();
     assert!(matches!(error, LogError::Failed { line: at, .. } if at <= line), "{error}");
     let error = error.to_string();

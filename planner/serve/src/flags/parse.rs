@@ -268,7 +268,8 @@ impl Grammar {
 
     fn unknown(&self, written: &str) -> ServeError {
         let known = self.flags.iter().flat_map(|flag| flag.names());
-        let near = known.map(|known| (Shown(written).distance(known), known)).filter(|(far, known)| *far * 3 <= known.len());
+        let near =
+            known.map(|known| (Shown(written).distance(known), known)).filter(|(far, known)| *far * 3 <= known.len());
         let near = near.min_by_key(|(far, _)| *far).map(|(_, known)| known);
         let said = match self.engine.engine.name() {
             "llama.cpp" => format!("invalid argument: {written}"),
@@ -369,7 +370,8 @@ fn optimization_level(words: &[String], at: usize, may_stand_apart: impl Fn() ->
     if !level.is_empty() {
         return Some((level.trim_start_matches('='), at + 1));
     }
-    let level = words.get(at + 1).filter(|level| matches!(level.as_str(), "0" | "1" | "2" | "3") && may_stand_apart())?;
+    let level =
+        words.get(at + 1).filter(|level| matches!(level.as_str(), "0" | "1" | "2" | "3") && may_stand_apart())?;
     Some((level, at + 2))
 }
 
