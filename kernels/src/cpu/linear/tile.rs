@@ -300,8 +300,8 @@ fn multiply<S: Simd, T: Element, const R: usize>(simd: S, tile: Tile<'_>, w: [&[
                     let first = line * LINE + at * S::F32_LANES;
                     // SAFETY: a vector of a line below the length.
                     unsafe {
-                        add::<S, T, R, 1>(simd, x.add(line * R * of_line + at), w.map(|w| w.add(first)), &mut kept)
-                    };
+                        add::<S, T, R, 1>(simd, x.add(line * R * of_line + at), w.map(|w| w.add(first)), &mut kept);
+                    }
                 }
             }
             sums.copy_from_slice(&kept);
