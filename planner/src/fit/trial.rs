@@ -125,7 +125,7 @@ fn planned(
         Err(_) => return None,
     };
     let admitted = match engine {
-        Some(engine) => Some(admitted(request, parallel, engine)?),
+        Some(engine) => Some(admitted(request, engine)?),
         None => None,
     };
     let poorest = plans.iter().find(|plan| plan.capacity.capped_by.is_memory()).or(plans.first())?;
@@ -272,13 +272,11 @@ impl Ending {
     }
 }
 
-/// What an engine admits on every stage, and what ends it there.
-fn admitted(request: &PlanRequest, parallel: Parallel, engine: EngineSpec) -> Option<(u64, Ending)> {
-    let settled = request.settled().ok()?;
-    let stages = settled.inputs().predict_stages(engine).ok()?.into_iter().map(|predicted| match predicted {
+/// What an engine admits, and what ends it.
+fn admitted(request: &PlanRequest, engine: EngineSpec) -> Option<(u64, Ending)> {
+    match request.settled().ok()?.inputs().predict_among(engine) {
         Ok(prediction) => Some((prediction.sequences, Ending::named("the engine".to_owned()))),
         Err(PlanError::DoesNotFit(short)) => Some((0, Ending::named(short.capped_by))),
         Err(_) => None,
-    });
-    stages.collect::<Option<Vec<_>>>()?.into_iter().min_by_key(|(sequences, _)| *sequences)
+    }
 }
