@@ -52,7 +52,7 @@ pub(crate) struct EngineRules {
     pub(super) stored: fn(&Telling<'_>) -> Result<Option<Stored>, EngineRefusal>,
     /// Why it does not run the model so.
     pub(super) refuses: fn(&Situation<'_>) -> Option<EngineRefusal>,
-    /// What it would allocate.
+    /// What it would allocate on a rank of its stage, and the sequences that the ranks of all stages hold: each runs on every one.
     pub(super) predict: fn(&Situation<'_>) -> Result<EnginePrediction, PlanError>,
     /// What its server is told so that it allocates what is predicted; none where it does not start without a GPU.
     pub(crate) arguments: Option<fn(&EnginePrediction, &Budget) -> Vec<String>>,
