@@ -109,6 +109,7 @@ const SGLANG: &str = "sglang serve --model-path m";
     "google__gemma-3-1b-it",
     "0.33.0"
 )]
+#[case::a_model_by_its_place("sglang serve m --tp 2", "sglang serve --model-path m --tp 2", "Qwen__Qwen3-8B", "0.5.23")]
 #[case::blocks_of_states("vllm serve m --mamba-block-size 16", SERVE, "Qwen__Qwen3.5-9B", "0.33.0")]
 #[case::a_shorter_model(
     r#"vllm serve m --hf-overrides {"max_position_embeddings":8192}"#,
@@ -665,6 +666,7 @@ fn an_image_that_says_no_version_is_answered_with_a_note() {
 #[case("llama-server -m m -c 4096 -hft sesame -np 300")]
 #[case("vllm serve m --api-k sesame -tp 3")]
 #[case("vllm serve m --api-k=sesame -tp 3")]
+#[case("vllm serve m --api-key=x sesame -tp 3")]
 #[case("vllm serve m --ssl-keyfile-p sesame -tp 3")]
 #[case("sglang serve --model-path m --admin-api sesame --tp 3")]
 #[case("HF_TOKEN=sesame")]

@@ -213,7 +213,7 @@ impl Question {
             _ => {}
         }
         question.read_flags()?;
-        question.read_model()?;
+        question.read_model(&words, start)?;
         if !is_read(engine.engine, engine.version) && engine.engine.name() != "llama.cpp" {
             let said = engine.version_name();
             question.notes.push(format!("the parser of {said} was not read itself: flags are those of its neighbours"));
@@ -332,16 +332,23 @@ impl Question {
         self.default_of(path, value);
     }
 
-    fn read_model(&mut self) -> Result<(), ServeError> {
+    fn read_model(&mut self, all: &[String], start: usize) -> Result<(), ServeError> {
         let engine = self.engine.engine.name();
-        let by_word = matches!(engine, "vllm" | "tensorrt-llm");
+        let by_word = match engine {
+            // `_normalize_positional_model_path`, which `launch_server` has not.
+            "sglang" => {
+                all[..start].ends_with(&["serve".to_owned()])
+                    && self.parsed.positional.first().is_some_and(|(at, _)| *at == start)
+            }
+            engine => matches!(engine, "vllm" | "tensorrt-llm"),
+        };
         let program = program(self.engine.engine);
-        let mut words = self.parsed.positional.iter().map(|(_, word)| word.clone());
+        let mut words = self.parsed.positional.iter().cloned();
         // vLLM's parser takes `--model` for the word, so that another word is one too many.
         let by_word = by_word && !(engine == "vllm" && self.parsed.settings.contains_key("--model"));
-        let mut model = if by_word { words.next() } else { None };
-        if let Some(stray) = words.next() {
-            let said = format!("error: unrecognized arguments: {stray}");
+        let mut model = if by_word { words.next().map(|(_, word)| word) } else { None };
+        if let Some((at, stray)) = words.next() {
+            let said = format!("error: unrecognized arguments: {}", secret::hidden(all)[at]);
             return Err(ServeError::Parser { program, said, remedies: vec![Remedy::Drop(stray)] });
         }
         let named = |name: &str| self.parsed.settings.get(name).map(|setting| setting.value().to_owned());
