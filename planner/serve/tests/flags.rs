@@ -109,6 +109,24 @@ const SGLANG: &str = "sglang serve --model-path m";
     "google__gemma-3-1b-it",
     "0.33.0"
 )]
+#[case::states_as_their_convolutions(
+    "vllm serve m --mamba-cache-dtype float32",
+    "vllm serve m --mamba-cache-dtype float32 --mamba-ssm-cache-dtype float32",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.33.0"
+)]
+#[case::states_as_the_model_says_in_any_case(
+    "vllm serve m --mamba-cache-dtype float16",
+    "vllm serve m --mamba-cache-dtype float16 --mamba-ssm-cache-dtype float32",
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "0.33.0"
+)]
+#[case::states_of_linear_attention(
+    "vllm serve m --mamba-cache-dtype float32 --max-model-len 8192 --mamba-ssm-cache-dtype float16",
+    "vllm serve m --mamba-cache-dtype float32 --max-model-len 8192",
+    "MiniMaxAI__MiniMax-Text-01",
+    "0.33.0"
+)]
 #[case::a_model_by_its_place("sglang serve m --tp 2", "sglang serve --model-path m --tp 2", "Qwen__Qwen3-8B", "0.5.23")]
 #[case::blocks_of_states("vllm serve m --mamba-block-size 16", SERVE, "Qwen__Qwen3.5-9B", "0.33.0")]
 #[case::a_shorter_model(
