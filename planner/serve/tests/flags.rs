@@ -127,6 +127,12 @@ const SGLANG: &str = "sglang serve --model-path m";
     "MiniMaxAI__MiniMax-Text-01",
     "0.33.0"
 )]
+#[case::a_chain_of_drafts_as_long_as_its_steps(
+    "sglang serve --model-path m --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6",
+    "sglang serve --model-path m --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.5.23"
+)]
 #[case::a_model_by_its_place("sglang serve m --tp 2", "sglang serve --model-path m --tp 2", "Qwen__Qwen3-8B", "0.5.23")]
 #[case::blocks_of_states("vllm serve m --mamba-block-size 16", SERVE, "Qwen__Qwen3.5-9B", "0.33.0")]
 #[case::a_shorter_model(

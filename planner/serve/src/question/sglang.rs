@@ -68,11 +68,14 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     // DeepSeek-V4's own default stands above that of drafts (`apply_deepseek_v4_defaults`).
     let own = model.info().model_type.starts_with("deepseek_v4");
     let drafts = question.flag("--speculative-algorithm").filter(|_| !own).map(|_| RUNNING_WITH_DRAFTS);
+    const CHAINS: [&str; 4] = ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"];
     const DRAFTS: &str = "--speculative-algorithm";
-    if let Some(word) = question.value(DRAFTS).map(str::to_owned) {
-        let tokens = question
-            .count("--speculative-num-draft-tokens")
-            .or(question.count("--speculative-num-steps").map(|steps| steps + 1));
+    if let Some(word) = question.value(DRAFTS).map(str::to_uppercase) {
+        let of_steps = question.count("--speculative-num-steps").map(|steps| steps.saturating_add(1));
+        // A chain of the drafter's is as long as its steps, whatever is said beside them (`_handle_eagle_family`).
+        let is_chain = CHAINS.contains(&&*word) && question.count("--speculative-eagle-topk") == Some(1);
+        let stated = question.count("--speculative-num-draft-tokens").filter(|_| !is_chain || of_steps.is_none());
+        let tokens = stated.or(of_steps);
         let why = format!("how many tokens {word} drafts is not stated; state --speculative-num-draft-tokens");
         let tokens = tokens.ok_or_else(|| ServeError::unread(DRAFTS, why, [Remedy::Remove(DRAFTS)]))?;
         question.default_of("speculation.draft_tokens", tokens.max(1));
