@@ -121,3 +121,26 @@ fn drafts_in_another_dtype_are_refused(#[case] stated: &str, #[case] refused: bo
     let found = answer(&launch, models("Qwen__Qwen3-8B"), &with_bytes("0.27.0", 16));
     assert_eq!(found.is_err_and(|error| error.to_string().contains("of drafts in `fp8`")), refused);
 }
+
+#[rstest]
+#[case("vllm serve m --no-enable-chunked-prefill", "0.33.0", "", "Chunked prefill is enabled")]
+#[case("vllm serve m --enable-chunked-prefill", "0.33.0", "Chunked prefill is enabled", "")]
+#[case(
+    "sglang serve --model-path m --chunked-prefill-size -1",
+    "0.5.23",
+    "chunked_prefill_size=-1,",
+    "chunked_prefill_size=1"
+)]
+#[case("sglang serve --model-path m --chunked-prefill-size 0", "0.5.23", "chunked_prefill_size=0,", "")]
+fn prompts_that_are_not_cut_are_logged_as_such(
+    #[case] command: &str,
+    #[case] version: &str,
+    #[case] has: &str,
+    #[case] lacks: &str,
+) {
+    let options = Options { devices: on("h100").devices, ..with_bytes(version, 20) };
+    let found = told(command, "Qwen__Qwen3-8B", &options);
+    let lines = found.lines.join("\n");
+    assert!(lines.contains(has) && (lacks.is_empty() || !lines.contains(lacks)), "{lines}");
+    assert!(found.read.iter().all(|flag| flag.says != "its default"), "{:?}", found.read);
+}

@@ -281,15 +281,28 @@ impl Question {
         Ok(())
     }
 
+    /// Tokens of a step as its log says them; none where it is told not to cut prompts, and says no number of them.
+    pub(crate) fn logged_step(&self, limits: &Limits) -> Option<u64> {
+        match self.engine.engine.name() {
+            "vllm" if !vllm::cuts_prompts(self) => None,
+            "sglang" => match self.flag(sglang::CHUNK).and_then(Setting::whole) {
+                Some(stated) if stated <= 0 => u64::try_from(stated).ok(),
+                _ => Some(limits.max_num_tokens),
+            },
+            _ => Some(limits.max_num_tokens),
+        }
+    }
     /// Whether a flag says what holds without it; what llama.cpp's parser takes without them is in no table.
     fn states_default(&self, setting: &Setting) -> bool {
         let flag = setting.flag;
+        /// What engines decide where nobody says, and what is on.
+        const DECIDED: [&str; 3] = ["--enable-prefix-caching", "--async-scheduling", "--enable-chunked-prefill"];
         let unsaid = self.engine.engine.name() != "llama.cpp";
         let is_off = flag.values == Arity::Exactly(0)
             && !setting.on
             && flag.default.map_or(unsaid, |default| default == "false");
         let is_default = !setting.values.is_empty() && flag.default == Some(setting.value());
-        (is_off && flag.name != "--enable-prefix-caching" && flag.name != "--async-scheduling") || is_default
+        (is_off && !DECIDED.contains(&flag.name)) || is_default
     }
 
     /// What changes weights is answered only beside bytes that are stated.

@@ -148,6 +148,10 @@ fn kinds(question: &Question, model: &ModelCaches) -> Result<(bool, bool), Serve
 }
 
 /// Sizes that divide the model, and the devices that they take.
+/// Whether prompts may be cut, as they are where nobody says otherwise.
+pub(super) fn cuts_prompts(question: &Question) -> bool {
+    question.flag("--enable-chunked-prefill").is_none_or(|setting| setting.on)
+}
 fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let size = |name: &str| question.count(name).unwrap_or(1);
     let (tp, pp, dp) = (size("--tensor-parallel-size"), size("--pipeline-parallel-size"), size("--data-parallel-size"));
