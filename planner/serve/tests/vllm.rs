@@ -3,7 +3,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Models, Options, answer};
+use cacheplan_serve::{Answer, Models, Options, ServeError, Starts, answer};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -122,6 +122,23 @@ fn drafts_in_another_dtype_are_refused(#[case] stated: &str, #[case] refused: bo
     assert_eq!(found.is_err_and(|error| error.to_string().contains("of drafts in `fp8`")), refused);
 }
 
+
+/// vLLM had two engines for a while, of which only the second is modelled.
+#[rstest]
+#[case("--num-scheduler-steps 4", None, Some(4))]
+#[case("--num-scheduler-steps 1", None, None)]
+#[case("--num-scheduler-steps 4", Some("1"), Some(3))]
+#[case("--speculative-config {\"model\":\"d\",\"num_speculative_tokens\":3}", None, Some(4))]
+#[case("--speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":3}", None, None)]
+#[case("--max-num-seqs 8", Some("0"), Some(4))]
+#[case("--max-num-seqs 8", Some("1"), None)]
+fn vllms_first_engine_is_not_answered(#[case] flags: &str, #[case] chosen: Option<&str>, #[case] code: Option<u8>) {
+    let mut command = launch(&format!("vllm serve m {flags}"));
+    command.env.extend(chosen.map(|chosen| ("VLLM_USE_V1".to_owned(), chosen.to_owned())));
+    let options = Options { version: Some("0.8.5".into()), ..on("h100") };
+    let found = answer(&command, models("Qwen__Qwen3-8B"), &options);
+    assert_eq!(found.as_ref().err().map(ServeError::exit_code), code, "{found:?}");
+}
 #[rstest]
 #[case("vllm serve m --no-enable-chunked-prefill", "0.33.0", "", "Chunked prefill is enabled")]
 #[case("vllm serve m --enable-chunked-prefill", "0.33.0", "Chunked prefill is enabled", "")]

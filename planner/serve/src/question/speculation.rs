@@ -16,6 +16,12 @@ pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
     Ok(model.filter(|_| !matches!(method(&config), "ngram" | "suffix" | "mtp" | "deepseek_mtp")))
 }
 
+/// Whether a model drafts by itself, and not from what the served one computes.
+pub(super) fn is_by_a_model(question: &Question) -> Result<bool, ServeError> {
+    let Some(config) = speculative(question)? else { return Ok(false) };
+    let model = config.get("model").and_then(Value::as_str).filter(|model| !model.trim_matches(['[', ']']).eq("ngram"));
+    Ok(model.is_some() && matches!(method(&config), "" | "draft_model"))
+}
 /// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
 fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     const FLAG: &str = "--speculative-config";

@@ -4,6 +4,7 @@ mod attention;
 mod batch;
 mod drafter;
 mod dtype;
+mod first;
 mod memory;
 pub(super) mod words;
 
@@ -49,13 +50,7 @@ pub(super) fn look_at_caches(
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let (max_seq_len, fits_length) = batch::length(question, model)?;
     let (has_states, has_pages) = kinds(question, model)?;
-    if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
-        if has_states {
-            return Err(ServeError::unread("VLLM_USE_V1", "the states of vLLM's first engine were not read", []));
-        }
-        // It has one kind of block.
-        question.default_of("engine.hybrid_kv_cache", false);
-    }
+    first::refuse(question)?;
     variables(question, model)?;
     parallel(question, model)?;
     let batch = batch::batch(question, model, max_seq_len)?;
