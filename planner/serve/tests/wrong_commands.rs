@@ -258,6 +258,12 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "unrecognized arguments: other",
     "python -m sglang.launch_server --model-path m"
 )]
+#[case::less_than_no_drafts(
+    "vllm serve m --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":-1}",
+    "h100",
+    "Input should be greater than 0 (it is -1)",
+    "vllm serve m"
+)]
 #[case::trtllm_misspelled(
     "trtllm-serve m --max_seq_length 8192",
     "h100",
