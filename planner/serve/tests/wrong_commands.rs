@@ -258,6 +258,12 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "unrecognized arguments: other",
     "python -m sglang.launch_server --model-path m"
 )]
+#[case::a_block_that_no_kernel_reads(
+    "vllm serve m --block-size 7",
+    "h100",
+    "block_size not supported (7)",
+    "vllm serve m --block-size 16"
+)]
 #[case::less_than_no_drafts(
     "vllm serve m --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":-1}",
     "h100",

@@ -67,6 +67,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     dtype::dtype(question, model)?;
     calibrated::settle(question, model, &dtype::READS);
     memory::memory(question)?;
+    if has_pages {
+        attention::block(question)?;
+    }
     speculation::settle(question, model)?;
     quantization::settle(question, model)?;
     if question.is_on("--disable-hybrid-kv-cache-manager") {
