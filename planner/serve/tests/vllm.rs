@@ -122,6 +122,17 @@ fn drafts_in_another_dtype_are_refused(#[case] stated: &str, #[case] refused: bo
     assert_eq!(found.is_err_and(|error| error.to_string().contains("of drafts in `fp8`")), refused);
 }
 
+/// Its words are padded to 64 and divided exactly: 130048 of Falcon-H1, 100352 of phi-4.
+#[rstest]
+#[case("tiiuae__Falcon-H1-7B-Instruct", 6, "130048 is not divisible by 6")]
+#[case("microsoft__phi-4", 10, "100352 is not divisible by 10")]
+#[case("microsoft__phi-4", 8, "")]
+fn vllm_divides_the_vocabulary_as_well(#[case] model: &str, #[case] tp: u64, #[case] said: &str) {
+    let command = launch(&format!("vllm serve m -tp {tp} --nnodes 2"));
+    let found = answer(&command, models(model), &on("8xh100"));
+    assert!(found.as_ref().err().map_or(String::new(), ToString::to_string).contains(said), "{found:?}");
+    assert_eq!(found.is_err(), !said.is_empty());
+}
 
 /// vLLM had two engines for a while, of which only the second is modelled.
 #[rstest]

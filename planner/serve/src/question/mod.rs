@@ -599,17 +599,17 @@ impl Question {
         self.unknown_device.clone().map_or(ServeError::NoDevice, ServeError::Device)
     }
 
-    /// Refuses ranks over which the attention heads cannot be divided, in the engine's words.
-    fn divides_heads(
+    /// Refuses ranks over which `whole` cannot be divided, such as the attention heads, in the engine's words.
+    fn divides(
         &self,
-        model: &ModelCaches,
+        whole: Option<u64>,
         flag: &'static str,
         ranks: u64,
         said: impl Fn(u64) -> String,
     ) -> Result<(), ServeError> {
-        let Some(heads) = attention_heads(model).filter(|heads| !heads.is_multiple_of(ranks)) else { return Ok(()) };
-        let fewer = (1..ranks.min(heads + 1)).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
-        Err(self.refused(said(heads), fewer.map(|fewer| Remedy::Set(flag, fewer.to_string()))))
+        let Some(whole) = whole.filter(|whole| !whole.is_multiple_of(ranks)) else { return Ok(()) };
+        let fewer = (1..ranks.min(whole + 1)).rev().filter(|fewer| whole.is_multiple_of(*fewer)).take(3);
+        Err(self.refused(said(whole), fewer.map(|fewer| Remedy::Set(flag, fewer.to_string()))))
     }
 
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
@@ -646,9 +646,12 @@ fn dtype_named(word: &str) -> Option<DType> {
     }
 }
 
-/// The attention heads of each layer, as the config states them.
-fn attention_heads(model: &ModelCaches) -> Option<u64> {
-    model.model()?.config.get("num_attention_heads")?.as_u64()
+/// The attention heads of each layer.
+const HEADS: &str = "num_attention_heads";
+
+/// A number of the model, as its config states it.
+fn of_config(model: &ModelCaches, key: &str) -> Option<u64> {
+    model.model()?.config.get(key)?.as_u64()
 }
 
 /// GPUs that `CUDA_VISIBLE_DEVICES` lets a process see, where it lists them.

@@ -10,7 +10,7 @@ use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
-use super::{Limits, Question, dtype_named, overrides, quantization, radix};
+use super::{HEADS, Limits, Question, dtype_named, of_config, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
@@ -39,7 +39,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let (tp, pp) = (size("--tp-size"), size("--pp-size"));
     let said = |heads: u64| format!("{heads} attention heads are not divisible by tp_size {tp}");
-    question.divides_heads(model, "--tp-size", tp, said)?;
+    question.divides(of_config(model, HEADS), "--tp-size", tp, said)?;
     let replicas = attention_replicas(question, tp)?;
     // Replicas of the whole have devices of their own, and of several nodes each has as many devices.
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
