@@ -172,3 +172,14 @@ fn prompts_that_are_not_cut_are_logged_as_such(
     assert!(lines.contains(has) && (lacks.is_empty() || !lines.contains(lacks)), "{lines}");
     assert!(found.read.iter().all(|flag| flag.says != "its default"), "{:?}", found.read);
 }
+
+/// Ray's ranks may be on other nodes, as its own message says.
+#[rstest]
+#[case("-tp 16", false)]
+#[case("-tp 16 --distributed-executor-backend ray", true)]
+#[case("-tp 16 --nnodes 2", true)]
+fn ranks_of_other_nodes_are_taken(#[case] flags: &str, #[case] taken: bool) {
+    let command = launch(&format!("vllm serve m --max-model-len 8192 {flags}"));
+    let found = answer(&command, models("openai__gpt-oss-120b"), &on("8xh100"));
+    assert_eq!(found.is_ok(), taken, "{found:?}");
+}

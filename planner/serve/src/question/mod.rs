@@ -292,11 +292,12 @@ impl Question {
             _ => Some(limits.max_num_tokens),
         }
     }
+
     /// Whether a flag says what holds without it; what llama.cpp's parser takes without them is in no table.
     fn states_default(&self, setting: &Setting) -> bool {
-        let flag = setting.flag;
         /// What engines decide where nobody says, and what is on.
         const DECIDED: [&str; 3] = ["--enable-prefix-caching", "--async-scheduling", "--enable-chunked-prefill"];
+        let flag = setting.flag;
         let unsaid = self.engine.engine.name() != "llama.cpp";
         let is_off = flag.values == Arity::Exactly(0)
             && !setting.on
@@ -618,8 +619,9 @@ impl Question {
         // Ray's ranks are also those of other nodes, which see devices of their own.
         let ray = self.value("--distributed-executor-backend") == Some("ray");
         let there = counted.into_iter().chain(self.gpus.filter(|_| !ray)).min();
-        if let Some(there) = there.map(u64::from).filter(|there| ranks > *there) {
-            let said = format!("World size ({ranks}) is larger than the number of available GPUs ({there})");
+        if let Some(there) = there.map(u64::from).filter(|there| ranks > *there && !ray) {
+            let said =
+                format!("World size ({ranks}) is larger than the number of available GPUs ({there}) in this node.");
             let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
             return Err(self.refused(said, fewer));
         }
