@@ -283,6 +283,12 @@ impl At {
         if let Some(blocks) = self.few_blocks(settled) {
             return Some(too_few(settled.least_blocks, blocks));
         }
+        let step = settled.limits.max_num_tokens;
+        if let Some(block) = self.predicted.least_step.filter(|block| *block > step) {
+            return Some(format!(
+                "In Mamba cache align mode, block_size ({block}) must be <= max_num_batched_tokens ({step})."
+            ));
+        }
         if let (Some(room), Some(bytes)) = (settled.room, self.predicted.kv_bytes)
             && bytes > room
         {

@@ -222,6 +222,11 @@ impl Search<'_> {
     }
 
     /// Fewer sequences or tokens, with which it starts.
+        // A step that has no room for the block that is aligned to states.
+        let block = answer.facts.get(&Fact::TokensPerBlock).map_or(0, |block| block.high);
+        if name == "vllm" && block > limits.max_num_tokens {
+            tries.push(Remedy::Set("--max-num-batched-tokens", block.to_string()));
+        }
     fn fewer(&self, length: &'static str, batch: &'static str) -> Vec<Remedy> {
         let (answer, limits) = (self.answer, self.answer.limits);
         // A block for the state of each sequence.

@@ -174,6 +174,23 @@ fn prompts_that_are_not_cut_are_logged_as_such(
 }
 
 /// Ray's ranks may be on other nodes, as its own message says.
+/// Asserted up to some version between 0.24.0 and 0.33.0: a step has room for the block that is aligned to states.
+#[rstest]
+#[case(
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "--mamba-cache-mode align --max-num-batched-tokens 1024 --max-num-seqs 64"
+)]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "-tp 4 --max-num-batched-tokens 256")]
+fn a_step_has_room_for_the_block_of_states(#[case] model: &str, #[case] flags: &str) {
+    let command = format!("vllm serve m --enable-prefix-caching --max-model-len 8192 {flags}");
+    let of =
+        |version: &str| told(&command, model, &Options { devices: on("8xh100").devices, ..with_bytes(version, 20) });
+    let old = of("0.24.0");
+    assert!(old.reason.as_ref().is_some_and(|reason| reason.contains("must be <= max_num_batched_tokens")), "{old:?}");
+    let change = old.changes.iter().find(|change| change.change.starts_with("--max-num-batched-tokens"));
+    assert!(change.is_some_and(|change| change.starts == Starts::Yes), "{:?}", old.changes);
+    assert_eq!(of("0.33.0").starts, Starts::Yes);
+}
 #[rstest]
 #[case("-tp 16", false)]
 #[case("-tp 16 --distributed-executor-backend ray", true)]

@@ -256,6 +256,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     }
     Ok(EnginePrediction {
         block_size: Some(block),
+        least_step: state_pages(situation).max().and(states::least_step(situation, block)),
         page_bytes: Some(target),
         groups: Some(groups),
         group_size,
