@@ -15,6 +15,8 @@ use crate::remedy::Remedy;
 
 /// The most changes that are shown.
 const SHOWN: usize = 3;
+/// GPUs of a usual node.
+const USUAL_NODE: u32 = 8;
 /// Shares of a device for weights and caches that are tried of SGLang.
 const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
 
@@ -90,7 +92,28 @@ impl Search<'_> {
                 seen.push(remedy);
             }
         }
-        seen.into_iter().filter_map(|remedy| self.outcome(&[remedy])).collect()
+        seen.into_iter().filter_map(|remedy| self.outcome(&self.with_nodes(remedy))).collect()
+    }
+
+    /// GPUs of a node: as many as are named, or as a usual one has.
+    fn node(&self) -> u32 {
+        self.options.devices.as_ref().map_or(0, Devices::count).max(USUAL_NODE)
+    }
+
+    /// A change, with the nodes that its ranks need where they are more than one has.
+    fn with_nodes(&self, remedy: Remedy) -> Vec<Remedy> {
+        const NODES: &str = "--nnodes";
+        let nodes = || {
+            let (Program { engine, .. }, parsed) = self.program()?;
+            let number = |flag: &str| u64::try_from(parsed.settings.get(flag)?.whole()?).ok();
+            let Remedy::Set(flag, ranks) = &remedy else { return None };
+            let ranks = ranks.parse::<u64>().ok().filter(|_| Some(*flag) == engine.engine.ranks_flag())?;
+            let stages = ["--pipeline-parallel-size", "--pp-size"].into_iter().find_map(number).unwrap_or(1);
+            let nodes = ranks.saturating_mul(stages).div_ceil(self.node().into());
+            (nodes > number(NODES).unwrap_or(1)).then(|| Remedy::Set(NODES, nodes.to_string()))
+        };
+        let nodes = nodes();
+        std::iter::once(remedy).chain(nodes).collect()
     }
 
     fn program(&self) -> Option<(Program, Parsed)> {
@@ -113,7 +136,8 @@ impl Search<'_> {
         let mut options = self.options.clone();
         if remedies.iter().any(|remedy| Some(remedy.flag()) == engine.engine.ranks_flag()) {
             launch.gpus = None;
-            options.devices = options.devices.map(|devices| Devices::from(devices.device().clone()));
+            let node = self.node();
+            options.devices = options.devices.map(|devices| devices.times(node));
         }
         Some((remedies.to_vec(), outcome(&launch, self.models, &options).ok()?))
     }

@@ -150,6 +150,7 @@ fn vllms_first_engine_is_not_answered(#[case] flags: &str, #[case] chosen: Optio
     let found = answer(&command, models("Qwen__Qwen3-8B"), &options);
     assert_eq!(found.as_ref().err().map(ServeError::exit_code), code, "{found:?}");
 }
+
 #[rstest]
 #[case("vllm serve m --no-enable-chunked-prefill", "0.33.0", "", "Chunked prefill is enabled")]
 #[case("vllm serve m --enable-chunked-prefill", "0.33.0", "Chunked prefill is enabled", "")]
@@ -173,7 +174,6 @@ fn prompts_that_are_not_cut_are_logged_as_such(
     assert!(found.read.iter().all(|flag| flag.says != "its default"), "{:?}", found.read);
 }
 
-/// Ray's ranks may be on other nodes, as its own message says.
 /// Asserted up to some version between 0.24.0 and 0.33.0: a step has room for the block that is aligned to states.
 #[rstest]
 #[case(
@@ -191,6 +191,8 @@ fn a_step_has_room_for_the_block_of_states(#[case] model: &str, #[case] flags: &
     assert!(change.is_some_and(|change| change.starts == Starts::Yes), "{:?}", old.changes);
     assert_eq!(of("0.33.0").starts, Starts::Yes);
 }
+
+/// Ray's ranks may be on other nodes, as its own message says.
 #[rstest]
 #[case("-tp 16", false)]
 #[case("-tp 16 --distributed-executor-backend ray", true)]
@@ -199,4 +201,16 @@ fn ranks_of_other_nodes_are_taken(#[case] flags: &str, #[case] taken: bool) {
     let command = launch(&format!("vllm serve m --max-model-len 8192 {flags}"));
     let found = answer(&command, models("openai__gpt-oss-120b"), &on("8xh100"));
     assert_eq!(found.is_ok(), taken, "{found:?}");
+}
+
+/// What is offered on more GPUs than a node has says on how many nodes, and is taken as it stands.
+#[rstest]
+#[case("vllm serve m -tp 8", "deepseek-ai__DeepSeek-V3")]
+#[case("sglang serve --model-path m --tp 8", "deepseek-ai__DeepSeek-V3")]
+fn ranks_of_several_nodes_are_offered_with_their_nodes(#[case] command: &str, #[case] model: &str) {
+    let found = told(command, model, &on("8xh100"));
+    let change = found.changes.iter().find(|change| change.command.contains(&"--nnodes".to_owned()));
+    let change = change.unwrap_or_else(|| panic!("{:?}", found.changes));
+    let again = told(&change.command.join(" "), model, &on("8xh100"));
+    assert_eq!((again.starts, again.sequences), (change.starts, change.sequences));
 }
