@@ -199,9 +199,9 @@ impl Search<'_> {
     fn tries(&self) -> Vec<Remedy> {
         let Some((Program { engine, .. }, parsed)) = self.program() else { return Vec::new() };
         let (name, answer) = (engine.engine.name(), self.answer);
-        let Some(tp) = engine.engine.ranks_flag() else { return Vec::new() };
         let (length, batch) = (engine.engine.length_flag(), engine.engine.sequences_flag());
         let number = |flag: &str| u64::try_from(parsed.settings.get(flag)?.whole()?).ok();
+        let Some(tp) = engine.engine.ranks_flag() else { return self.fewer_cells(number(length).unwrap_or(0), length) };
         let ranks = number(tp).unwrap_or(1);
         let mut tries: Vec<Remedy> = [2, 4].map(|times| Remedy::Set(tp, (times * ranks).to_string())).into();
         let limits = answer.limits;
@@ -221,6 +221,11 @@ impl Search<'_> {
         }
         for (cap, flag) in [(Cap::Tokens, "--max-total-tokens"), (Cap::Blocks, "--num-gpu-blocks-override")] {
             tries.extend(answer.caps.contains(&cap).then_some(Remedy::Remove(flag)));
+        }
+        // A step that has no room for the block that is aligned to states.
+        let block = answer.facts.get(&Fact::TokensPerBlock).map_or(0, |block| block.high);
+        if name == "vllm" && block > limits.max_num_tokens {
+            tries.push(Remedy::Set("--max-num-batched-tokens", block.to_string()));
         }
         match name {
             "vllm" => tries.extend([
@@ -245,12 +250,17 @@ impl Search<'_> {
         tries
     }
 
-    /// Fewer sequences or tokens, with which it starts.
-        // A step that has no room for the block that is aligned to states.
-        let block = answer.facts.get(&Fact::TokensPerBlock).map_or(0, |block| block.high);
-        if name == "vllm" && block > limits.max_num_tokens {
-            tries.push(Remedy::Set("--max-num-batched-tokens", block.to_string()));
+    /// Fewer cells than are stated of llama.cpp, or layers on the host as it finds them to fit.
+    fn fewer_cells(&self, cells: u64, length: &'static str) -> Vec<Remedy> {
+        if self.answer.starts == Starts::Yes {
+            return Vec::new();
         }
+        let halves = (1..=6).map(|times| cells >> times).filter(|fewer| *fewer > 0);
+        let halves = halves.map(|fewer| Remedy::Set(length, fewer.to_string()));
+        halves.chain([Remedy::Remove("--n-gpu-layers")]).collect()
+    }
+
+    /// Fewer sequences or tokens, with which it starts.
     fn fewer(&self, length: &'static str, batch: &'static str) -> Vec<Remedy> {
         let (answer, limits) = (self.answer, self.answer.limits);
         // A block for the state of each sequence.
