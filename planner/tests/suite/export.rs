@@ -3,6 +3,7 @@
 mod edge_llm;
 mod names;
 mod simulators;
+mod started;
 
 use super::common::{Model, budget, kv, nemotron_3_nano, published};
 use cacheplan_handlers::{DType, ResourceHandler};

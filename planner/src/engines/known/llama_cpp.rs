@@ -59,7 +59,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     read: &[OWN_CELLS, NEWEST],
     oldest: Version(0, 0, 0),
     // Keys and values are float16 unless -ctk and -ctv say otherwise, whatever the model's dtype or quantisation.
-    dtypes: |_, _, _| CacheDTypes {
+    dtypes: |_, _, _, _| CacheDTypes {
         kv: Some(DType::F16),
         state: Some(DType::F32),
         conv: Some(DType::F32),

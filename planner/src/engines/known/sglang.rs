@@ -34,7 +34,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
     oldest: Version(0, 4, 6),
-    dtypes: |model, _, capability| {
+    dtypes: |model, _, capability, _| {
         // A model in float32 is run in 16 bits (`_get_and_verify_dtype`).
         let run_in = if model.model_type.starts_with("gemma") { DType::Bf16 } else { DType::F16 };
         let kv = (model.dtype == DType::F32).then_some(run_in);

@@ -26,7 +26,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
     oldest: Version(0, 19, 0),
-    dtypes: |model, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
+    dtypes: |model, _, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
     lacks: &[],
     descriptors: |_| None,
     compresses: false,
