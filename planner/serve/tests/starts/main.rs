@@ -330,7 +330,6 @@ const DIFFERENT: &[(&str, &str)] = &[
         "b9-vllm-qwen36-27b-aeon-dflash15-gb10",
         "an image whose `kv_cache_utils.py` is not the release's: a block has twice the bytes of its groups of five layers",
     ),
-    ("b9-vllm-qwen35-08b-cpu-1gib", "blocks on a CPU hold 128 tokens where none are stated, which was not read"),
     ("b9-vllm-glm52-nvfp4-dense-64k-4spark", "a patch of its author's leaves the indexer out where `index_topk` is 0"),
     ("b9-sglang-ling3-flash-fin-fp4-spark", "the log is of another start: 117 slots, where the command states 64"),
     ("b9-sglang-ling3-tiny-bf16-spark", "the log is of another start: 614 slots, where the command states 64"),
