@@ -393,11 +393,15 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
         return None;
     }
     let least = full(input).map(tokens).min()?;
-    let window = windows(input).max_by_key(|pool| tokens(pool))?;
+    let Some(window) = windows(input).max_by_key(|pool| tokens(pool)) else {
+        // They lie among the tokens of full attention.
+        let are_there =
+            input.resources().any(|it| matches!(it.handler.growth(), Growth::Paged { window: Some(_), .. }));
+        return are_there.then(|| (json!(1.0), "no sequence outgrows a window".into()));
+    };
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
-    let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1)));
-    let ratio = (millionths <= 1_000_000).then_some(millionths as f64 / 1e6)?;
-    Some((json!(ratio), format!("tokens in {} to tokens in full attention", window.id)))
+    let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1))).min(1_000_000);
+    Some((json!(millionths as f64 / 1e6), format!("tokens in {} to tokens in full attention", window.id)))
 }
 
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.
