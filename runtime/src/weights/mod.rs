@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use self::gguf::Gguf;
 use self::invented::Invented;
-pub(crate) use self::matrix::Matrix;
+pub(crate) use self::matrix::{LowRank, Matrix};
 use self::safetensors_files::{Files, candle_dtype, of_rows};
 
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
