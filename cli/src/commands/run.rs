@@ -146,7 +146,6 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         ));
     }
     let mut session = open(&args.source, options)?;
-    session.take_disk_notes().iter().for_each(|said| note(said));
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
     let prompts = prompts.within(session.plan().limits.max_seq_len);
     let files = [&args.logits, &args.stats, &args.ask.out].into_iter().flatten().map(PathBuf::as_path);
@@ -165,7 +164,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         Asked::Turns => chat::serve(&mut session, args, &prompts),
         Asked::Lines(lines) => requests::serve(&mut session, args, &prompts, &lines),
     };
-    session.take_disk_notes().iter().for_each(|said| note(said));
+    session.take_notes().iter().for_each(|said| note(said));
     if let Some(path) = &args.stats {
         let stats = session.stats().map_err(failure)?;
         write(path, &json(&stats)?)?;
@@ -180,8 +179,8 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
         return Err(Failure::new(2, "a config that is piped in has no weights; name the folder or file of a model"));
     }
     let read = move || loading.bytes();
-    let session = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
-    session.map_err(|error| match error {
+    let opened = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
+    let mut session = opened.map_err(|error| match error {
         RuntimeError::Frontend(error) => source.reading.unread(model, error),
         error @ RuntimeError::Weights(WeightError::Rounded { .. }) => failure(error),
         RuntimeError::Weights(_) => {
@@ -189,7 +188,9 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
             failure(error)
         }
         error => failure(error),
-    })
+    })?;
+    session.take_notes().iter().for_each(|said| note(said));
+    Ok(session)
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.

@@ -368,6 +368,14 @@ impl Weights {
         self.predicts
     }
 
+    /// The tensors in safetensors files that nobody has asked for, in words, if there are any.
+    pub fn unread(&self) -> Option<String> {
+        match &self.kept {
+            Kept::Files(files) => files.unread(),
+            Kept::Gguf(_) | Kept::Invented(_) => None,
+        }
+    }
+
     /// Bytes of files that stay mapped into memory.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         match &self.kept {
