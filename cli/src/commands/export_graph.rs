@@ -79,7 +79,16 @@ fn bucket(text: &str) -> Result<Bucket, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let buckets = args.buckets.iter().map(|bucket| bucket.0).collect();
+    // Known before anything is written.
+    if args.verify && args.max_batch_size != 1 {
+        return Err(Failure::new(2, "--verify generates one sequence; leave --max-batch-size out, or --verify"));
+    }
+    let mut buckets = Vec::new();
+    for Bucket(bucket) in &args.buckets {
+        if !buckets.contains(bucket) {
+            buckets.push(*bucket);
+        }
+    }
     let random = args.random_weights.then_some(args.seed);
     let dtype = args.dtype.map(|dtype| match dtype {
         Numbers::F32 => GraphDType::F32,
