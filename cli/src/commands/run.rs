@@ -59,7 +59,7 @@ pub(crate) struct Args {
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Multiply the blocks of a GGUF file with f32 inputs, or on the CPU with inputs rounded to 8 bits in groups of 32
+    /// Multiply the blocks of a GGUF file with f32 inputs, or on the CPU with inputs rounded to 8 bits in groups of 32, where other batches and chunks may give other tokens
     #[arg(long, value_name = "KIND", default_value = "exact", value_parser = products())]
     products: Products,
 
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIBRARY")]
     onnx_runtime: Option<PathBuf>,
 
-    /// Write the logits that each token was chosen from, [steps, vocab], as safetensors; needs a single prompt
+    /// Write the logits that each token was chosen from, before penalties, [steps, vocab], as safetensors; needs a single prompt
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
 

@@ -41,8 +41,8 @@ pub(crate) struct AskArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_ids", "prompt", "chat"])]
     pub(crate) out: Option<PathBuf>,
 
-    /// The most tokens to generate for each prompt [default: 16 for token ids, else as many as fit, at most 256]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    /// The most tokens to generate for each prompt [default: 16 with --prompt-ids, else as many as fit, at most 256]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=u64::MAX))]
     max_new_tokens: Option<usize>,
 
     /// A string that ends a text and is no part of it; give it again for another
