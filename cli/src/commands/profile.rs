@@ -30,7 +30,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     let options =
         SessionOptions { backend: args.device.clone(), draft: args.draft.clone(), ..args.source.session_options()? };
     let mut session = open(&args.source, options)?;

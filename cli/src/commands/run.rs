@@ -118,7 +118,6 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     if args.onnx_runtime.is_some() && !has_graph {
         return Err(Failure::new(2, "--onnx-runtime runs exported graphs: give one, or --static"));
     }
-    args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     args.results.check(args.output.format)?;
     if args.logits.as_deref() == Some(Path::new("-")) {
         return Err(Failure::new(2, "--logits are no text; name a file"));
