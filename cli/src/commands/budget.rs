@@ -183,11 +183,23 @@ fn length(least: u64, most: u64) -> impl Fn(&str) -> Result<String, String> + Cl
 }
 
 fn help(key: &BudgetKey) -> String {
-    let help = key.help.trim_end_matches('.');
+/// The length of sequences in commands that do not find one.
+pub(crate) fn stated_length(arg: Arg) -> Arg {
+    let key = BudgetKey::all().iter().find(|key| key.path == LENGTH.0);
+    let stated = key.map_or_else(String::new, plain_help);
+    arg.value_name("TOKENS").help(stated)
+}
+
     if key.path == LENGTH.0 {
         return format!("{help}; auto: the longest that --max-batch-size of, or one, fit (default: {})", key.default);
+        let help = key.help.trim_end_matches('.');
     }
     match (key.values, key.default) {
+    plain_help(key)
+}
+
+fn plain_help(key: &BudgetKey) -> String {
+    let help = key.help.trim_end_matches('.');
         (Values::Choice(_), _) | (_, "not set") => help.to_owned(),
         (_, default) => format!("{help} (default: {default})"),
     }

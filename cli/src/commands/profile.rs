@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use cacheplan::kernels::Backend;
 use cacheplan::runtime::{Session, SessionOptions};
 
+use crate::commands::budget::stated_length;
 use crate::commands::load::ModelArgs;
 use crate::commands::run::{failure, open};
 use crate::failure::{Failure, print, refuse_places, write};
 use crate::progress;
 
 #[derive(clap::Args)]
-#[command(allow_negative_numbers = true)]
+#[command(allow_negative_numbers = true, mut_arg("max_seq_len", stated_length))]
 pub(crate) struct Args {
     #[command(flatten)]
     source: ModelArgs,

@@ -18,6 +18,7 @@ use clap::ArgMatches;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::commands::Format;
+use crate::commands::budget::stated_length;
 use crate::commands::hub;
 use crate::commands::load::ModelArgs;
 use crate::failure::{Failure, json, note, print, print_json, refuse_places, write};
@@ -39,7 +40,7 @@ fn products() -> impl TypedValueParser<Value = Products> {
 
 #[derive(clap::Args)]
 // A prompt is what is asked here; how long prompts are in the budget has another name.
-#[command(allow_negative_numbers = true, mut_arg("workload.prompt", |arg| arg.long("workload-prompt")))]
+#[command(allow_negative_numbers = true, mut_arg("workload.prompt", |arg| arg.long("workload-prompt")), mut_arg("max_seq_len", stated_length))]
 pub(crate) struct Args {
     #[command(flatten)]
     source: ModelArgs,
