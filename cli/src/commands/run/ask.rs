@@ -120,6 +120,9 @@ impl AskArgs {
     /// That tokens can be chosen as flags say.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let wrong = |error: SamplingError| Failure::new(2, format!("--{}: {error}", error.key.replace('_', "-")));
+        if self.prompt.iter().filter(|prompt| *prompt == "-").count() > 1 {
+            return Err(Failure::new(2, "--prompt -: what is piped in is one prompt; state `-` once"));
+        }
         self.sampling.options().over(&Sampling::default()).check().map_err(wrong)
     }
 
