@@ -39,6 +39,21 @@ fn context_parallel_ranks_hold_a_share_of_the_tokens() {
     assert_eq!((at(1), at(4)), (256, 64));
 }
 
+/// What a sequence takes and how many tokens there are is said of the rank.
+#[test]
+fn a_rank_that_holds_a_share_of_the_tokens_says_what_it_holds() {
+    let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
+    let said = |cp: u32| {
+        let budget = budget(&format!("max_seq_len = 4096\nmax_batch_size = 2\n[parallel]\ncp = {cp}"));
+        let ranks = model.request(&budget).ranks().unwrap();
+        ranks.heading() + &ranks.stages[0].table()
+    };
+    let (whole, share) = (said(1), said(4));
+    assert!(whole.contains("16.00 MiB at 4096 tokens") && whole.contains(" 8192 tokens in pages,"), "{whole}");
+    assert!(share.contains(" 4.00 MiB at 4096 tokens") && share.contains("1.00 KiB per token"), "{share}");
+    assert!(share.contains(" tokens, 2048 on each rank") && share.contains("spare tokens on each rank"), "{share}");
+}
+
 /// Three of the four layers of the first stage are attention, one of the second.
 fn lopsided() -> Model {
     let state = || ResourceHandler::ssm(64, 64, 128, DType::F32).unwrap();
