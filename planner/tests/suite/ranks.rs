@@ -54,6 +54,26 @@ fn a_rank_that_holds_a_share_of_the_tokens_says_what_it_holds() {
     assert!(share.contains(" tokens, 2048 on each rank") && share.contains("spare tokens on each rank"), "{share}");
 }
 
+/// Each size that a refusal lists is one: also the caches divide by it.
+#[rstest]
+#[case("Qwen__Qwen3.5-27B", 7)]
+#[case("meta-llama__Llama-4-Scout-17B-16E-Instruct", 3)]
+#[case("tiiuae__Falcon-H1-7B-Instruct", 5)]
+#[case("Zyphra__Zamba2-7B", 3)]
+fn what_is_said_to_divide_a_model_does(#[case] name: &str, #[case] tp: u32) {
+    let planned = |tp: u32| {
+        let budget = budget(&format!("max_seq_len = 4096\nmax_batch_size = 1\n[parallel]\ntp = {tp}"));
+        PlanRequest::of(published(name)).with_budget(budget).plan()
+    };
+    let error = planned(tp).unwrap_err().to_string();
+    let (_, listed) = error.split_once("these do: ").unwrap();
+    let sizes: Vec<u32> = listed.split(", ").map(|size| size.parse().unwrap()).collect();
+    for size in &sizes {
+        assert!(planned(*size).is_ok(), "{size} of {error}");
+    }
+    assert!(sizes.starts_with(&[1, 2]), "{error}");
+}
+
 /// Three of the four layers of the first stage are attention, one of the second.
 fn lopsided() -> Model {
     let state = || ResourceHandler::ssm(64, 64, 128, DType::F32).unwrap();
