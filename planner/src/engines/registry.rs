@@ -25,6 +25,7 @@ use crate::export::dialect::Key;
 use crate::export::{Dialect, FlagMeaning, TargetFile};
 use crate::logs::LogDialect;
 use crate::overheads::EngineAssumptions;
+use crate::parallel::Parallel;
 
 /// An engine that is modelled: `vllm`, `sglang`, `tensorrt-llm` or `llama.cpp`.
 #[derive(Clone, Copy)]
@@ -194,7 +195,17 @@ impl Engine {
         let Some(key) = budget.engine.unconsumed(&consumed).into_iter().next() else { return Ok(()) };
         let takes = |engine: &&Self| engine.0.rules.consumes.contains(&key.as_str());
         let takers = Self::all().iter().filter(takes).map(|engine| engine.name()).collect();
-        Err(EngineRefusal::not_consumed(first.engine.name(), &key, takers))
+        Err(EngineRefusal::not_consumed(first.engine.name(), &format!("engine.{key}"), takers))
+    }
+
+    /// Refuses ranks that divide the tokens of a sequence as it has none.
+    pub(crate) fn refuse_divided_tokens(self, parallel: Parallel) -> Result<(), EngineRefusal> {
+        let lacks = |key: &str| !self.0.rules.divides_tokens.contains(&key);
+        let stated = [("dcp", parallel.dcp), ("cp", parallel.cp)];
+        let Some((key, _)) = stated.into_iter().find(|(key, size)| *size > 1 && lacks(key)) else { return Ok(()) };
+        let takers = Self::all().iter().filter(|engine| engine.0.rules.divides_tokens.contains(&key));
+        let takers = takers.map(|engine| engine.name()).collect();
+        Err(EngineRefusal::not_consumed(self.name(), &format!("parallel.{key}"), takers))
     }
 }
 

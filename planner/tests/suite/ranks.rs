@@ -54,6 +54,22 @@ fn a_rank_that_holds_a_share_of_the_tokens_says_what_it_holds() {
     assert!(share.contains(" tokens, 2048 on each rank") && share.contains("spare tokens on each rank"), "{share}");
 }
 
+/// Ranks that divide the tokens of a sequence are an engine's that has them.
+#[rstest]
+#[case(
+    "tensorrt-llm",
+    "tp = 2\ndcp = 2",
+    "tensorrt-llm has no `parallel.dcp` (--dcp), which tells vllm and sglang something"
+)]
+#[case("llama.cpp", "tp = 2\ndcp = 2", "llama.cpp has no `parallel.dcp` (--dcp)")]
+#[case("llama.cpp", "cp = 2", "llama.cpp has no `parallel.cp` (--cp), which tells vllm something; leave it out")]
+fn ranks_that_an_engine_lacks_are_refused(#[case] engine: &str, #[case] parallel: &str, #[case] expected: &str) {
+    let model = Model::new("m", 1).with("kv", 0, kv(1, 128));
+    let budget = budget(&format!("max_seq_len = 4096\n[memory]\nbytes = '1GiB'\n[parallel]\n{parallel}"));
+    let refused = model.request(&budget).predict(engine.parse().unwrap()).unwrap_err().to_string();
+    assert!(refused.contains(expected), "{refused}");
+}
+
 /// Each size that a refusal lists is one: also the caches divide by it.
 #[rstest]
 #[case("Qwen__Qwen3.5-27B", 7)]
