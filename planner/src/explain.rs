@@ -14,8 +14,9 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap, HostPlan, LedgerItem, PlannedResource, Pool, Unit};
 use crate::render::{owner_name, ranges, wrap};
 use crate::size::{ByteSize, sequences};
+use crate::solver::demand::Demand;
 use crate::solver::inputs::Inputs;
-use crate::solver::make::beside;
+use crate::solver::make::{beside, load};
 
 /// A statement and the statements that it follows from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -344,6 +345,23 @@ impl Explainer<'_> {
                 why.push(Derivation::new(text, vec![self.max_seq_len()]));
             }
         }
+        if let Some(share) = self.budget().workload.as_ref().and_then(|workload| workload.prefix_reuse)
+            && let (Some(shared), None) = (self.shared_blocks(tokens), pool.window)
+        {
+            why.push(Derivation::given(format!(
+                "{shared} of them hold the start of the prompts, once for all sequences (`workload.prefix_reuse` = {})",
+                f64::from(share)
+            )));
+        }
+        let parallel = self.budget().parallel;
+        if parallel.context_ranks() > 1 {
+            why.push(Derivation::given(format!(
+                "each rank holds one of every {} tokens of a sequence (`parallel.cp` {} x `parallel.dcp` {})",
+                parallel.context_ranks(),
+                parallel.cp,
+                parallel.dcp
+            )));
+        }
         if let Some(window) = pool.window {
             why.push(Derivation::given(format!(
                 "a window of {window} tokens stops the growth; the {} new tokens of a step (`max_num_tokens`) are held \
@@ -365,6 +383,13 @@ impl Explainer<'_> {
             from.push(Derivation::given(format!("{spare} blocks more fit in the bytes: {} tokens", spare * tokens)));
         }
         Derivation::new(format!("{} blocks = {}", pool.units, added(&[pool.reserved, serving, spare])), from)
+    }
+
+    /// Blocks of what all sequences share.
+    fn shared_blocks(&self, tokens_per_block: u64) -> Option<u64> {
+        let load = load(self.budget(), self.plan.limits.max_seq_len).ok()?;
+        let growth = Growth::Paged { stride: 1, window: None };
+        Demand::new(growth, 1, tokens_per_block, &load).shared_blocks()
     }
 
     fn tokens_per_block(&self, used: u64) -> Derivation {

@@ -27,6 +27,7 @@ impl Inputs<'_> {
 
     /// The same of one engine of several: what it does not consume another may.
     pub(crate) fn predict_among(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
+        engine.engine.refuse_divided_tokens(self.budget.parallel)?;
         let mut stated = self.budget.engine.clone();
         // What an export says to the engine too.
         stated.block_size = stated.block_size.or(self.budget.tokens_per_block);

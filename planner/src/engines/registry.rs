@@ -19,12 +19,13 @@ use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
 use super::stored::{Stored, Telling};
 use super::version::Version;
-use crate::budget::{Budget, nearest};
+use crate::budget::{Budget, Dtypes, nearest};
 use crate::error::EngineRefusal;
 use crate::export::dialect::Key;
 use crate::export::{Dialect, FlagMeaning, TargetFile};
 use crate::logs::LogDialect;
 use crate::overheads::EngineAssumptions;
+use crate::parallel::Parallel;
 
 /// An engine that is modelled: `vllm`, `sglang`, `tensorrt-llm` or `llama.cpp`.
 #[derive(Clone, Copy)]
@@ -194,7 +195,17 @@ impl Engine {
         let Some(key) = budget.engine.unconsumed(&consumed).into_iter().next() else { return Ok(()) };
         let takes = |engine: &&Self| engine.0.rules.consumes.contains(&key.as_str());
         let takers = Self::all().iter().filter(takes).map(|engine| engine.name()).collect();
-        Err(EngineRefusal::not_consumed(first.engine.name(), &key, takers))
+        Err(EngineRefusal::not_consumed(first.engine.name(), &format!("engine.{key}"), takers))
+    }
+
+    /// Refuses ranks that divide the tokens of a sequence as it has none.
+    pub(crate) fn refuse_divided_tokens(self, parallel: Parallel) -> Result<(), EngineRefusal> {
+        let lacks = |key: &str| !self.0.rules.divides_tokens.contains(&key);
+        let stated = [("dcp", parallel.dcp), ("cp", parallel.cp)];
+        let Some((key, _)) = stated.into_iter().find(|(key, size)| *size > 1 && lacks(key)) else { return Ok(()) };
+        let takers = Self::all().iter().filter(|engine| engine.0.rules.divides_tokens.contains(&key));
+        let takers = takers.map(|engine| engine.name()).collect();
+        Err(EngineRefusal::not_consumed(self.name(), &format!("parallel.{key}"), takers))
     }
 }
 
@@ -224,6 +235,14 @@ impl EngineSpec {
     /// The flags of a layout; `None` where it cannot be told one.
     pub fn flags_of(self, layout: &Layout) -> Option<Vec<LayoutFlag>> {
         (self.engine.0.told.flags)(layout)
+    }
+
+    /// How it is told to divide a model; `None` where it cannot be.
+    pub(crate) fn words_of(self, parallel: Parallel) -> Option<String> {
+        let told = self.flags_of(&Layout { parallel, ..Layout::alone(1, 1, Dtypes::default()) })?.into_iter();
+        let sizes = told.filter(|(flag, _)| self.flags_of_sizes().contains(flag));
+        let word = |(flag, value): LayoutFlag| value.map_or_else(|| flag.to_owned(), |value| format!("{flag} {value}"));
+        Some(sizes.map(word).collect::<Vec<_>>().join(" "))
     }
 
     /// The dtype of 8 bits that it can be told to keep keys and values in.

@@ -36,6 +36,8 @@ pub(crate) struct EngineRules {
     pub(super) forms_entries: bool,
     /// Its options: the keys of `[engine]` that its rules go by, besides those that all go by.
     pub(crate) consumes: &'static [&'static str],
+    /// The sizes of `[parallel]` that divide the tokens of a sequence in it: of `dcp` and `cp` those that it has.
+    pub(crate) divides_tokens: &'static [&'static str],
     /// What of these rules changed, oldest first.
     pub(crate) changes: &'static [RuleChange],
     /// Whether it groups the layers of all pipeline stages together.

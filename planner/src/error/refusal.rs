@@ -149,9 +149,9 @@ pub enum EngineRefusal {
 }
 
 impl EngineRefusal {
-    /// A key of `[engine]` that the engine does not consume.
-    pub(crate) fn not_consumed(engine: &'static str, key: &str, takers: Vec<&'static str>) -> Self {
-        let known = BudgetKey::all().iter().find(|known| known.path.strip_prefix("engine.") == Some(key));
+    /// A key that the engine does not consume.
+    pub(crate) fn not_consumed(engine: &'static str, path: &str, takers: Vec<&'static str>) -> Self {
+        let known = BudgetKey::all().iter().find(|known| known.path == path);
         let (path, flag) = known.map_or(("engine", "[engine]"), |known| (known.path, known.flag));
         Self::NotConsumed { engine, path, flag, takers }
     }

@@ -95,7 +95,8 @@ impl Element {
 /// How many sequences a plan runs, in a sentence.
 fn capacity_heading(plan: &CachePlan) -> String {
     let capacity = &plan.capacity;
-    let tokens = capacity.tokens.map(|tokens| format!(", {} tokens in pages", separated(tokens))).unwrap_or_default();
+    let tokens =
+        capacity.tokens.map(|tokens| format!(", {} {}", separated(tokens), plan.in_pages())).unwrap_or_default();
     let host = plan.host.as_ref();
     let host = host.map(|host| format!("; {} more on the host in {}", separated(host.sequences), ByteSize(host.bytes)));
     format!(

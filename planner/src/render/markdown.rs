@@ -10,7 +10,7 @@ impl CachePlan {
     /// The plan as Markdown with tables of its resources, pools and ledger.
     pub fn markdown(&self) -> String {
         let (capacity, totals) = (&self.capacity, &self.totals);
-        let tokens = capacity.tokens.map(|tokens| format!(", {tokens} tokens in pages")).unwrap_or_default();
+        let tokens = capacity.tokens.map(|tokens| format!(", {tokens} {}", self.in_pages())).unwrap_or_default();
         let mut text = format!(
             "# Cache plan of {} ({} layers, {}, grouping {})\n\n\
              **{}** of {} tokens{tokens}, capped by {}. {} managed, {} unmanaged.\n",

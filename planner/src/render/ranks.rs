@@ -19,7 +19,8 @@ impl RankPlans {
         let sizes: Vec<String> =
             parallel.sizes().iter().filter(|(_, size)| *size > 1).map(|(key, size)| format!("{key} {size}")).collect();
         let of_each = if parallel.dp > 1 { " per replica" } else { "" };
-        let mut served = format!("{}{of_each}, {} spare tokens", sequences(agreed.sequences), agreed.spare_tokens);
+        let spare = if parallel.context_ranks() > 1 { "spare tokens on each rank" } else { "spare tokens" };
+        let mut served = format!("{}{of_each}, {} {spare}", sequences(agreed.sequences), agreed.spare_tokens);
         if let Some(parked) = agreed.host_sequences {
             served.push_str(&format!(", {} on each host", sequences(parked)));
         }

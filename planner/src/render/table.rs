@@ -171,7 +171,8 @@ fn host_tier(host: &HostPlan) -> String {
 
 fn capacity(plan: &CachePlan) -> String {
     let capacity = &plan.capacity;
-    let tokens = capacity.tokens.map_or_else(|| "no paged tokens".into(), |tokens| format!("{tokens} tokens in pages"));
+    let tokens =
+        capacity.tokens.map_or_else(|| "no paged tokens".into(), |tokens| format!("{tokens} {}", plan.in_pages()));
     let managed = ByteSize(plan.totals.managed_bytes);
     let unmanaged = ByteSize(plan.totals.unmanaged_bytes);
     let per_replica =

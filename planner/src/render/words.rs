@@ -11,14 +11,17 @@ impl CachePlan {
     /// What a sequence of the longest length takes: so much for each token, and so much whatever its length.
     pub(crate) fn sequence_in_words(&self) -> String {
         let longest = self.limits.max_seq_len;
+        // Ranks may divide the tokens of a sequence, whose states are whole on each.
+        let ranks = self.parallel.context_ranks().max(1);
+        let held = longest.div_ceil(ranks);
         let (mut per_token, mut growing, mut windows, mut states) = (0_u64, 0_u64, 0_u64, 0_u64);
         for resource in &self.resources {
             match resource.handler.growth().within(longest) {
                 Growth::Paged { window: Some(window), .. } => {
-                    windows = windows.saturating_add(resource.bytes_per_token.saturating_mul(window.into()));
+                    windows = windows.saturating_add(resource.bytes_per_token.saturating_mul(held.min(window.into())));
                 }
                 Growth::Paged { stride, window: None } => {
-                    let entries = longest.div_ceil(u64::from(stride).max(1));
+                    let entries = held.div_ceil(u64::from(stride).max(1));
                     growing = growing.saturating_add(entries.saturating_mul(resource.handler.unit_bytes()));
                     per_token = per_token.saturating_add(resource.bytes_per_token);
                 }
@@ -32,7 +35,7 @@ impl CachePlan {
             u64::try_from(live / u128::from(self.slots.live.max(1))).unwrap_or(u64::MAX)
         };
         states = slots.map(each).fold(states, u64::saturating_add);
-        let terms = [(per_token, "per token"), (windows, "in full windows"), (states, "of states")];
+        let terms = [(per_token.div_ceil(ranks), "per token"), (windows, "in full windows"), (states, "of states")];
         let terms: Vec<String> = terms
             .iter()
             .filter(|(bytes, _)| *bytes > 0)
@@ -41,6 +44,11 @@ impl CachePlan {
         let whole = ByteSize(growing.saturating_add(windows).saturating_add(states));
         let rank = if self.deployment.is_some() { " on this rank" } else { "" };
         format!("{whole} at {longest} tokens{rank}: {}", terms.join(" + "))
+    }
+
+    /// Behind a number of tokens: where they lie.
+    pub(crate) fn in_pages(&self) -> &'static str {
+        if self.parallel.context_ranks() > 1 { "on each rank" } else { "tokens in pages" }
     }
 
     /// What a pool holds, of how many layers on all `stages`, as people call it.

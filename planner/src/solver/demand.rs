@@ -97,6 +97,11 @@ impl Demand {
         matches!(self.need, Need::Blocks(_))
     }
 
+    /// Blocks that all sequences share; none of what has no blocks.
+    pub(crate) fn shared_blocks(&self) -> Option<u64> {
+        if let Need::Blocks(blocks) = &self.need { Some(blocks.shared) } else { None }
+    }
+
     /// Units for `sequences` sequences, those reserved for padding included.
     pub(crate) fn units(&self, load: &Load, sequences: u64) -> u64 {
         match &self.need {

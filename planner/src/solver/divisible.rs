@@ -42,15 +42,17 @@ impl Divisible {
         divisible
     }
 
-    /// Why no engine runs the model divided so, in words with what would do.
-    pub(crate) fn refuses(&self, parallel: Parallel) -> Option<String> {
+    /// Why no engine runs the model divided so, in words with what would do: of what divides its heads what `admits` its caches
+    /// too.
+    pub(crate) fn refuses(&self, parallel: Parallel, admits: impl Fn(Parallel) -> bool) -> Option<String> {
         let tp = parallel.tp;
         if self.divides(tp) {
             return None;
         }
         let heads = self.heads;
         let most = u32::try_from(heads).map_or(MOST_LISTED, |heads| heads.min(MOST_LISTED));
-        let sizes: Vec<String> = (1..=most).filter(|&size| self.divides(size)).map(|size| size.to_string()).collect();
+        let does = |tp: &u32| self.divides(*tp) && admits(Parallel { tp: *tp, ..parallel });
+        let sizes: Vec<String> = (1..=most).filter(does).map(|size| size.to_string()).collect();
         Some(format!(
             "tp {tp} does not divide the query heads of all layers (common divisor {heads}); these do: {}",
             sizes.join(", ")
@@ -115,7 +117,10 @@ mod tests {
     #[test]
     fn what_does_not_divide_a_model_is_refused_with_all_that_does() {
         let parallel = Parallel { tp: 3, ..Parallel::default() };
-        let refused = Divisible { heads: 64, experts: None, layers: 4 }.refuses(parallel).unwrap();
+        let divisible = Divisible { heads: 64, experts: None, layers: 4 };
+        let refused = divisible.refuses(parallel, |_| true).unwrap();
         assert!(refused.ends_with("these do: 1, 2, 4, 8, 16, 32, 64"), "{refused}");
+        let refused = divisible.refuses(parallel, |other| other.tp <= 8).unwrap();
+        assert!(refused.ends_with("these do: 1, 2, 4, 8"), "{refused}");
     }
 }

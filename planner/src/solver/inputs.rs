@@ -98,7 +98,8 @@ impl<'a> Inputs<'a> {
         extend: impl FnOnce(&Speculation) -> Result<Resources, PlanError>,
     ) -> Result<RankResources<'a>, PlanError> {
         let parallel = self.budget.parallel;
-        if let Some(refused) = self.divisible.and_then(|divisible| divisible.refuses(parallel)) {
+        let admits = |parallel: Parallel| ranks::divides(self.resources, parallel);
+        if let Some(refused) = self.divisible.and_then(|divisible| divisible.refuses(parallel, admits)) {
             return Err(PlanError::Layout(refused));
         }
         if parallel != Parallel::default() {

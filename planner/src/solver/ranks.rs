@@ -75,6 +75,14 @@ pub(crate) fn split(
     Ok(held)
 }
 
+/// Whether every cache is divided by its tensor parallel ranks.
+pub(crate) fn divides(resources: &Resources, parallel: Parallel) -> bool {
+    let admits = |resource| {
+        refuse_context_of_heads(resource, parallel).is_ok() && divide(resource, resources, parallel.tp.into()).is_ok()
+    };
+    parallel.validate().is_ok() && resources.iter().all(admits)
+}
+
 /// Ranks can divide the tokens of a head only where each of them would hold that head.
 fn refuse_context_of_heads(resource: &Resource, parallel: Parallel) -> Result<(), PlanError> {
     let kv_heads = resource.handler.shape().iter().find(|dim| dim.split == Split::KvHeads).map_or(1, |dim| dim.size);

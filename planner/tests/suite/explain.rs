@@ -43,6 +43,21 @@ fn a_number_is_derived_down_to_a_tensor_or_a_key(#[case] subject: &str) {
     insta::assert_snapshot!(format!("explain_{}", subject.replace('.', "_")), text);
 }
 
+#[rstest]
+#[case(
+    "prompt = { fixed = 4096 }\noutput = { fixed = 64 }\nprefix_reuse = 0.5",
+    "once for all sequences (`workload.prefix_reuse` = 0.5)"
+)]
+#[case(
+    "prompt = { fixed = 4096 }\noutput = { fixed = 64 }\n[parallel]\ncp = 4",
+    "(`parallel.cp` 4 x `parallel.dcp` 1)"
+)]
+fn what_makes_blocks_fewer_is_named(#[case] stated: &str, #[case] named: &str) {
+    let text = explained(&format!("{BUDGET}\n[workload]\n{stated}"), "kv_paged.0").to_string();
+    let joined = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(joined.contains(named), "{text}");
+}
+
 #[test]
 fn the_bytes_of_a_pool_are_the_product_of_the_numbers_below_it() {
     let model = nemotron_3_nano();

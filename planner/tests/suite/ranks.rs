@@ -39,6 +39,57 @@ fn context_parallel_ranks_hold_a_share_of_the_tokens() {
     assert_eq!((at(1), at(4)), (256, 64));
 }
 
+/// What a sequence takes and how many tokens there are is said of the rank.
+#[test]
+fn a_rank_that_holds_a_share_of_the_tokens_says_what_it_holds() {
+    let model = Model::new("m", 1).with("kv", 0, kv(8, 128));
+    let said = |cp: u32| {
+        let budget = budget(&format!("max_seq_len = 4096\nmax_batch_size = 2\n[parallel]\ncp = {cp}"));
+        let ranks = model.request(&budget).ranks().unwrap();
+        ranks.heading() + &ranks.stages[0].table()
+    };
+    let (whole, share) = (said(1), said(4));
+    assert!(whole.contains("16.00 MiB at 4096 tokens") && whole.contains(" 8192 tokens in pages,"), "{whole}");
+    assert!(share.contains(" 4.00 MiB at 4096 tokens") && share.contains("1.00 KiB per token"), "{share}");
+    assert!(share.contains(" tokens, 2048 on each rank") && share.contains("spare tokens on each rank"), "{share}");
+}
+
+/// Ranks that divide the tokens of a sequence are an engine's that has them.
+#[rstest]
+#[case(
+    "tensorrt-llm",
+    "tp = 2\ndcp = 2",
+    "tensorrt-llm has no `parallel.dcp` (--dcp), which tells vllm and sglang something"
+)]
+#[case("llama.cpp", "tp = 2\ndcp = 2", "llama.cpp has no `parallel.dcp` (--dcp)")]
+#[case("llama.cpp", "cp = 2", "llama.cpp has no `parallel.cp` (--cp), which tells vllm something; leave it out")]
+fn ranks_that_an_engine_lacks_are_refused(#[case] engine: &str, #[case] parallel: &str, #[case] expected: &str) {
+    let model = Model::new("m", 1).with("kv", 0, kv(1, 128));
+    let budget = budget(&format!("max_seq_len = 4096\n[memory]\nbytes = '1GiB'\n[parallel]\n{parallel}"));
+    let refused = model.request(&budget).predict(engine.parse().unwrap()).unwrap_err().to_string();
+    assert!(refused.contains(expected), "{refused}");
+}
+
+/// Each size that a refusal lists is one: also the caches divide by it.
+#[rstest]
+#[case("Qwen__Qwen3.5-27B", 7)]
+#[case("meta-llama__Llama-4-Scout-17B-16E-Instruct", 3)]
+#[case("tiiuae__Falcon-H1-7B-Instruct", 5)]
+#[case("Zyphra__Zamba2-7B", 3)]
+fn what_is_said_to_divide_a_model_does(#[case] name: &str, #[case] tp: u32) {
+    let planned = |tp: u32| {
+        let budget = budget(&format!("max_seq_len = 4096\nmax_batch_size = 1\n[parallel]\ntp = {tp}"));
+        PlanRequest::of(published(name)).with_budget(budget).plan()
+    };
+    let error = planned(tp).unwrap_err().to_string();
+    let (_, listed) = error.split_once("these do: ").unwrap();
+    let sizes: Vec<u32> = listed.split(", ").map(|size| size.parse().unwrap()).collect();
+    for size in &sizes {
+        assert!(planned(*size).is_ok(), "{size} of {error}");
+    }
+    assert!(sizes.starts_with(&[1, 2]), "{error}");
+}
+
 /// Three of the four layers of the first stage are attention, one of the second.
 fn lopsided() -> Model {
     let state = || ResourceHandler::ssm(64, 64, 128, DType::F32).unwrap();

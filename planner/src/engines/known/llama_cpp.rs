@@ -90,6 +90,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: true,
     forms_entries: false,
     consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],
+    divides_tokens: &[],
     changes: &[
         (WINDOWS, "windows keep cells for themselves alone"),
         (OWN_CELLS, "parallel sequences have cells of their own; before they shared them"),

@@ -58,6 +58,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "window_ratio",
         "hybrid_kv_cache",
     ],
+    divides_tokens: &["dcp"],
     changes: &[
         (STAGES_AGREE, "all pipeline stages have the tokens of the poorest; before, each its own"),
         (SHARES, "states have a share of the bytes; before, slots for as many as run at once"),

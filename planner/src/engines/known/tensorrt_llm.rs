@@ -32,6 +32,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: false,
     forms_entries: false,
     consumes: &["block_size", "state_slots"],
+    divides_tokens: &[],
     changes: &[],
     divides_whole_models: false,
     captures_apart: true,

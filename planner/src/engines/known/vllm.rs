@@ -81,6 +81,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "async_scheduling",
         "hybrid_kv_cache",
     ],
+    divides_tokens: &["dcp", "cp"],
     changes: &changes::CHANGES,
     divides_whole_models: true,
     captures_apart: true,
