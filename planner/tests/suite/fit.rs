@@ -388,7 +388,7 @@ fn devices_without_a_price_are_folded_where_one_with_a_price_holds() {
     let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("yes")).collect();
     assert!(rows.len() == 1 && rows[0].contains("1 x h100") && rows[0].contains("2.50"), "{table}");
     assert!(table.contains("without a price: 1 x l4 holds, 1 x h200 holds"), "{table}");
-    assert!(table.contains("1 x h100, the cheapest that holds: ") && table.contains("\n  2.50 an hour; "), "{table}");
+    assert!(table.contains("1 x h100, the cheapest that holds: ") && table.contains("\n  2.50 an hour\n"), "{table}");
 }
 
 /// The words are the field's; the name of the pool stays in the JSON.

@@ -101,7 +101,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let stated_weights = either(stated.weights, measured(lines.weights));
     let weights = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
     let compute = either(stated.activations, measured(lines.activations));
-    let context = measured(lines.context);
+    let context = either(stated.context, measured(lines.context));
     let others = [either(stated.graphs, measured(lines.graphs)), stated.reserve.map(|size| size.0)];
     let devices = used(question)?;
     let room = question.device().map(|device| device.total_bytes.saturating_mul(devices.into()));

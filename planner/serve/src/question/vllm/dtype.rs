@@ -99,7 +99,8 @@ fn run_in(question: &mut Question, model: &ModelCaches, dtype: DType) -> Result<
 fn without_convs(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const OWN: &str = "dtypes.ssm";
     let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
-    if caches.iter().any(|cache| *cache.handler.kind() == Kind::CausalConv) {
+    let has = |kind: Kind| caches.iter().any(|cache| *cache.handler.kind() == kind);
+    if !has(Kind::Ssm) || has(Kind::CausalConv) {
         return Ok(());
     }
     question.stated.retain(|stated| stated.key != OWN);
