@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use cacheplan::files::{Limit, ReplaceError, Shown, Source, refuse_input, refuse_place, replace};
+use cacheplan::files::{self, Limit, ReplaceError, Shown, Source, refuse_input, replace};
 use serde::Serialize;
 
 /// The exit code of a plan that is not, or no longer, right.
@@ -91,12 +91,12 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
 
 /// Refuses outputs that could not be written, or would take the place of what was read, before anything is computed for them.
 pub(crate) fn refuse_places<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
-    let mut files = outputs.into_iter().filter(|path| *path != Path::new("-"));
-    files.try_for_each(refuse_place).map_err(unwritten)
+    files::refuse_places(outputs.into_iter().filter(|path| *path != Path::new("-"))).map_err(unwritten)
 }
 
 fn unwritten(error: ReplaceError) -> Failure {
-    Failure::new(if matches!(error, ReplaceError::Input { .. }) { 2 } else { 1 }, error)
+    let is_usage = matches!(error, ReplaceError::Input { .. } | ReplaceError::Twice { .. });
+    Failure::new(if is_usage { 2 } else { 1 }, error)
 }
 
 /// The error's message followed by those of its causes, as far as it does not end with them already.

@@ -6,6 +6,7 @@ mod excerpt;
 mod failure;
 mod help;
 mod log;
+mod numbers;
 mod paint;
 mod progress;
 mod trace;

@@ -68,6 +68,29 @@ fn a_folder_with_graphs_of_another_export_is_refused() {
     assert!(export("3,1").status.success());
 }
 
+/// Invented weights that lie there would be joined to the layers of the model.
+#[test]
+fn a_folder_with_another_models_weights_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap();
+    let export = ["export-graph", "@static_cache/qwen3", "--buckets", "1,1", "--max-cache-len", "32", "--out", out];
+    let written = cacheplan(&[&export[..], &["--random-weights"]].concat());
+    let files = String::from_utf8(written.stdout).unwrap();
+    assert_eq!(files.matches("decode.onnx").count(), 1, "{files}");
+    assert_refused(&cacheplan(&export), 1, "model.safetensors: it is of another export or model");
+}
+
+#[rstest]
+#[case(&["--max-batch-size", "2"], "--verify generates one sequence")]
+#[case(&["--max-new-tokens", "0"], "'--max-new-tokens <N>'")]
+fn what_cannot_be_verified_is_not_written(#[case] flags: &[&str], #[case] said: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("graphs");
+    let export = ["export-graph", "@static_cache/qwen3", "--verify", "--out", out.to_str().unwrap()];
+    assert_refused(&cacheplan(&[&export[..], flags].concat()), 2, said);
+    assert!(!out.exists());
+}
+
 #[test]
 fn graphs_with_states_that_the_model_lacks_are_refused() {
     let folder = tempfile::tempdir().unwrap();

@@ -594,6 +594,7 @@ fn a_template_that_ended_its_process_ends_no_other_conversation() {
 #[case::logits(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--logits", "FILE"], "model/config.json")]
 #[case::timeline(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--timeline", "FILE"], "model/config.json")]
 #[case::report(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--report", "json", "FILE"], "model/config.json")]
+#[case::unread(&["run", "MODEL", "--prompt-ids", "1", "--max-new-tokens", "1", "--stats", "FILE"], "model/tokenizer.json")]
 #[case::requests(&["run", "MODEL", "--requests", "FILE", "--out", "FILE"], "requests.jsonl")]
 #[case::piped(&["run", "MODEL", "--requests", "-", "--out", "FILE"], "requests.jsonl")]
 fn no_output_takes_the_place_of_an_input(
@@ -608,6 +609,7 @@ fn no_output_takes_the_place_of_an_input(
     for file in ["config.json", "model.safetensors"] {
         fs::copy(fixture("models/llama").join(file), at("model").join(file)).unwrap();
     }
+    fs::write(at("model/tokenizer.json"), "{}").unwrap();
     fs::write(at("budget.toml"), "max_seq_len = 64\n").unwrap();
     fs::write(at("lengths.csv"), "10,1\n20,2\n").unwrap();
     fs::write(at("histogram.toml"), "[workload]\nprompt = { file = \"lengths.csv\" }\n").unwrap();
@@ -644,8 +646,24 @@ fn no_output_takes_the_place_of_an_input(
     }
     let refused = within_limits(&mut command);
     assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
-    assert!(stderr(&refused).contains("is an input of the same command"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("is an input of the same command, or of its model"), "{}", stderr(&refused));
     assert_eq!(fs::read(at(name)).unwrap(), old);
+}
+
+#[rstest]
+#[case(&["--prompt-ids", "1", "--stats", "X", "--timeline", "X"])]
+#[case(&["--prompt-ids", "1", "--logits", "X", "--stats", "./X"])]
+#[case(&["--prompt-ids", "1", "--stats", "X", "--report", "json", "X"])]
+#[case(&["--requests", "r.jsonl", "--out", "X", "--stats", "X"])]
+fn no_output_takes_the_place_of_another(#[case] args: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("r.jsonl"), "{\"prompt_ids\": [1, 2], \"max_tokens\": 2}\n").unwrap();
+    let mut run = command(&["run"]);
+    run.current_dir(folder.path()).arg(fixture("models/llama")).args(["--max-seq-len", "32"]).args(args);
+    let refused = within_limits(&mut run);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("X: two outputs of this command would be this file"), "{}", stderr(&refused));
+    assert!(!folder.path().join("X").exists());
 }
 
 #[test]

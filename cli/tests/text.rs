@@ -144,6 +144,39 @@ fn what_decides_a_draw_is_refused_where_nothing_is_drawn(
     assert!(error.contains(expected), "{error}");
 }
 
+/// A key of the file is no more told to an engine than a flag.
+#[test]
+fn what_only_an_engine_is_told_is_refused_in_a_budget() {
+    let folder = model(&[("budget.toml", "[engine]\ncontext = 5\n")]);
+    let budget = folder.path().join("budget.toml");
+    let error =
+        refused(run(folder.path(), &[OsStr::new("--prompt"), "a".as_ref(), "--budget".as_ref(), budget.as_ref()]), 1);
+    assert!(error.contains("`engine.context` tells an engine something"), "{error}");
+}
+
+/// What a model's files have and a run does not do is said.
+#[test]
+fn what_is_not_used_of_a_model_is_noted() {
+    let folder = model(&[("generation_config.json", r#"{"num_beams": 2}"#)]);
+    let config = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+    let fewer = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    std::fs::write(folder.path().join("config.json"), fewer).unwrap();
+    let output = run(folder.path(), &["--prompt-ids", "1", "--max-new-tokens", "1"]);
+    let noted = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{noted}");
+    assert!(noted.contains("9 of 21 tensors are no part of the model that runs"), "{noted}");
+    assert!(noted.contains("a run does not do what it says by `num_beams`"), "{noted}");
+}
+
+#[test]
+fn help_offers_no_length_that_is_refused() {
+    for command in ["run", "profile"] {
+        let help = Command::new(env!("CARGO_BIN_EXE_cacheplan")).args([command, "--help"]).output().unwrap();
+        let help = stdout(help);
+        assert!(help.contains("--max-seq-len <TOKENS> ") && !help.contains("auto: the longest"), "{help}");
+    }
+}
+
 /// A folder is a model's, whatever its name; a config that is piped in is none.
 #[test]
 fn a_folder_is_run_by_what_is_in_it() {
@@ -226,6 +259,7 @@ fn text_of_a_model_does_not_steer_the_terminal() {
 
 #[rstest]
 #[case::no_tokenizer(&[], "", &["--prompt", "a"], "there is no tokenizer.json here")]
+#[case::no_words(&[], "", &["--prompt-ids", "1", "--stop", "a"], "which prompts of text and stop strings need")]
 #[case::no_template(&[], "tiny", &["--chat", "--prompt", "a"], "there is no chat template here")]
 #[case::other_model(&[], "byte_level", &["--prompt", "a"], "it is not this model's tokenizer: token `")]
 #[case::failing_template(&[("chat_template.jinja", "a\n{{ raise_exception('no such role') }}")], "tiny",
@@ -261,6 +295,12 @@ fn what_is_wrong_with_text_is_named(
 #[case(&["--prompt", "a", "--report", "xml"])]
 #[case(&["--prompt", "a", "--report", "json", "--format", "json"])]
 #[case(&["--prompt", "a", "--stop", "b\u{fffd}"])]
+#[case(&["--prompt", "a", "--stop", ""])]
+#[case(&["--prompt", "-", "--prompt", "-"])]
+#[case(&["--prompt", "a", "--beams", "2", "--host-bytes", "1MiB"])]
+#[case(&["--prompt", "a", "--beams", "2", "--max-prefill-tokens", "4"])]
+#[case(&["--prompt", "a", "--beams", "2", "--no-prefix-reuse"])]
+#[case(&["--prompt", "a", "--context", "5"])]
 #[case(&["--prompt", "a", "--prompt", "b", "--logits", "x"])]
 fn flags_that_do_not_go_together_are_wrong_usage(#[case] args: &[&str]) {
     refused(run(model(&[]).path(), args), 2);
@@ -276,6 +316,10 @@ fn flags_that_do_not_go_together_are_wrong_usage(#[case] args: &[&str]) {
 #[case(&["--presence-penalty", "nan"], "--presence-penalty: `presence_penalty` is NaN")]
 #[case(&["--frequency-penalty", "101"], "--frequency-penalty: `frequency_penalty` is 101")]
 #[case(&["--max-new-tokens", "0"], "'--max-new-tokens <N>'")]
+#[case(&["--temperature", "x"], "a number was expected")]
+#[case(&["--top-k", "x"], "a whole number from 0 on was expected")]
+#[case(&["--seed", "-1"], "a whole number from 0 on was expected")]
+#[case(&["--draft-tokens", "-1"], "a whole number from 1 on was expected")]
 #[case(&["--beams", "0"], "'--beams <N>'")]
 #[case(&["--beams", "5"], "--beams: a beam search of width 5: it must be from 1 to 4")]
 #[case(&["--max-seq-len", "auto"], "--max-seq-len auto: only `cacheplan plan` finds")]
@@ -494,6 +538,7 @@ fn an_interrupt_finishes_what_runs_and_leaves_a_valid_file() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let noted = child.stderr.take().unwrap();
     let begun = || std::fs::metadata(&out).is_ok_and(|found| found.len() > 0);
     for _ in 0..600 {
         if begun() {
@@ -508,4 +553,8 @@ fn an_interrupt_finishes_what_runs_and_leaves_a_valid_file() {
     let written = lines(&out);
     assert!((1..3000).contains(&written.len()), "{}", written.len());
     assert!(written.iter().all(|line| line["finish_reason"] == "length"));
+    // What was not begun has no prompt that was computed.
+    let prompts: u64 = written.iter().map(|line| line["prompt_tokens"].as_u64().unwrap()).sum();
+    let noted = std::io::read_to_string(noted).unwrap();
+    assert!(noted.contains(&format!("note: {prompts} prompt tokens")), "{noted}");
 }

@@ -50,6 +50,22 @@ fn left_behind(folder: &Path) -> usize {
     names.filter(|path| path.extension().is_some_and(|extension| extension == "gguf")).count()
 }
 
+/// It asks for all that a prediction needs: what is missing is the engine.
+#[test]
+fn the_line_of_the_readme_works_as_it_stands() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let readme = fs::read_to_string(top.join("README.md")).unwrap();
+    let line = readme.split('`').find(|code| code.starts_with("cacheplan verify ")).unwrap();
+    let words = line.split(' ').skip(1).map(|word| match word {
+        "MODEL" => top.join(format!("tests/fixtures/configs/{QWEN}.json")),
+        word => word.into(),
+    });
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    let output = command.args(words).args(["--program", "./no-such-server"]).env("NO_COLOR", "1").output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("./no-such-server: "), "{error}");
+}
+
 #[test]
 fn an_engine_that_allocates_what_is_predicted_ends_well() {
     let folder = folder();

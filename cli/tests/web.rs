@@ -240,6 +240,7 @@ fn the_server_answers_its_own_page_and_nobody_else() {
         ("POST /ask", format!("{TOKEN}Origin: http://localhost:PORT\r\n"), "403"),
         ("POST /ask", TOKEN.replace("127.0.0.1:PORT", "evil.example:PORT"), "403"),
         ("POST /ask", TOKEN.replace(":PORT", ""), "403"),
+        ("POST /ask", format!("{TOKEN}Transfer-Encoding: chunked\r\n"), "411"),
         ("OPTIONS /ask", TOKEN.to_owned(), "405"),
         ("GET /", OWN.to_owned(), "200"),
         ("GET /../Cargo.toml", OWN.to_owned(), "404"),

@@ -28,6 +28,31 @@ pub fn remember_inputs() {
     let _ = inputs;
 }
 
+/// Names of a model's files, whether a command reads all of them or not.
+const OF_MODELS: [&str; 14] = [
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+];
+
+/// Remembers the files of the model in `folder` as if they were opened.
+pub fn remember_model(folder: &Path) {
+    let Some(inputs) = INPUTS.get() else { return };
+    let found = OF_MODELS.iter().filter_map(|name| identity_at(&folder.join(name)));
+    inputs.lock().unwrap_or_else(PoisonError::into_inner).extend(found);
+}
+
 /// Whether a path leads to a file that was read.
 pub(crate) fn is_input(path: &Path) -> bool {
     let Some((inputs, identity)) = INPUTS.get().zip(identity_at(path)) else { return false };

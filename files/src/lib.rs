@@ -17,11 +17,11 @@ mod shown;
 mod source;
 mod toml;
 
-pub use inputs::remember_inputs;
+pub use inputs::{remember_inputs, remember_model};
 pub use json::{JsonError, Object};
 pub use limits::Limit;
 pub use lines::Lines;
-pub use replace::{ReplaceError, refuse_input, refuse_place, replace};
+pub use replace::{ReplaceError, refuse_input, refuse_places, replace};
 pub use shown::Shown;
 pub use source::{ReadAt, Source, SourceError};
 pub use toml::TomlError;

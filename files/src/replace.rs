@@ -1,5 +1,6 @@
 //! Writing a file so that whoever looks finds the old one or the new one, whenever the writer is stopped.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -33,8 +34,14 @@ pub enum ReplaceError {
         found: &'static str,
     },
     /// What is in its place is read by the same command.
-    #[error("{}: this file is an input of the same command; it is not replaced, name another", Shown(.path.display()))]
+    #[error("{}: this file is an input of the same command, or of its model; it is not replaced, name another", Shown(.path.display()))]
     Input {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Two outputs have one place.
+    #[error("{}: two outputs of this command would be this file, and only the last be left; name another", Shown(.path.display()))]
+    Twice {
         /// The file.
         path: PathBuf,
     },
@@ -54,14 +61,24 @@ pub fn refuse_input(path: &Path) -> Result<(), ReplaceError> {
     if is_input(path) { Err(ReplaceError::Input { path: path.to_owned() }) } else { Ok(()) }
 }
 
-/// Refuses an output that could not be written, before anything is computed for it: as one that would take the place of an
-/// input, and as [`replace`] would refuse it.
+/// Refuses outputs that could not be written, before anything is computed for them: as one that would take the place of an
+/// input or of another output, and as [`replace`] would refuse it.
 ///
 /// # Errors
 /// [`ReplaceError`].
-pub fn refuse_place(path: &Path) -> Result<(), ReplaceError> {
-    refuse_input(path)?;
-    Partial::beside(path).map(|partial| partial.remove())
+pub fn refuse_places<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), ReplaceError> {
+    let mut places = HashSet::new();
+    for path in outputs {
+        refuse_input(path)?;
+        let partial = Partial::beside(path)?;
+        partial.remove();
+        // Where nothing is yet, the folder alone can be looked up.
+        let folder = folder_of(&partial.place).canonicalize().unwrap_or_default();
+        if !places.insert(folder.join(partial.place.file_name().unwrap_or_default())) {
+            return Err(ReplaceError::Twice { path: path.to_owned() });
+        }
+    }
+    Ok(())
 }
 
 /// Puts what `write` writes in the place of a file, or of what a symbolic link leads to, and keeps its permissions

@@ -35,7 +35,7 @@ impl Devices {
     }
 
     /// Another number of the same.
-    pub(crate) fn times(&self, count: u32) -> Self {
+    pub fn times(&self, count: u32) -> Self {
         Self { count, ..self.clone() }
     }
 

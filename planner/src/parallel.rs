@@ -62,6 +62,11 @@ impl Parallel {
         self.tp as u64 * self.pp as u64 * self.dp as u64 * self.cp as u64
     }
 
+    /// What divides the caches of one rank beside what they are: the ranks that divide a sequence's tokens.
+    pub(crate) fn of_rank(&self) -> Self {
+        Self { cp: self.cp.saturating_mul(self.dcp), ..Self::default() }
+    }
+
     /// Ranks that serve the same sequences.
     pub(crate) const fn replica_size(&self) -> u64 {
         self.tp as u64 * self.pp as u64 * self.cp as u64

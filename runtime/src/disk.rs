@@ -23,6 +23,10 @@ pub(crate) fn identity<'a>(
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{read:?}").as_bytes());
     for model in models {
+        // Of several files with weights in a folder the one that is named is computed with.
+        if model.is_file() {
+            hasher.update(format!("{:?}", model.file_name()).as_bytes());
+        }
         for path in files_of(model)? {
             let failed = |source| SourceError::Io { name: path.display().to_string(), source };
             let metadata = fs::metadata(&path).map_err(failed)?;

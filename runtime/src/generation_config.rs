@@ -11,6 +11,27 @@ use crate::sampling::Sampling;
 const FILE: &str = "generation_config.json";
 const EOS: &str = "eos_token_id";
 
+/// Keys by which texts become others and that a run does not obey, with the numbers that change nothing.
+const UNDONE: [(&str, f64); 17] = [
+    ("bad_words_ids", 0.0),
+    ("begin_suppress_tokens", 0.0),
+    ("diversity_penalty", 0.0),
+    ("epsilon_cutoff", 0.0),
+    ("eta_cutoff", 0.0),
+    ("exponential_decay_length_penalty", 0.0),
+    ("guidance_scale", 1.0),
+    ("max_length", 20.0),
+    ("max_new_tokens", 0.0),
+    ("min_length", 0.0),
+    ("min_new_tokens", 0.0),
+    ("no_repeat_ngram_size", 0.0),
+    ("num_beams", 1.0),
+    ("sequence_bias", 0.0),
+    ("stop_strings", 0.0),
+    ("suppress_tokens", 0.0),
+    ("typical_p", 1.0),
+];
+
 /// What `generation_config.json` says, and of the ends of texts also the model's own config.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationConfig {
@@ -18,6 +39,8 @@ pub struct GenerationConfig {
     pub eos: Vec<u32>,
     /// How to sample; the most likely token each time unless `do_sample` is true, as in Hugging Face's `generate`.
     pub sampling: Sampling,
+    /// Keys of the file that a run does not obey.
+    pub undone: Vec<&'static str>,
 }
 
 impl GenerationConfig {
@@ -56,7 +79,18 @@ impl GenerationConfig {
             Some(other) => return Err(ConfigError::unsupported_in(FILE, "do_sample", other, "true and false")),
         }
         sampling.check()?;
-        Ok(Self { eos, sampling })
+        let changes = |&(key, neutral): &(&'static str, f64)| {
+            let found = value(key)?;
+            let is_neutral = found.as_f64() == Some(neutral) || found.as_array().is_some_and(Vec::is_empty);
+            (!is_neutral).then_some(key)
+        };
+        Ok(Self { eos, sampling, undone: UNDONE.iter().filter_map(changes).collect() })
+    }
+
+    /// What of the file a run does not do, in words.
+    pub(crate) fn note(&self) -> Option<String> {
+        let keys: Vec<String> = self.undone.iter().map(|key| format!("`{key}`")).collect();
+        (!keys.is_empty()).then(|| format!("{FILE}: a run does not do what it says by {}", keys.join(", ")))
     }
 }
 
@@ -114,6 +148,16 @@ mod tests {
     ) {
         let error = read(generation, &config).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
+    }
+
+    #[rstest]
+    #[case(r#"{"do_sample": true, "top_p": 0.9, "num_beams": 1, "typical_p": 1, "suppress_tokens": []}"#, None)]
+    #[case(
+        r#"{"typical_p": 0.1, "stop_strings": ["x"], "num_beams": 2, "min_length": null}"#,
+        Some("generation_config.json: a run does not do what it says by `num_beams`, `stop_strings`, `typical_p`")
+    )]
+    fn what_is_not_done_is_said(#[case] generation: &str, #[case] said: Option<&str>) {
+        assert_eq!(read(Some(generation), &json!({})).unwrap().note().as_deref(), said);
     }
 
     #[rstest]

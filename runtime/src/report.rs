@@ -61,6 +61,9 @@ impl Reuse {
 /// What one request took.
 #[derive(Clone, Debug, Serialize)]
 pub struct RequestReport {
+    /// Whether any of it was computed.
+    #[serde(skip)]
+    pub begun: bool,
     /// Tokens in its prompt.
     pub prompt_tokens: usize,
     /// Tokens of the prompt whose caches were already there.
@@ -117,6 +120,7 @@ impl RunReport {
             Err(reason) => (None, Some(reason)),
         };
         let of_request = requests.iter().zip(&generation.outputs).map(|(request, output)| RequestReport {
+            begun: output.times.queued.is_some(),
             prompt_tokens: request.prompt.len(),
             cached_tokens: output.cached_tokens,
             generated_tokens: output.tokens.len(),

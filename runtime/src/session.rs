@@ -120,6 +120,8 @@ pub struct Session {
     prefixes: Option<Result<PrefixReuse, NoReuse>>,
     /// Where they outlive the process.
     disk: Option<PrefixFiles>,
+    /// What there is to say of the model's files.
+    notes: Vec<String>,
     /// What the model's makers say about generation.
     generation: GenerationConfig,
     /// How many tenants share the prefixes.
@@ -158,6 +160,7 @@ impl Session {
         let loading = options.loading.clone();
         let predicting = options.budget.speculation.as_ref().is_some_and(|speculation| speculation.mtp_layers > 0);
         let (mode, kv, products) = (options.budget.mla_cache_mode, options.budget.dtypes.kv, options.products);
+        let mut unread = None;
         let own = |model: &Model, on: &Backend| {
             models::refuse_unknown(model)?;
             let weights = Weights::of_model(path, compute_dtype(model.info.dtype, on), on)?.with_products(products)?;
@@ -165,7 +168,11 @@ impl Session {
                 mode: mode.map(|mode| MlaCacheMode::try_from(mode.number())).transpose()?,
                 dtype: stored_dtype(kv.unwrap_or(model.info.dtype)),
             };
-            Decoder::load(model, &weights.shown_in(loading).predicting(predicting).with_latents(latents))
+            let weights = weights.shown_in(loading).predicting(predicting).with_latents(latents);
+            let decoder = Decoder::load(model, &weights)?;
+            // Beside graphs most are theirs.
+            unread = weights.unread().filter(|_| !model.layers.is_empty());
+            Ok(decoder)
         };
         let engine = options.graph_engine.clone();
         let is_graph = exported::is_graph(path);
@@ -187,7 +194,8 @@ impl Session {
             })?,
             None => Self::new(model, options, own)?,
         };
-        let mut session = Self { generation, ..session };
+        let notes = unread.into_iter().chain(generation.note()).collect();
+        let mut session = Self { generation, notes, ..session };
         disk.map_or(Ok(()), |(folder, identity)| session.open_files(&folder, identity))?;
         Ok(session)
     }
@@ -213,9 +221,11 @@ impl Session {
         self.disk.as_ref()
     }
 
-    /// Takes the notes of what became of files of prefixes since they were last taken.
-    pub fn take_disk_notes(&mut self) -> Vec<String> {
-        self.disk.as_mut().map(PrefixFiles::take_notes).unwrap_or_default()
+    /// Takes what there is to say since it was last taken: of the model's files what is not used, of files of prefixes what
+    /// became of them.
+    pub fn take_notes(&mut self) -> Vec<String> {
+        let of_disk = self.disk.as_mut().map(PrefixFiles::take_notes).unwrap_or_default();
+        std::mem::take(&mut self.notes).into_iter().chain(of_disk).collect()
     }
 
     /// Plans and allocates the caches of a model that was read or built, and loads its decoder with `load`.
@@ -313,6 +323,7 @@ impl Session {
             caches,
             prefixes,
             disk: None,
+            notes: Vec::new(),
             generation: GenerationConfig::default(),
             tenants: 1,
             totals: Totals::default(),

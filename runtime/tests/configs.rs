@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cacheplan_runtime::{ConfigError, Decoder, RuntimeError, WeightError, Weights};
+use cacheplan_runtime::{ConfigError, Decoder, RuntimeError, SessionOptions, WeightError, Weights};
 use cacheplan_transforms::{Model, ReadOptions};
 use candle_core::{DType, Device, Tensor};
 use rstest::rstest;
@@ -98,6 +98,12 @@ fn the_readme_names_every_model_type_that_has_a_decoder() {
 #[case::shared_keys("llama", json!({ "num_kv_shared_layers": 1 }), "`num_kv_shared_layers`")]
 #[case::nested_word("gemma3", json!({ "rope_parameters": { "full_attention": 3 } }), "`rope_parameters")]
 #[case::more_than_a_head("bamba", json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1e18 } }), "`partial_rotary_factor` is")]
+#[case::no_base("llama", json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 0 } }), "`rope_theta` is `0`")]
+#[case::a_base_below_0("llama", json!({ "rope_parameters": { "rope_type": "default", "rope_theta": -1 } }), "`rope_theta` is `-1`")]
+#[case::no_factor("llama", json!({ "rope_parameters": { "rope_type": "linear", "rope_theta": 1e4, "factor": 0 } }), "`rope_parameters.factor` is `0`")]
+#[case::an_endless_factor("llama", json!({ "rope_parameters": { "rope_type": "linear", "rope_theta": 1e4, "factor": 1e300 } }), "`rope_parameters.factor` is `inf`")]
+#[case::roots_of_less_than_0("llama", json!({ "rms_norm_eps": -1 }), "`rms_norm_eps` is `-1`")]
+#[case::roots_by_another_name("mamba", json!({ "layer_norm_epsilon": -1e-5 }), "`layer_norm_epsilon` is")]
 #[case::endless_rounds("glm5_next_text", json!({ "hc_sinkhorn_iters": 1_000_000 }), "`hc_sinkhorn_iters` is")]
 #[case::endless_heads("glm5_next_text", json!({ "index_n_heads": i64::MAX }), "`index_n_heads` is")]
 #[case::endless_heads_too("qwen4_exp_text", json!({ "indexer_n_heads": i64::MAX }), "`indexer_n_heads` is")]
@@ -127,6 +133,41 @@ fn a_bias_that_the_config_does_not_state_is_refused(#[case] model: &str, #[case]
         Err(RuntimeError::Weights(WeightError::Unstated { name })) => assert_eq!(name, bias),
         other => panic!("{other:?}"),
     }
+}
+
+/// Of a block that layers share there is one copy, whatever each adds to it.
+#[rstest]
+#[case(false)]
+#[case(true)]
+fn what_layers_share_is_read_once(#[case] adapters: bool) {
+    let kinds = ["linear_attention", "hybrid", "hybrid", "hybrid"];
+    let changes = json!({
+        "num_hidden_layers": 4, "layers_block_type": kinds, "hybrid_layer_ids": [1, 2, 3],
+        "use_shared_attention_adapter": adapters,
+    });
+    let (folder, config) = (tempfile::TempDir::new().unwrap(), config("zamba2", &changes));
+    let invented = Weights::invented(DType::F32, &Device::Cpu);
+    load(&config, &invented).unwrap();
+    invented.save_invented(&folder.path().join("model.safetensors")).unwrap();
+    let loading = SessionOptions::default().loading;
+    let weights = Weights::open(folder.path(), DType::F32, &Device::Cpu).unwrap().shown_in(loading.clone());
+    load(&config, &weights).unwrap();
+    let (read, all) = loading.bytes();
+    assert_eq!(read, all);
+}
+
+/// Layers that a file has and the config does not are no secret.
+#[test]
+fn tensors_that_nobody_reads_are_named() {
+    let unread = |layers: usize| {
+        let weights = Weights::open(&fixture("llama"), DType::F32, &Device::Cpu).unwrap();
+        load(&config("llama", &json!({ "num_hidden_layers": layers })), &weights).unwrap();
+        weights.unread()
+    };
+    assert_eq!(unread(2), None);
+    let said = unread(1).unwrap();
+    assert!(said.contains("model.safetensors: 9 of 21 tensors are no part of the model that runs"), "{said}");
+    assert!(said.contains("`model.layers.1.input_layernorm.weight`"), "{said}");
 }
 
 /// MiniMax states how many elements of a head are rotated; Hugging Face's class rotates all of them whatever it says.

@@ -48,6 +48,22 @@ fn shards_are_read_through_their_index() {
     assert_eq!(weights.get("x", 1).unwrap().to_vec1::<f32>().unwrap(), [1.0]);
 }
 
+/// Whatever other weights lie beside it.
+#[test]
+fn the_file_that_is_named_is_read() {
+    let folder = single();
+    let of = |name: &str| Weights::of_model(&folder.path().join(name), DType::F32, &Device::Cpu).unwrap();
+    save(folder.path(), "tuned.safetensors", &[("x", tensor(&[1.0]))]);
+    save(folder.path(), "b.safetensors", &[("x", tensor(&[2.0]))]);
+    std::fs::write(folder.path().join("b.safetensors.index.json"), r#"{"weight_map": {"x": "b.safetensors"}}"#)
+        .unwrap();
+    for (name, expected) in [("tuned.safetensors", 1.0), ("b.safetensors", 2.0), ("b.safetensors.index.json", 2.0)] {
+        assert_eq!(of(name).get("x", 1).unwrap().to_vec1::<f32>().unwrap(), [expected], "{name}");
+    }
+    assert!(matches!(of("tuned.safetensors").get("model.layers.0.norm.weight", 2), Err(WeightError::Missing { .. })));
+    assert!(of("config.json").get("model.layers.0.norm.weight", 2).is_ok());
+}
+
 #[test]
 fn a_shard_outside_the_folder_is_refused() {
     let folder = TempDir::new().unwrap();

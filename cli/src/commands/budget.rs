@@ -4,10 +4,11 @@ use std::path::PathBuf;
 
 use cacheplan::planner::size::TokenCount;
 use cacheplan::planner::{BudgetKey, ByteSize, Override, Values};
-use clap::builder::{PossibleValue, PossibleValuesParser, RangedU64ValueParser, TypedValueParser, ValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
 
 use crate::failure::Failure;
+use crate::numbers::{number, whole};
 
 /// The budget file and what stands above it.
 #[derive(Clone)]
@@ -146,18 +147,18 @@ fn flag(key: &'static BudgetKey) -> Arg {
 
 /// What a flag's value is called and how it is read.
 fn parsed(values: Values) -> (&'static str, ValueParser) {
-    let ranged = RangedU64ValueParser::<u64>::new();
     match values {
         Values::Count(least, most) => {
-            ("N", ValueParser::new(ranged.range(least..=most).map(|count: u64| count.to_string())))
+            let count = whole::<u64>(least..=most);
+            ("N", ValueParser::new(move |text: &str| count(text).map(|count| count.to_string())))
         }
         Values::Tokens(least, most) => ("TOKENS", ValueParser::new(move |text: &str| tokens(text, least, most))),
         Values::Bytes => ("SIZE", ValueParser::new(|text: &str| text.parse().map(ByteSize::stated))),
         Values::Fraction => {
-            ("SHARE", ValueParser::new(|text: &str| text.parse::<f64>().map(|share| format!("{share:?}"))))
+            ("SHARE", ValueParser::new(|text: &str| number::<f64>(text).map(|share| format!("{share:?}"))))
         }
         Values::Ratio => {
-            ("RATIO", ValueParser::new(|text: &str| text.parse::<f64>().map(|ratio| format!("{ratio:?}"))))
+            ("RATIO", ValueParser::new(|text: &str| number::<f64>(text).map(|ratio| format!("{ratio:?}"))))
         }
         Values::DType => ("DTYPE", ValueParser::string()),
         Values::Choice(names) => {
@@ -182,11 +183,23 @@ fn length(least: u64, most: u64) -> impl Fn(&str) -> Result<String, String> + Cl
     move |text: &str| if text == LENGTH.1 { Ok(text.to_owned()) } else { tokens(text, least, most) }
 }
 
+/// The length of sequences in commands that do not find one.
+pub(crate) fn stated_length(arg: Arg) -> Arg {
+    let key = BudgetKey::all().iter().find(|key| key.path == LENGTH.0);
+    let stated = key.map_or_else(String::new, plain_help);
+    arg.value_name("TOKENS").help(stated)
+}
+
 fn help(key: &BudgetKey) -> String {
-    let help = key.help.trim_end_matches('.');
     if key.path == LENGTH.0 {
+        let help = key.help.trim_end_matches('.');
         return format!("{help}; auto: the longest that --max-batch-size of, or one, fit (default: {})", key.default);
     }
+    plain_help(key)
+}
+
+fn plain_help(key: &BudgetKey) -> String {
+    let help = key.help.trim_end_matches('.');
     match (key.values, key.default) {
         (Values::Choice(_), _) | (_, "not set") => help.to_owned(),
         (_, default) => format!("{help} (default: {default})"),

@@ -7,6 +7,7 @@ use clap::ValueEnum;
 
 use crate::commands::load::read_plan;
 use crate::failure::{Failure, json, note, print, write};
+use crate::numbers::whole;
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -28,11 +29,11 @@ pub(crate) struct Args {
     model: Option<String>,
 
     /// Tensor-parallel ranks, each of which has this plan; the plan's where absent
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=4096))]
     tp: Option<u32>,
 
     /// Pipeline stages; the plan's where absent
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=4096))]
     pp: Option<u32>,
 
     /// Host memory that each rank offloads caches to, such as 64GiB

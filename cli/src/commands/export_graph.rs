@@ -9,6 +9,7 @@ use crate::commands::hub;
 use crate::commands::load::unread;
 use crate::commands::run::failure;
 use crate::failure::{DRIFT, Failure, print};
+use crate::numbers::whole;
 use crate::progress;
 
 #[derive(clap::Args)]
@@ -22,11 +23,11 @@ pub(crate) struct Args {
     buckets: Vec<Bucket>,
 
     /// Tokens that the caches hold
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = whole::<u64>(0..=u64::MAX))]
     max_cache_len: u64,
 
     /// Sequences of a call, each with its own positions; `run` takes graphs of one
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<u64>(0..=u64::MAX))]
     max_batch_size: u64,
 
     /// Weights, activations and caches; without it f16 of models in bf16 or f16, else f32
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     random_weights: bool,
 
     /// What invented weights follow from
-    #[arg(long, value_name = "N", default_value_t = 0, requires = "random_weights")]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<u64>(0..=u64::MAX), requires = "random_weights")]
     seed: u64,
 
     /// Generate with the graphs and with the model itself, and say whether the tokens are the same
@@ -54,7 +55,7 @@ pub(crate) struct Args {
     prompt_ids: Option<Vec<u32>>,
 
     /// Tokens to generate behind it
-    #[arg(long, value_name = "N", default_value_t = 16, requires = "verify")]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = whole::<usize>(1..=u64::MAX), requires = "verify")]
     max_new_tokens: usize,
 }
 
@@ -79,7 +80,16 @@ fn bucket(text: &str) -> Result<Bucket, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let buckets = args.buckets.iter().map(|bucket| bucket.0).collect();
+    // Known before anything is written.
+    if args.verify && args.max_batch_size != 1 {
+        return Err(Failure::new(2, "--verify generates one sequence; leave --max-batch-size out, or --verify"));
+    }
+    let mut buckets = Vec::new();
+    for Bucket(bucket) in &args.buckets {
+        if !buckets.contains(bucket) {
+            buckets.push(*bucket);
+        }
+    }
     let random = args.random_weights.then_some(args.seed);
     let dtype = args.dtype.map(|dtype| match dtype {
         Numbers::F32 => GraphDType::F32,

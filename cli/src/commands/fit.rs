@@ -15,6 +15,7 @@ use crate::commands::hub;
 use crate::commands::load::{Facts, OnDevice, environment, open, refused};
 use crate::commands::start::{self, Beside, StartArgs};
 use crate::failure::{Failure, in_file, note, print, print_json, read};
+use crate::numbers::whole;
 use crate::paint::print_table;
 use crate::progress::during;
 
@@ -32,18 +33,18 @@ pub(crate) struct Args {
     context: Option<Context>,
 
     /// Sequences at once
-    #[arg(long, aliases = ["users", "concurrency", "max-num-seqs"], value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
+    #[arg(long, aliases = ["users", "concurrency", "max-num-seqs"], value_name = "N", value_parser = whole::<u64>(1..=1 << 32))]
     sequences: Option<u64>,
 
     #[arg(long, aliases = ["gpu", "device", "devices"], value_name = "DEVICE", value_delimiter = ',', value_parser = device, help = devices())]
     gpus: Vec<(String, DeviceInfo)>,
 
     /// The most devices
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = whole::<u32>(1..=1024))]
     max_gpus: u32,
 
     /// Room for so many percent more sequences than are asked for, before a layout counts as holding them
-    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = whole::<u32>(0..=1000))]
     margin: u32,
 
     /// What an hour of one device costs, such as h100=2.49,l40s=0.86; stands above --prices

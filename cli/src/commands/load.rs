@@ -144,10 +144,18 @@ impl ModelArgs {
     /// What a session is opened with: the budget with where each value came from, and how to read the model.
     pub(crate) fn session_options(&self) -> Result<SessionOptions, Failure> {
         let Config { budget, settings } = self.config()?;
-        let settings = settings
+        let settings: Vec<Override> = settings
             .into_iter()
             .map(|setting| Override { key: setting.key.to_owned(), value: setting.value, origin: setting.origin })
             .collect();
+        if let Some(told) = settings.iter().find(|set| set.key.starts_with("engine.") && !set.is_default()) {
+            let code = if told.flag().is_some() { 2 } else { 1 };
+            let (origin, key) = (&told.origin, &told.key);
+            return Err(Failure::new(
+                code,
+                format!("{origin}: `{key}` tells an engine something, and there is none here"),
+            ));
+        }
         Ok(SessionOptions { budget, settings, read: self.read_options()?, ..SessionOptions::default() })
     }
 

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use cacheplan::kernels::Backend;
 use cacheplan::runtime::{Session, SessionOptions};
 
+use crate::commands::budget::stated_length;
 use crate::commands::load::ModelArgs;
 use crate::commands::run::{failure, open};
 use crate::failure::{Failure, print, refuse_places, write};
 use crate::progress;
 
 #[derive(clap::Args)]
-#[command(allow_negative_numbers = true)]
+#[command(allow_negative_numbers = true, mut_arg("max_seq_len", stated_length))]
 pub(crate) struct Args {
     #[command(flatten)]
     source: ModelArgs,
@@ -30,7 +31,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     let options =
         SessionOptions { backend: args.device.clone(), draft: args.draft.clone(), ..args.source.session_options()? };
     let mut session = open(&args.source, options)?;

@@ -18,6 +18,7 @@ use clap::ArgMatches;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use crate::commands::Format;
+use crate::commands::budget::stated_length;
 use crate::commands::hub;
 use crate::commands::load::ModelArgs;
 use crate::failure::{Failure, json, note, print, print_json, refuse_places, write};
@@ -39,7 +40,7 @@ fn products() -> impl TypedValueParser<Value = Products> {
 
 #[derive(clap::Args)]
 // A prompt is what is asked here; how long prompts are in the budget has another name.
-#[command(allow_negative_numbers = true, mut_arg("workload.prompt", |arg| arg.long("workload-prompt")))]
+#[command(allow_negative_numbers = true, mut_arg("workload.prompt", |arg| arg.long("workload-prompt")), mut_arg("max_seq_len", stated_length))]
 pub(crate) struct Args {
     #[command(flatten)]
     source: ModelArgs,
@@ -59,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Multiply the blocks of a GGUF file with f32 inputs, or on the CPU with inputs rounded to 8 bits in groups of 32
+    /// Multiply the blocks of a GGUF file with f32 inputs, or on the CPU with inputs rounded to 8 bits in groups of 32, where other batches and chunks may give other tokens
     #[arg(long, value_name = "KIND", default_value = "exact", value_parser = products())]
     products: Products,
 
@@ -79,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIBRARY")]
     onnx_runtime: Option<PathBuf>,
 
-    /// Write the logits that each token was chosen from, [steps, vocab], as safetensors; needs a single prompt
+    /// Write the logits that each token was chosen from, before penalties, [steps, vocab], as safetensors; needs a single prompt
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
 
@@ -118,7 +119,6 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     if args.onnx_runtime.is_some() && !has_graph {
         return Err(Failure::new(2, "--onnx-runtime runs exported graphs: give one, or --static"));
     }
-    args.source.reading.budget.refuse_engine_flags("nothing here is told to an engine")?;
     args.results.check(args.output.format)?;
     if args.logits.as_deref() == Some(Path::new("-")) {
         return Err(Failure::new(2, "--logits are no text; name a file"));
@@ -146,7 +146,6 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         ));
     }
     let mut session = open(&args.source, options)?;
-    session.take_disk_notes().iter().for_each(|said| note(said));
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
     let prompts = prompts.within(session.plan().limits.max_seq_len);
     let files = [&args.logits, &args.stats, &args.ask.out].into_iter().flatten().map(PathBuf::as_path);
@@ -165,7 +164,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         Asked::Turns => chat::serve(&mut session, args, &prompts),
         Asked::Lines(lines) => requests::serve(&mut session, args, &prompts, &lines),
     };
-    session.take_disk_notes().iter().for_each(|said| note(said));
+    session.take_notes().iter().for_each(|said| note(said));
     if let Some(path) = &args.stats {
         let stats = session.stats().map_err(failure)?;
         write(path, &json(&stats)?)?;
@@ -180,8 +179,8 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
         return Err(Failure::new(2, "a config that is piped in has no weights; name the folder or file of a model"));
     }
     let read = move || loading.bytes();
-    let session = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
-    session.map_err(|error| match error {
+    let opened = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
+    let mut session = opened.map_err(|error| match error {
         RuntimeError::Frontend(error) => source.reading.unread(model, error),
         error @ RuntimeError::Weights(WeightError::Rounded { .. }) => failure(error),
         RuntimeError::Weights(_) => {
@@ -189,7 +188,9 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
             failure(error)
         }
         error => failure(error),
-    })
+    })?;
+    session.take_notes().iter().for_each(|said| note(said));
+    Ok(session)
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.

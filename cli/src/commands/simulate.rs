@@ -11,6 +11,7 @@ use clap::ValueEnum;
 use crate::commands::Format;
 use crate::commands::load::read_plan;
 use crate::failure::{Failure, in_file, note, print, print_json, write};
+use crate::numbers::whole;
 
 #[derive(clap::Args)]
 #[command(allow_negative_numbers = true)]
@@ -31,7 +32,7 @@ pub(crate) struct Args {
     kv_tokens: Option<Most>,
 
     /// Tokens per chunk of the model's scan
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole::<u32>(1..=u32::MAX.into()))]
     chunk: u32,
 
     /// Only this policy; may be repeated

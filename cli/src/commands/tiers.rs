@@ -9,6 +9,7 @@ use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
 use crate::commands::simulate::{PolicyName, Requests};
 use crate::failure::{Failure, note, print_json, write};
+use crate::numbers::whole;
 use crate::paint::print_table;
 use crate::progress::during;
 
@@ -49,7 +50,7 @@ pub(crate) struct Args {
     disk_rate: Option<ByteSize>,
 
     /// Sequences that run at a time; the plan's, and at most 16, where it is not stated
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>(1..=1 << 20))]
     running: Option<u32>,
 
     /// How states are placed and evicted
@@ -61,7 +62,7 @@ pub(crate) struct Args {
     stored_states: Stored,
 
     /// Tokens per chunk of the model's scan
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = whole::<u32>(1..=1 << 20))]
     chunk: u32,
 
     /// What to print

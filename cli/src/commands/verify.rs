@@ -12,6 +12,7 @@ use self::start::{Skeleton, start};
 use crate::commands::Format;
 use crate::commands::load::{ModelArgs, Target, refused};
 use crate::failure::{DRIFT, Failure};
+use crate::numbers::whole;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     program: PathBuf,
 
     /// Seconds in which it must say what its caches are
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = whole::<u64>(1..=86_400))]
     within: u64,
 
     /// What to print

@@ -9,6 +9,7 @@ use cacheplan_web::{DiskModel, Server};
 use crate::commands::hub;
 use crate::commands::load::{open, unread};
 use crate::failure::{Failure, print_now};
+use crate::numbers::whole;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -17,7 +18,7 @@ pub(crate) struct Args {
     model: Vec<PathBuf>,
 
     /// The port on the loopback address; 0 for any that is free
-    #[arg(long, value_name = "PORT", default_value_t = 8347)]
+    #[arg(long, value_name = "PORT", default_value_t = 8347, value_parser = whole::<u16>(0..=u16::MAX.into()))]
     port: u16,
 }
 

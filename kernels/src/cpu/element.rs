@@ -17,6 +17,11 @@ pub(super) trait Element: WithDType + Send + Sync {
     fn vector<S: Simd>(simd: S, stored: &[Self]) -> S::f32s {
         loaded(simd, stored)
     }
+    /// Vectors of the first elements.
+    #[inline(always)]
+    fn vectors<S: Simd>(simd: S, stored: &[Self], wide: &mut [S::f32s]) {
+        each_vector(simd, stored, wide);
+    }
     /// The elements as bytes, where they are bytes.
     fn as_bytes(_: &[Self]) -> Option<&[u8]> {
         None
@@ -122,27 +127,43 @@ element!(
             return loaded(simd, stored);
         }
         let from: *const F8E4M3 = stored[..S::F32_LANES].as_ptr();
-        // With four bits of exponent in five a half is 2^8 times too small, and its largest number stands for none.
+        // With four bits of exponent in five a half is 2^8 times too small, and its largest number stands for none: one more
+        // carries into the fifth.
         if S::F32_LANES == 16 {
             // SAFETY: sixteen lanes are those of AVX-512, and sixteen numbers are there.
             return unsafe {
                 let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.cast())));
                 let half = _mm256_and_si256(wide, _mm256_set1_epi16(0xbf80_u16 as i16));
-                let none = _mm256_cmpeq_epi16_mask(_mm256_add_epi16(half, half), _mm256_set1_epi16(0x7f00));
-                let half = _mm256_mask_mov_epi16(half, none, _mm256_set1_epi16(0x7e00));
+                let carried = _mm256_add_epi16(half, _mm256_set1_epi16(0x80));
+                let half = _mm256_or_si256(half, _mm256_and_si256(carried, _mm256_set1_epi16(0x4000)));
                 std::mem::transmute_copy(&_mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0)))
             };
         }
         // SAFETY: eight lanes are those of AVX2 with F16C, and eight numbers are there.
         unsafe {
             let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
-            let magnitude = _mm_and_si128(wide, _mm_set1_epi16(0x3f80));
-            let none = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x3f80));
-            let half = _mm_or_si128(
-                _mm_and_si128(wide, _mm_set1_epi16(0xbf80_u16 as i16)),
-                _mm_and_si128(none, _mm_set1_epi16(0x7e00)),
-            );
+            let half = _mm_and_si128(wide, _mm_set1_epi16(0xbf80_u16 as i16));
+            let carried = _mm_add_epi16(half, _mm_set1_epi16(0x80));
+            let half = _mm_or_si128(half, _mm_and_si128(carried, _mm_set1_epi16(0x4000)));
             std::mem::transmute_copy(&_mm256_mul_ps(super::simd::widened_halves(half), _mm256_set1_ps(256.0)))
+        }
+    },
+    #[inline(always)]
+    fn vectors<S: Simd>(simd: S, stored: &[F8E4M3], wide: &mut [S::f32s]) {
+        use std::arch::x86_64::*;
+        match (S::F32_LANES, wide) {
+            // SAFETY: sixteen lanes are those of AVX-512, and thirty-two numbers are there.
+            (16, [first, second]) => unsafe {
+                let from: *const F8E4M3 = stored[..32].as_ptr();
+                let wide = _mm512_slli_epi16::<7>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(from.cast())));
+                let half = _mm512_and_si512(wide, _mm512_set1_epi16(0xbf80_u16 as i16));
+                let carried = _mm512_add_epi16(half, _mm512_set1_epi16(0x80));
+                let half = _mm512_or_si512(half, _mm512_and_si512(carried, _mm512_set1_epi16(0x4000)));
+                let halves = [_mm512_castsi512_si256(half), _mm512_extracti64x4_epi64::<1>(half)];
+                *first = std::mem::transmute_copy(&_mm512_mul_ps(_mm512_cvtph_ps(halves[0]), _mm512_set1_ps(256.0)));
+                *second = std::mem::transmute_copy(&_mm512_mul_ps(_mm512_cvtph_ps(halves[1]), _mm512_set1_ps(256.0)));
+            },
+            (_, wide) => each_vector(simd, stored, wide),
         }
     }
 );
@@ -162,6 +183,14 @@ element!(
         Some(data)
     }
 );
+
+/// Vectors of the first elements, one by one.
+#[inline(always)]
+fn each_vector<S: Simd, T: Element>(simd: S, stored: &[T], wide: &mut [S::f32s]) {
+    for (wide, stored) in wide.iter_mut().zip(stored.chunks_exact(S::F32_LANES)) {
+        *wide = T::vector(simd, stored);
+    }
+}
 
 /// A vector of elements that are loaded one by one, which compilers make one step of.
 #[inline(always)]

@@ -132,6 +132,10 @@ impl Rope {
                 (scaled, *attention_factor)
             }
         };
+        if !inverse_frequencies.iter().chain([&attention_factor]).all(|number| number.is_finite()) {
+            let reason = format!("theta {theta} and {scaling:?} give frequencies that are infinite or no numbers");
+            return Err(KernelError::Argument { op: OP, reason });
+        }
         Ok(Self { inverse_frequencies, attention_factor, layout: RopeLayout::Neox })
     }
 

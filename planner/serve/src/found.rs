@@ -146,7 +146,7 @@ impl Found {
         // Where it does not start it logs none; one that is stated is what it is.
         let least = if length.low > 0 || length.high < limits.max_seq_len { length.low.max(1) } else { length.high };
         say(Fact::MaxSeqLen, Some(Logged { low: least.min(length.high), ..length }));
-        say(Fact::MaxNumTokens, exact(limits.max_num_tokens));
+        say(Fact::MaxNumTokens, question.logged_step(limits).and_then(exact));
         say(Fact::CacheBytes, self.bytes);
         let makes_block = self.engine.engine.name() == "vllm";
         let has_states = |at: &At| at.predicted.state_page_bytes.is_some();
@@ -282,6 +282,12 @@ impl At {
     fn lacks(&self, settled: &Settled, engine: EngineSpec) -> Option<String> {
         if let Some(blocks) = self.few_blocks(settled) {
             return Some(too_few(settled.least_blocks, blocks));
+        }
+        let step = settled.limits.max_num_tokens;
+        if let Some(block) = self.predicted.least_step.filter(|block| *block > step) {
+            return Some(format!(
+                "In Mamba cache align mode, block_size ({block}) must be <= max_num_batched_tokens ({step})."
+            ));
         }
         if let (Some(room), Some(bytes)) = (settled.room, self.predicted.kv_bytes)
             && bytes > room

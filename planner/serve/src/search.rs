@@ -15,6 +15,8 @@ use crate::remedy::Remedy;
 
 /// The most changes that are shown.
 const SHOWN: usize = 3;
+/// GPUs of a usual node.
+const USUAL_NODE: u32 = 8;
 /// Shares of a device for weights and caches that are tried of SGLang.
 const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
 
@@ -90,7 +92,28 @@ impl Search<'_> {
                 seen.push(remedy);
             }
         }
-        seen.into_iter().filter_map(|remedy| self.outcome(&[remedy])).collect()
+        seen.into_iter().filter_map(|remedy| self.outcome(&self.with_nodes(remedy))).collect()
+    }
+
+    /// GPUs of a node: as many as are named, or as a usual one has.
+    fn node(&self) -> u32 {
+        self.options.devices.as_ref().map_or(0, Devices::count).max(USUAL_NODE)
+    }
+
+    /// A change, with the nodes that its ranks need where they are more than one has.
+    fn with_nodes(&self, remedy: Remedy) -> Vec<Remedy> {
+        const NODES: &str = "--nnodes";
+        let nodes = || {
+            let (Program { engine, .. }, parsed) = self.program()?;
+            let number = |flag: &str| u64::try_from(parsed.settings.get(flag)?.whole()?).ok();
+            let Remedy::Set(flag, ranks) = &remedy else { return None };
+            let ranks = ranks.parse::<u64>().ok().filter(|_| Some(*flag) == engine.engine.ranks_flag())?;
+            let stages = ["--pipeline-parallel-size", "--pp-size"].into_iter().find_map(number).unwrap_or(1);
+            let nodes = ranks.saturating_mul(stages).div_ceil(self.node().into());
+            (nodes > number(NODES).unwrap_or(1)).then(|| Remedy::Set(NODES, nodes.to_string()))
+        };
+        let nodes = nodes();
+        std::iter::once(remedy).chain(nodes).collect()
     }
 
     fn program(&self) -> Option<(Program, Parsed)> {
@@ -113,7 +136,8 @@ impl Search<'_> {
         let mut options = self.options.clone();
         if remedies.iter().any(|remedy| Some(remedy.flag()) == engine.engine.ranks_flag()) {
             launch.gpus = None;
-            options.devices = options.devices.map(|devices| Devices::from(devices.device().clone()));
+            let node = self.node();
+            options.devices = options.devices.map(|devices| devices.times(node));
         }
         Some((remedies.to_vec(), outcome(&launch, self.models, &options).ok()?))
     }
@@ -175,9 +199,9 @@ impl Search<'_> {
     fn tries(&self) -> Vec<Remedy> {
         let Some((Program { engine, .. }, parsed)) = self.program() else { return Vec::new() };
         let (name, answer) = (engine.engine.name(), self.answer);
-        let Some(tp) = engine.engine.ranks_flag() else { return Vec::new() };
         let (length, batch) = (engine.engine.length_flag(), engine.engine.sequences_flag());
         let number = |flag: &str| u64::try_from(parsed.settings.get(flag)?.whole()?).ok();
+        let Some(tp) = engine.engine.ranks_flag() else { return self.fewer_cells(number(length).unwrap_or(0), length) };
         let ranks = number(tp).unwrap_or(1);
         let mut tries: Vec<Remedy> = [2, 4].map(|times| Remedy::Set(tp, (times * ranks).to_string())).into();
         let limits = answer.limits;
@@ -197,6 +221,11 @@ impl Search<'_> {
         }
         for (cap, flag) in [(Cap::Tokens, "--max-total-tokens"), (Cap::Blocks, "--num-gpu-blocks-override")] {
             tries.extend(answer.caps.contains(&cap).then_some(Remedy::Remove(flag)));
+        }
+        // A step that has no room for the block that is aligned to states.
+        let block = answer.facts.get(&Fact::TokensPerBlock).map_or(0, |block| block.high);
+        if name == "vllm" && block > limits.max_num_tokens {
+            tries.push(Remedy::Set("--max-num-batched-tokens", block.to_string()));
         }
         match name {
             "vllm" => tries.extend([
@@ -219,6 +248,16 @@ impl Search<'_> {
             tries.push(Remedy::Set("--quantization", "fp8".into()));
         }
         tries
+    }
+
+    /// Fewer cells than are stated of llama.cpp, or layers on the host as it finds them to fit.
+    fn fewer_cells(&self, cells: u64, length: &'static str) -> Vec<Remedy> {
+        if self.answer.starts == Starts::Yes {
+            return Vec::new();
+        }
+        let halves = (1..=6).map(|times| cells >> times).filter(|fewer| *fewer > 0);
+        let halves = halves.map(|fewer| Remedy::Set(length, fewer.to_string()));
+        halves.chain([Remedy::Remove("--n-gpu-layers")]).collect()
     }
 
     /// Fewer sequences or tokens, with which it starts.

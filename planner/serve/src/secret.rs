@@ -133,18 +133,33 @@ pub(crate) enum Hides {
     All,
 }
 
+/// What words stand behind.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Behind {
+    Nothing,
+    /// A flag that takes secrets.
+    Flag,
+    /// Such a flag with its value: the only word that engines take there is the model, and another is one more secret.
+    Value,
+}
+
 /// Looks at the words of a command one after another.
 pub(crate) struct Watch {
     engine: Option<Engine>,
-    /// Behind a flag that takes a secret.
-    behind: bool,
+    /// Whether the model is named elsewhere than behind a secret.
+    names_model: bool,
+    behind: Behind,
     /// Directly behind it.
     next: bool,
 }
 
 impl Watch {
     pub(crate) fn of(words: &[String]) -> Self {
-        Self { engine: started(words).map(|(engine, _)| engine), behind: false, next: false }
+        let started = started(words);
+        let first = started.and_then(|(_, start)| words.get(start));
+        let by_flag = |word: &String| matches!(word.split('=').next(), Some("--model" | "--model-path"));
+        let names_model = first.is_some_and(|word| !is_flag(word)) || words.iter().any(by_flag);
+        Self { engine: started.map(|(engine, _)| engine), names_model, behind: Behind::Nothing, next: false }
     }
 
     /// What of the next word is a secret.
@@ -154,14 +169,19 @@ impl Watch {
         let is_value = std::mem::take(&mut self.next) && !word.starts_with("--") && known(self.engine, name).is_none();
         if !is_flag(word) || is_value {
             return match value {
-                _ if self.behind => Hides::All,
+                _ if self.behind == Behind::Flag => Hides::All,
                 Some(_) if is_secret(name) => Hides::Value,
+                _ if self.behind == Behind::Value && std::mem::replace(&mut self.names_model, true) => Hides::All,
                 _ => Hides::Nothing,
             };
         }
         let secret = is_secret_flag(self.engine, name);
-        self.behind = secret && value.is_none();
-        self.next = self.behind;
+        self.behind = match value {
+            _ if !secret => Behind::Nothing,
+            Some(_) => Behind::Value,
+            None => Behind::Flag,
+        };
+        self.next = self.behind == Behind::Flag;
         if secret && value.is_some() { Hides::Value } else { Hides::Nothing }
     }
 }
@@ -244,6 +264,9 @@ mod tests {
     #[case(&["vllm", "serve", "m", "--api-ser", "4"], &["vllm", "serve", "m", "--api-ser", "4"])]
     #[case(&["sglang", "serve", "--admin-api", "a"], &["sglang", "serve", "--admin-api", "<hidden>"])]
     #[case(&["HF_TOKEN=a"], &["HF_TOKEN=<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-key=a", "b", "-tp", "3"], &["vllm", "serve", "m", "--api-key=<hidden>", "<hidden>", "-tp", "3"])]
+    #[case(&["vllm", "serve", "--api-key=a", "m", "b"], &["vllm", "serve", "--api-key=<hidden>", "m", "<hidden>"])]
+    #[case(&["sglang", "serve", "--api-key=a", "b", "--model-path=m"], &["sglang", "serve", "--api-key=<hidden>", "<hidden>", "--model-path=m"])]
     fn words_are_shown_without_secrets(#[case] words: &[&str], #[case] expected: &[&str]) {
         let words: Vec<String> = words.iter().copied().map(String::from).collect();
         assert_eq!(hidden(&words), expected);

@@ -261,3 +261,12 @@ fn changes_aim_at_the_sequences_that_are_expected() {
         assert!(!change.change.contains("--max-model-len"), "{change:?}");
     }
 }
+
+#[test]
+fn llama_cpp_that_does_not_start_is_offered_fewer_cells() {
+    let found = told("llama-server -m m -c 131072 -np 1 -ngl 99", "Qwen__Qwen3-8B", &on("l4")).unwrap();
+    assert_eq!(found.starts, Starts::No);
+    let offered: Vec<&str> = found.changes.iter().map(|change| &*change.change).collect();
+    assert!(offered.iter().any(|change| change.starts_with("--ctx-size")), "{offered:?}");
+    assert!(found.changes.iter().all(|change| change.starts != Starts::No));
+}

@@ -230,3 +230,12 @@ fn an_engine_that_refuses_every_layout_says_why() {
     let refused = fitted(&model, &question, "vllm".parse().unwrap()).unwrap_err().to_string();
     assert!(refused.contains("User-specified max_model_len (1048576)"), "{refused}");
 }
+
+/// llama.cpp takes cells for every sequence that it is told of, so that its command asks for no more than are needed.
+#[test]
+fn what_is_held_beside_what_the_command_asks_for_is_said_to_be_room() {
+    let answer = answer("meta-llama__Llama-3.1-8B-Instruct", &["h100"], 8192, 4, "llama.cpp".parse().unwrap());
+    let table = answer.table();
+    assert!(table.contains("--parallel 4"), "{table}");
+    assert!(table.contains(": 4 asked for, and room for "), "{table}");
+}

@@ -109,6 +109,31 @@ const SGLANG: &str = "sglang serve --model-path m";
     "google__gemma-3-1b-it",
     "0.33.0"
 )]
+#[case::states_as_their_convolutions(
+    "vllm serve m --mamba-cache-dtype float32",
+    "vllm serve m --mamba-cache-dtype float32 --mamba-ssm-cache-dtype float32",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.33.0"
+)]
+#[case::states_as_the_model_says_in_any_case(
+    "vllm serve m --mamba-cache-dtype float16",
+    "vllm serve m --mamba-cache-dtype float16 --mamba-ssm-cache-dtype float32",
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "0.33.0"
+)]
+#[case::states_of_linear_attention(
+    "vllm serve m --mamba-cache-dtype float32 --max-model-len 8192 --mamba-ssm-cache-dtype float16",
+    "vllm serve m --mamba-cache-dtype float32 --max-model-len 8192",
+    "MiniMaxAI__MiniMax-Text-01",
+    "0.33.0"
+)]
+#[case::a_chain_of_drafts_as_long_as_its_steps(
+    "sglang serve --model-path m --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 6",
+    "sglang serve --model-path m --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+    "Qwen__Qwen3-Next-80B-A3B-Thinking",
+    "0.5.23"
+)]
+#[case::a_model_by_its_place("sglang serve m --tp 2", "sglang serve --model-path m --tp 2", "Qwen__Qwen3-8B", "0.5.23")]
 #[case::blocks_of_states("vllm serve m --mamba-block-size 16", SERVE, "Qwen__Qwen3.5-9B", "0.33.0")]
 #[case::a_shorter_model(
     r#"vllm serve m --hf-overrides {"max_position_embeddings":8192}"#,
@@ -665,6 +690,7 @@ fn an_image_that_says_no_version_is_answered_with_a_note() {
 #[case("llama-server -m m -c 4096 -hft sesame -np 300")]
 #[case("vllm serve m --api-k sesame -tp 3")]
 #[case("vllm serve m --api-k=sesame -tp 3")]
+#[case("vllm serve m --api-key=x sesame -tp 3")]
 #[case("vllm serve m --ssl-keyfile-p sesame -tp 3")]
 #[case("sglang serve --model-path m --admin-api sesame --tp 3")]
 #[case("HF_TOKEN=sesame")]

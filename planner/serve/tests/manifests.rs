@@ -49,6 +49,7 @@ fn check(name: &str, expected: &str) {
 #[case("bad_gpus.yaml", "refused")]
 #[case("bad_kserve_backend.yaml", "refused")]
 #[case("bad_llm_base.yaml", "refused")]
+#[case("bad_loop.sh", "refused")]
 #[case("bad_nested_quote.yaml", "refused")]
 #[case("bad_no_shell.yaml", "refused")]
 #[case("bad_nothing.yaml", "refused")]

@@ -3,7 +3,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Models, Options, answer};
+use cacheplan_serve::{Answer, Models, Options, ServeError, Starts, answer};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -120,4 +120,111 @@ fn drafts_in_another_dtype_are_refused(#[case] stated: &str, #[case] refused: bo
     let launch = launch(&format!("vllm serve m --speculative-config {config}"));
     let found = answer(&launch, models("Qwen__Qwen3-8B"), &with_bytes("0.27.0", 16));
     assert_eq!(found.is_err_and(|error| error.to_string().contains("of drafts in `fp8`")), refused);
+}
+
+/// Its words are padded to 64 and divided exactly: 130048 of Falcon-H1, 100352 of phi-4.
+#[rstest]
+#[case("tiiuae__Falcon-H1-7B-Instruct", 6, "130048 is not divisible by 6")]
+#[case("microsoft__phi-4", 10, "100352 is not divisible by 10")]
+#[case("microsoft__phi-4", 8, "")]
+fn vllm_divides_the_vocabulary_as_well(#[case] model: &str, #[case] tp: u64, #[case] said: &str) {
+    let command = launch(&format!("vllm serve m -tp {tp} --nnodes 2"));
+    let found = answer(&command, models(model), &on("8xh100"));
+    assert!(found.as_ref().err().map_or(String::new(), ToString::to_string).contains(said), "{found:?}");
+    assert_eq!(found.is_err(), !said.is_empty());
+}
+
+/// vLLM had two engines for a while, of which only the second is modelled.
+#[rstest]
+#[case("--num-scheduler-steps 4", None, Some(4))]
+#[case("--num-scheduler-steps 1", None, None)]
+#[case("--num-scheduler-steps 4", Some("1"), Some(3))]
+#[case("--speculative-config {\"model\":\"d\",\"num_speculative_tokens\":3}", None, Some(4))]
+#[case("--speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":3}", None, None)]
+#[case("--max-num-seqs 8", Some("0"), Some(4))]
+#[case("--max-num-seqs 8", Some("1"), None)]
+fn vllms_first_engine_is_not_answered(#[case] flags: &str, #[case] chosen: Option<&str>, #[case] code: Option<u8>) {
+    let mut command = launch(&format!("vllm serve m {flags}"));
+    command.env.extend(chosen.map(|chosen| ("VLLM_USE_V1".to_owned(), chosen.to_owned())));
+    let options = Options { version: Some("0.8.5".into()), ..on("h100") };
+    let found = answer(&command, models("Qwen__Qwen3-8B"), &options);
+    assert_eq!(found.as_ref().err().map(ServeError::exit_code), code, "{found:?}");
+}
+
+#[rstest]
+#[case("vllm serve m --no-enable-chunked-prefill", "0.33.0", "", "Chunked prefill is enabled")]
+#[case("vllm serve m --enable-chunked-prefill", "0.33.0", "Chunked prefill is enabled", "")]
+#[case(
+    "sglang serve --model-path m --chunked-prefill-size -1",
+    "0.5.23",
+    "chunked_prefill_size=-1,",
+    "chunked_prefill_size=1"
+)]
+#[case("sglang serve --model-path m --chunked-prefill-size 0", "0.5.23", "chunked_prefill_size=0,", "")]
+fn prompts_that_are_not_cut_are_logged_as_such(
+    #[case] command: &str,
+    #[case] version: &str,
+    #[case] has: &str,
+    #[case] lacks: &str,
+) {
+    let options = Options { devices: on("h100").devices, ..with_bytes(version, 20) };
+    let found = told(command, "Qwen__Qwen3-8B", &options);
+    let lines = found.lines.join("\n");
+    assert!(lines.contains(has) && (lacks.is_empty() || !lines.contains(lacks)), "{lines}");
+    assert!(found.read.iter().all(|flag| flag.says != "its default"), "{:?}", found.read);
+}
+
+/// Asserted up to some version between 0.24.0 and 0.33.0: a step has room for the block that is aligned to states.
+#[rstest]
+#[case(
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+    "--mamba-cache-mode align --max-num-batched-tokens 1024 --max-num-seqs 64"
+)]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "-tp 4 --max-num-batched-tokens 256")]
+fn a_step_has_room_for_the_block_of_states(#[case] model: &str, #[case] flags: &str) {
+    let command = format!("vllm serve m --enable-prefix-caching --max-model-len 8192 {flags}");
+    let of =
+        |version: &str| told(&command, model, &Options { devices: on("8xh100").devices, ..with_bytes(version, 20) });
+    let old = of("0.24.0");
+    assert!(old.reason.as_ref().is_some_and(|reason| reason.contains("must be <= max_num_batched_tokens")), "{old:?}");
+    let change = old.changes.iter().find(|change| change.change.starts_with("--max-num-batched-tokens"));
+    assert!(change.is_some_and(|change| change.starts == Starts::Yes), "{:?}", old.changes);
+    assert_eq!(of("0.33.0").starts, Starts::Yes);
+}
+
+/// Ray's ranks may be on other nodes, as its own message says.
+#[rstest]
+#[case("-tp 16", false)]
+#[case("-tp 16 --distributed-executor-backend ray", true)]
+#[case("-tp 16 --nnodes 2", true)]
+fn ranks_of_other_nodes_are_taken(#[case] flags: &str, #[case] taken: bool) {
+    let command = launch(&format!("vllm serve m --max-model-len 8192 {flags}"));
+    let found = answer(&command, models("openai__gpt-oss-120b"), &on("8xh100"));
+    assert_eq!(found.is_ok(), taken, "{found:?}");
+}
+
+/// What is offered on more GPUs than a node has says on how many nodes, and is taken as it stands.
+#[rstest]
+#[case("vllm serve m -tp 8", "deepseek-ai__DeepSeek-V3")]
+#[case("sglang serve --model-path m --tp 8", "deepseek-ai__DeepSeek-V3")]
+fn ranks_of_several_nodes_are_offered_with_their_nodes(#[case] command: &str, #[case] model: &str) {
+    let found = told(command, model, &on("8xh100"));
+    let change = found.changes.iter().find(|change| change.command.contains(&"--nnodes".to_owned()));
+    let change = change.unwrap_or_else(|| panic!("{:?}", found.changes));
+    let again = told(&change.command.join(" "), model, &on("8xh100"));
+    assert_eq!((again.starts, again.sequences), (change.starts, change.sequences));
+}
+
+#[test]
+fn caches_on_a_cpu_take_what_its_variable_says_in_blocks_of_128() {
+    let command = |rest: &str| format!("VLLM_CPU_KVCACHE_SPACE=1 vllm serve m --max-model-len 2048 {rest}");
+    let options = Options { version: Some("0.29.0".into()), ..Options::default() };
+    let found = told(&command(""), "Qwen__Qwen3.5-2B", &options);
+    let says = |fact: Fact| found.facts[&fact].low;
+    // As a public start of the sister with the same caches logged: five blocks of 128 hold a state.
+    assert_eq!([says(Fact::TokensPerBlock), says(Fact::Tokens), says(Fact::Concurrency)], [640, 27_852, 1360]);
+    // It captures no graphs, so that fewer blocks than sequences are enough.
+    assert!(found.starts != Starts::No, "{:?}", found.reason);
+    let plain = told(&command("--block-size 32"), "Qwen__Qwen3-0.6B", &options);
+    assert_eq!(plain.facts[&Fact::TokensPerBlock].low, 32);
 }

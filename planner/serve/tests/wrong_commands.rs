@@ -246,6 +246,30 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "n_parallel must be at least 1",
     "llama-server -m m -c 8192 --parallel 1"
 )]
+#[case::sglang_model_behind_a_flag(
+    "sglang serve --model-path m --tp 1 other",
+    "h100",
+    "unrecognized arguments: other",
+    "sglang serve --model-path m --tp 1"
+)]
+#[case::sglang_module_names_no_model_by_its_place(
+    "python -m sglang.launch_server other --model-path m",
+    "h100",
+    "unrecognized arguments: other",
+    "python -m sglang.launch_server --model-path m"
+)]
+#[case::a_block_that_no_kernel_reads(
+    "vllm serve m --block-size 7",
+    "h100",
+    "block_size not supported (7)",
+    "vllm serve m --block-size 16"
+)]
+#[case::less_than_no_drafts(
+    "vllm serve m --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":-1}",
+    "h100",
+    "Input should be greater than 0 (it is -1)",
+    "vllm serve m"
+)]
 #[case::trtllm_misspelled(
     "trtllm-serve m --max_seq_length 8192",
     "h100",

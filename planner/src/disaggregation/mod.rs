@@ -172,13 +172,9 @@ fn side(request: &PlanRequest, role: Role) -> Result<Side, DisaggregationError> 
         capped_by = poorest.capacity.capped_by.to_string();
     }
     if let Some(spec) = request.engine() {
-        for stage in 0..parallel.pp {
-            let admitted = request.clone().of_stage(stage).predict(spec).map_err(failed)?.sequences;
-            if engine.is_none() || admitted < sequences {
-                (sequences, capped_by) = (admitted, "the engine".to_owned());
-            }
-            engine = Some(format!("{}@{}", spec.engine, spec.version_name()));
-        }
+        sequences = request.predict(spec).map_err(failed)?.sequences;
+        capped_by = "the engine".to_owned();
+        engine = Some(format!("{}@{}", spec.engine, spec.version_name()));
     }
     Ok(Side {
         device: request.device().map(|device| device.name.clone()).unwrap_or_default(),

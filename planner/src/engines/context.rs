@@ -10,7 +10,7 @@ impl Budget {
     /// them, and windows that no sequence outgrows where it keeps those.
     pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
         let capability = self.engine.compute_capability;
-        let (chosen, mut context) = (engine.dtypes(model, capability), self.plain_context(model));
+        let (chosen, mut context) = (engine.dtypes(model, capability, self.dtypes.conv), self.plain_context(model));
         context.dtypes = CacheDTypes {
             kv: self.dtypes.kv.or(chosen.kv),
             scales_outside: true,

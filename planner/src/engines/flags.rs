@@ -4,7 +4,7 @@
 //! TensorRT-LLM, whose keys are the arguments of its Python API: in its `KvCacheConfig` of September 2026.
 
 use cacheplan_handlers::{DType, Growth, Kind};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::known::{sglang, vllm};
 use super::version::Version;
@@ -17,6 +17,9 @@ use crate::export::target_file::TargetFile;
 use crate::parallel::Parallel;
 use crate::plan::{Pool, Unit};
 use crate::size::ByteSize;
+
+/// GPUs of a usual node.
+const USUAL_NODE: u64 = 8;
 
 /// The first version of vLLM with flags for offloading, and with states in 16 bits.
 const OFFLOADING: usize = 1;
@@ -79,6 +82,7 @@ pub(crate) static VLLM: Dialect = Dialect {
             let name = (input.stores)(None).ok()??.name()?;
             Some(format!("keys and values in {source}: vLLM keeps those of this model as {name}"))
         },
+        |input| nodes(input, "--nnodes and --node-rank, or once with --distributed-executor-backend ray"),
     ],
     chooses_dtypes: true,
     refuses: |input| {
@@ -106,7 +110,7 @@ pub(crate) static SGLANG: Dialect = Dialect {
         }),
         flag("max-running-requests", "max_batch_size", running),
         plan("context-length", "max_seq_len"),
-        plan("chunked-prefill-size", "max_num_tokens"),
+        flag("chunked-prefill-size", "max_num_tokens", whole_pages),
         flag("page-size", "engine.block_size", |input| input.tokens_per_block().filter(|_| !input.has_states())),
         dtype(
             "kv-cache-dtype",
@@ -123,8 +127,9 @@ pub(crate) static SGLANG: Dialect = Dialect {
         flag("swa-full-tokens-ratio", "engine.window_ratio", window_ratio),
         // With the radix cache a running request holds three slots for states, for which a plan without checkpoints has none.
         flag("disable-radix-cache", "!engine.prefix_caching", |input| {
-            let why = "the plan has no slots for checkpoints; with the cache a request would hold three";
-            has_no_checkpoints(input).then(|| (json!(true), why.into()))
+            let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version?);
+            let why = format!("the plan has no slots for checkpoints; with the cache a request would hold {each}");
+            has_no_checkpoints(input).then(|| (json!(true), why))
         }),
         flag("max-mamba-cache-size", "engine.state_slots", |input| {
             let slots = input.plan.slots;
@@ -167,6 +172,11 @@ pub(crate) static SGLANG: Dialect = Dialect {
             let too_small = host_size(input).is_none();
             input.no_host_tier("hicache-size is in whole GB").filter(|_| too_small)
         },
+        |input| {
+            let nvfp4 = input.resources().any(|resource| resource.dtype == DType::Nvfp4);
+            nvfp4.then(|| "the GPU: SGLang starts with keys and values in nvfp4 on Blackwell alone".into())
+        },
+        |input| nodes(input, "--nnodes, --node-rank and --dist-init-addr"),
     ],
     chooses_dtypes: true,
     refuses: |_| None,
@@ -188,7 +198,10 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
         own("kv_cache_config.free_gpu_memory_fraction", |_| {
             Input::not_binding_fraction("the smaller of this share of free memory and max_gpu_total_bytes decides")
         }),
-        plan("kv_cache_config.tokens_per_block", "engine.block_size"),
+        // Its documents: "tokens_per_block must be a power of 2".
+        flag("kv_cache_config.tokens_per_block", "engine.block_size", |input| {
+            raised(input.tokens_per_block()?, u64::checked_next_power_of_two, "as a power of 2")
+        }),
         own("kv_cache_config.enable_block_reuse", |input| {
             has_no_checkpoints(input).then(|| (json!(false), "the plan has no slots for checkpoints".into()))
         }),
@@ -255,18 +268,46 @@ pub(super) fn vllm_kv_dtypes(version: Version, capability: u32) -> Vec<DType> {
     VLLM.kv_dtypes(version).into_iter().filter(|dtype| !lacks(dtype)).collect()
 }
 
-/// vLLM's block: the plan's, as a multiple of what every kernel for latents reads.
+/// vLLM's block: the plan's, as a multiple of what every kernel reads (`get_supported_kernel_block_sizes`).
 fn block_size(input: &Input<'_>) -> Sourced {
-    const LATENT_BLOCK: u64 = 64;
-    let (block, source) = input.tokens_per_block().filter(|_| !input.has_states())?;
+    let block = input.tokens_per_block().filter(|_| !input.has_states())?;
     let latent = input.resources().any(|resource| *resource.handler.kind() == Kind::MlaPaged);
-    match block.as_u64() {
-        Some(tokens) if latent && !tokens.is_multiple_of(LATENT_BLOCK) => {
-            let read = format!("as a multiple of the {LATENT_BLOCK} that kernels for latents read");
-            Some((json!(tokens.next_multiple_of(LATENT_BLOCK)), format!("{source} {tokens}, {read}")))
-        }
-        _ => Some((block, source)),
+    let (least, kernels) = if latent { (64, "kernels for latents") } else { (16, "kernels") };
+    raised(
+        block,
+        |tokens| tokens.checked_next_multiple_of(least),
+        &format!("as a multiple of the {least} that {kernels} read"),
+    )
+}
+
+/// A number of the plan's, raised to what the engine takes.
+fn raised((value, source): (Value, String), to: impl Fn(u64) -> Option<u64>, why: &str) -> Sourced {
+    let planned = value.as_u64()?;
+    match to(planned).filter(|taken| *taken != planned) {
+        Some(taken) => Some((json!(taken), format!("{source} {planned}, {why}"))),
+        None => Some((value, source)),
     }
+}
+
+/// SGLang's step, which ends at a page's end: the plan's, or the most whole pages below it.
+fn whole_pages(input: &Input<'_>) -> Sourced {
+    let page = input.tokens_per_block().filter(|_| !input.has_states()).and_then(|(page, _)| page.as_u64());
+    let page = page.unwrap_or(1).max(1);
+    raised(
+        input.max_num_tokens()?,
+        |tokens| Some((tokens / page * page).max(page)),
+        &format!("in whole pages of {page}"),
+    )
+}
+
+/// What an engine must be told where its ranks are more than one node has GPUs.
+fn nodes(input: &Input<'_>, how: &str) -> Option<String> {
+    let ranks = input.parallel().world_size();
+    (ranks > USUAL_NODE).then(|| {
+        format!(
+            "the nodes: {ranks} ranks are more than the {USUAL_NODE} GPUs of a usual one; start it on each with {how}"
+        )
+    })
 }
 
 /// vLLM's step: the plan's, and at least the block that vLLM aligns to the states, which it asserts.
@@ -352,11 +393,15 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
         return None;
     }
     let least = full(input).map(tokens).min()?;
-    let window = windows(input).max_by_key(|pool| tokens(pool))?;
+    let Some(window) = windows(input).max_by_key(|pool| tokens(pool)) else {
+        // They lie among the tokens of full attention.
+        let are_there =
+            input.resources().any(|it| matches!(it.handler.growth(), Growth::Paged { window: Some(_), .. }));
+        return are_there.then(|| (json!(1.0), "no sequence outgrows a window".into()));
+    };
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
-    let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1)));
-    let ratio = (millionths <= 1_000_000).then_some(millionths as f64 / 1e6)?;
-    Some((json!(ratio), format!("tokens in {} to tokens in full attention", window.id)))
+    let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1))).min(1_000_000);
+    Some((json!(millionths as f64 / 1e6), format!("tokens in {} to tokens in full attention", window.id)))
 }
 
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.

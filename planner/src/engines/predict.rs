@@ -1,7 +1,5 @@
 //! Asks an engine's rules what it would allocate for a request.
 
-use std::ops::Range;
-
 use cacheplan_handlers::{DType, Dim, Growth, Kind, Split};
 use cacheplan_transforms::Resource;
 
@@ -29,24 +27,6 @@ impl Inputs<'_> {
 
     /// The same of one engine of several: what it does not consume another may.
     pub(crate) fn predict_among(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
-        let last = self.budget.parallel.pp.saturating_sub(1);
-        let own = self.predict_on(self.stage..self.stage + 1, engine)?.pop();
-        own.unwrap_or(Err(PlanError::NoStage { stage: self.stage, last }))
-    }
-
-    /// The same of every stage, over which the model is divided once.
-    pub(crate) fn predict_stages(
-        &self,
-        engine: EngineSpec,
-    ) -> Result<Vec<Result<EnginePrediction, PlanError>>, PlanError> {
-        self.predict_on(0..self.budget.parallel.pp, engine)
-    }
-
-    fn predict_on(
-        &self,
-        wanted: Range<u32>,
-        engine: EngineSpec,
-    ) -> Result<Vec<Result<EnginePrediction, PlanError>>, PlanError> {
         let mut stated = self.budget.engine.clone();
         // What an export says to the engine too.
         stated.block_size = stated.block_size.or(self.budget.tokens_per_block);
@@ -68,8 +48,9 @@ impl Inputs<'_> {
             let caches = Caches::of(held, &self.model.model_type, max_seq_len, &budget, rules.storage, engine.version);
             stages.push(Stage { caches, bytes: request.engine_bytes(&load)? });
         }
-        let wanted = of_stages.iter().filter(|inputs| wanted.contains(&inputs.stage));
-        Ok(wanted.map(|inputs| inputs.predict_beside(engine, &held, &stages, &load)).collect())
+        let last = parallel.pp.saturating_sub(1);
+        let own = of_stages.get(self.stage as usize).ok_or(PlanError::NoStage { stage: self.stage, last })?;
+        own.predict_beside(engine, &held, &stages, &load)
     }
 
     /// What the engine allocates on this stage, beside what all of them hold.

@@ -75,6 +75,9 @@ pub struct EnginePrediction {
     /// Bytes of the buffers for a step, estimated, of an engine that allocates them before it serves; no part of a plan.
     #[serde(skip)]
     pub compute_bytes: Option<u64>,
+    /// Tokens that a step must have room for, where it asserts that; no part of a plan.
+    #[serde(skip)]
+    pub least_step: Option<u64>,
     /// Sequences of the budget's workload that run at once.
     pub sequences: u64,
     /// Bytes of the budget that hold nothing such a sequence needs.

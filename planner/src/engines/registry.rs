@@ -243,9 +243,9 @@ impl EngineSpec {
             .then(|| sglang::slots_per_request(model_type, prefix_caching, self.version))
     }
 
-    /// The dtypes that it chooses for a model where nobody states them.
-    pub(crate) fn dtypes(self, model: &ModelInfo, capability: Option<u32>) -> CacheDTypes {
-        (self.engine.0.rules.dtypes)(model, self.version, capability.unwrap_or(HOPPER))
+    /// The dtypes that it chooses for a model where nobody states them, but that of convolution states.
+    pub(crate) fn dtypes(self, model: &ModelInfo, capability: Option<u32>, conv: Option<DType>) -> CacheDTypes {
+        (self.engine.0.rules.dtypes)(model, self.version, capability.unwrap_or(HOPPER), conv)
     }
 
     /// The dtypes that it can be told to keep keys and values in, beside the model's own.

@@ -1,5 +1,6 @@
 //! What an engine allocates: its versions, what it stores how, and its rules.
 
+use cacheplan_handlers::DType;
 use cacheplan_transforms::registry::Descriptor;
 use cacheplan_transforms::{CacheDTypes, ModelInfo};
 
@@ -22,8 +23,9 @@ pub(crate) struct EngineRules {
     /// The oldest version that is modelled: its flags or its log were read.
     pub(crate) oldest: Version,
     /// The dtypes that it chooses where nobody states them: of keys and values, and of convolution states, whatever the
-    /// model's own is; of recurrent states where the model states none. The number is the compute capability, times ten.
-    pub(super) dtypes: fn(&ModelInfo, Version, u32) -> CacheDTypes,
+    /// model's own is; of recurrent states where the model states none. The number is the compute capability, times ten; the
+    /// last dtype is what is asked for convolution states.
+    pub(super) dtypes: fn(&ModelInfo, Version, u32, Option<DType>) -> CacheDTypes,
     /// Model types that it has no architecture for.
     pub(super) lacks: &'static [&'static str],
     /// What it keeps of ops of such a model where that is not what the op needs.
@@ -52,7 +54,7 @@ pub(crate) struct EngineRules {
     pub(super) stored: fn(&Telling<'_>) -> Result<Option<Stored>, EngineRefusal>,
     /// Why it does not run the model so.
     pub(super) refuses: fn(&Situation<'_>) -> Option<EngineRefusal>,
-    /// What it would allocate.
+    /// What it would allocate on a rank of its stage, and the sequences that the ranks of all stages hold: each runs on every one.
     pub(super) predict: fn(&Situation<'_>) -> Result<EnginePrediction, PlanError>,
     /// What its server is told so that it allocates what is predicted; none where it does not start without a GPU.
     pub(crate) arguments: Option<fn(&EnginePrediction, &Budget) -> Vec<String>>,

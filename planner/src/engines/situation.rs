@@ -53,6 +53,16 @@ impl Situation<'_> {
         all
     }
 
+    /// The same on a rank of each stage.
+    pub(super) fn of_each_stage(&self) -> impl Iterator<Item = Self> {
+        self.stages.iter().cloned().enumerate().map(|(stage, Stage { caches, bytes })| Self {
+            caches,
+            bytes,
+            stage,
+            ..self.clone()
+        })
+    }
+
     pub(super) fn prefix_caching(&self) -> bool {
         self.options.prefix_caching.unwrap_or(false)
     }

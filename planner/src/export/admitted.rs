@@ -6,7 +6,6 @@ use super::input::Prediction;
 use crate::budget::{Budget, Lengths, Speculation, Workload};
 use crate::engines::{EnginePrediction, EngineSpec, Stored};
 use crate::error::{EngineRefusal, PlanError};
-use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Scheme};
 use crate::size::ByteSize;
 use crate::solver::inputs::Inputs;
@@ -22,7 +21,7 @@ pub(super) fn predicted(
     let mut budget = Budget {
         workload: Some(Workload { prompt: Lengths::Fixed(plan.capacity.tokens_per_sequence), ..Workload::default() }),
         speculation: speculation(plan)?,
-        parallel: Parallel { cp: plan.parallel.cp, ..Parallel::default() },
+        parallel: plan.parallel.of_rank(),
         ..budget
     };
     // Whatever it is told, it has no more than the plan.

@@ -272,19 +272,11 @@ impl Ending {
     }
 }
 
-/// What an engine admits on every stage, and what ends it there.
+/// What an engine admits, and what ends it.
 fn admitted(request: &PlanRequest, engine: EngineSpec) -> Option<(u64, Ending)> {
-    let settled = request.settled().ok()?;
-    let of_stage = |predicted: Result<EnginePrediction, PlanError>| match predicted {
+    match request.settled().ok()?.inputs().predict_among(engine) {
         Ok(prediction) => Some((prediction.sequences, Ending::named("the engine".to_owned()))),
         Err(PlanError::DoesNotFit(short)) => Some((0, Ending::named(short.capped_by))),
         Err(_) => None,
-    };
-    match settled.inputs().predict_stages(engine) {
-        Ok(stages) => {
-            let stages: Option<Vec<_>> = stages.into_iter().map(of_stage).collect();
-            stages?.into_iter().min_by_key(|(sequences, _)| *sequences)
-        }
-        Err(error) => of_stage(Err(error)),
     }
 }

@@ -7,7 +7,6 @@ use super::LogDialect;
 use crate::budget::{Budget, Speculation};
 use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{EngineRefusal, PlanError};
-use crate::parallel::Parallel;
 use crate::plan::{CachePlan, PlannedResource, Pool, Scheme};
 use crate::size::ByteSize;
 use crate::solver::inputs::Inputs;
@@ -104,7 +103,7 @@ impl<'a> AsEngine<'a> {
             max_seq_len: Some(told.max_seq_len),
             max_batch_size: Some(told.max_batch_size),
             max_num_tokens: Some(told.max_num_tokens),
-            parallel: Parallel { cp: self.plan.parallel.cp, ..Parallel::default() },
+            parallel: self.plan.parallel.of_rank(),
             ..Budget::default()
         };
         budget.engine.cache_bytes = told.bytes.map(ByteSize);

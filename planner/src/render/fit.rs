@@ -160,7 +160,13 @@ impl Answer {
     /// How much more than was asked for it holds.
     fn margin(&self, fit: &Fit) -> String {
         let more = 100 * u128::from(fit.sequences.saturating_sub(self.sequences)) / u128::from(self.sequences.max(1));
-        format!(": {} of {} asked for, margin {more} %", fit.sequences, self.sequences)
+        // The commands below ask for no more where an engine takes cells for all that it is told.
+        let engine = fit.engine.as_deref().and_then(|engine| engine.parse::<EngineSpec>().ok());
+        let told = engine.map_or(fit.sequences, |engine| self.layout_of(fit, engine).sequences);
+        match told < fit.sequences {
+            true => format!(": {told} asked for, and room for {}, margin {more} %", fit.sequences),
+            false => format!(": {} of {} asked for, margin {more} %", fit.sequences, self.sequences),
+        }
     }
 
     /// What ends its capacity, and what holds more on the same devices.

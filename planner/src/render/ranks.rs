@@ -10,7 +10,7 @@ use crate::plan::{CachePlan, PlannedResource, RankPlans};
 use crate::size::sequences;
 
 /// Pools that are named where several are alike.
-const NAMED: usize = 3;
+const NAMED: usize = 2;
 
 impl RankPlans {
     /// What all ranks agreed on, as lines at most 100 columns wide.
@@ -42,7 +42,7 @@ impl RankPlans {
         let more = pools.len().saturating_sub(NAMED);
         let named = pools.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
         let named = if more > 0 { format!("{named} and {more} more") } else { named };
-        is_divided.then(|| format!("{named}: each rank holds all of it, tp divides none"))
+        is_divided.then(|| format!("{named}: whole on every rank of tp"))
     }
 
     /// The heading and the plan of each stage, as text tables.

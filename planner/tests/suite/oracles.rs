@@ -121,20 +121,26 @@ pub(super) fn zoo(name: &str) -> Model {
     Model::read(&path, &ReadOptions::default()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The model of a question: a config of the zoo, with what the question changes.
+/// The config of a model of the zoo or of a folder beside it; `transformers:` stands before a class whose defaults it is.
+fn config(name: &str) -> String {
+    let Some(class) = name.strip_prefix("transformers:") else { return fixture(&format!("../configs/{name}.json")) };
+    let table = fixture("../transformers/parameters.tsv");
+    let mut rows = table.lines().map(|row| row.split('\t').collect::<Vec<_>>());
+    rows.find(|row| row[0] == class && row[2] != "-").unwrap_or_else(|| panic!("no class {class}"))[2].to_owned()
+}
+
+/// The model of a question: a config, with what the question changes.
 fn model(question: &Question) -> Model {
-    if question.changes.is_empty() && question.layers.is_none() {
-        return zoo(&question.model);
-    }
     // Python writes infinity, which is no JSON; no cache depends on it.
-    let path = format!("../configs/{}.json", question.model);
-    let text = fixture(&path).replace("Infinity", "1e300");
+    let text = config(&question.model).replace("Infinity", "1e300");
     let mut config: Value = serde_json::from_str(&text).unwrap();
     if let Some([first, end]) = question.layers {
         cut(&mut config, first, end);
     }
-    for (key, value) in &question.changes {
-        *config.pointer_mut(&format!("/{}", key.replace('.', "/"))).unwrap() = value.clone();
+    for (path, value) in &question.changes {
+        let (section, key) = path.rsplit_once('.').unwrap_or(("", path));
+        let section = if section.is_empty() { String::new() } else { format!("/{}", section.replace('.', "/")) };
+        config.pointer_mut(&section).unwrap()[key] = value.clone();
     }
     let read = Model::read_config("config.json", &config.to_string(), &ReadOptions::default());
     read.unwrap_or_else(|error| panic!("{}: {error}", question.model))
@@ -295,6 +301,45 @@ fn every_version_of_vllm_that_was_asked_plans_as_its_model_says(
     let caching = if caching { "on" } else { "off" };
     docs_state(&format!("| {version} | {set} | {caching} | {asked} | {answered} | {equal} |"));
 }
+
+/// The configs beside the zoo.
+#[test]
+fn vllm_plans_the_models_beside_the_zoo_as_its_model_says() {
+    let engine: EngineSpec = "vllm@0.33.0".parse().unwrap();
+    let questions: Vec<Question> = lines(&fixture("models.jsonl"));
+    let answers = fixture("vllm-0.33.0.models.txt");
+    assert_eq!(questions.len(), answers.lines().count());
+    let (mut answered, mut differ) = (0, Vec::new());
+    for (question, answers) in questions.iter().zip(answers.lines()) {
+        for (answer, caching) in answers.split(", ").zip([false, true]) {
+            let Some(answer) = Answer::parse(answer) else {
+                assert_eq!(answer, "-", "{}", question.model);
+                continue;
+            };
+            answered += 1;
+            if let Some(why) = difference(&model(question), &told(question, caching), engine, &answer) {
+                differ.push((question.model.as_str(), why));
+            }
+        }
+    }
+    let is_known = |name: &str| BESIDE_THE_ZOO.iter().any(|(known, _)| *known == name);
+    let unexpected: Vec<_> = differ.iter().filter(|(name, _)| !is_known(name)).collect();
+    assert!(unexpected.is_empty(), "{unexpected:#?}");
+    assert_eq!(differ.len(), 2 * BESIDE_THE_ZOO.len());
+    let [asked, answered, equal] = [2 * questions.len(), answered, answered - differ.len()].map(written);
+    docs_state(&format!("| 0.33.0 | others | both | {asked} | {answered} | {equal} |"));
+}
+
+/// Models beside the zoo that are not predicted, or otherwise, and why.
+const BESIDE_THE_ZOO: [(&str, &str); 7] = [
+    ("thinkingmachines__Inkling", "its convolutions over keys and values are refused"),
+    ("transformers__zaya", "its convolutions of attention are refused"),
+    ("../published/zaya1_8b", "its convolutions of attention are refused"),
+    ("../published/qwen3_8_flash_next", "its convolution behind n-grams is refused"),
+    ("../published/ling_2_6_1t", "the page of its linear attention is a quarter of ours; why was not traced"),
+    ("../published/ling_3_flash", "the page of its linear attention is a quarter of ours; why was not traced"),
+    ("../published/mimo_7b", "code beside its weights turns the window off, which the oracle does not run"),
+];
 
 /// What is rare: stages of a pipeline, prediction heads, too few bytes, flags that turn the usual off; and a Blackwell GPU.
 /// Both ways, of every answer.

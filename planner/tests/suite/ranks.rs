@@ -231,3 +231,15 @@ fn ranks_that_there_cannot_be_are_refused_by_every_question(#[case] parallel: Pa
     refused(wrong.check(&plan).err().map(|violations| violations[0].to_string()));
     assert!(wrong.knobs(&plan).is_empty());
 }
+
+/// Latents have no heads to divide, and keys and values have.
+#[test]
+fn pools_that_every_rank_holds_whole_are_named() {
+    let heading = |name: &str| {
+        let budget = budget("max_seq_len = 4096\nmax_batch_size = 1\nparallel.tp = 2");
+        PlanRequest::of(published(name)).with_budget(budget).ranks().unwrap().heading()
+    };
+    let latents = heading("deepseek-ai__DeepSeek-V3");
+    assert!(latents.contains("WHOLE") && latents.contains(": whole on every rank of tp"), "{latents}");
+    assert!(!heading("meta-llama__Llama-3.1-8B-Instruct").contains("WHOLE"));
+}

@@ -71,6 +71,8 @@ impl GraphExport {
         };
         if weights.are_invented() {
             random::check(path, out)?;
+        } else {
+            random::refuse_others(path, out)?;
         }
         let decoder = Decoder::load(&model, &weights)?;
         let dtype = self.dtype.unwrap_or(match model.info.dtype {

@@ -9,7 +9,7 @@ use candle_core::{DType, Device};
 
 use super::write::refuse;
 use crate::device::stored_dtype;
-use crate::error::{ConfigError, Result};
+use crate::error::{ConfigError, Result, RuntimeError};
 use crate::weights::{SINGLE_FILE, Weights};
 
 const CONFIG: &str = "config.json";
@@ -35,6 +35,16 @@ pub(super) fn check(model: &Path, out: &Path) -> Result<()> {
         return Err(refuse(&out.join(SINGLE_FILE).display().to_string(), reason.to_owned()));
     }
     Ok(())
+}
+
+/// Refuses a folder with another model's weights, before graphs are written that a run would join to them.
+pub(super) fn refuse_others(model: &Path, out: &Path) -> Result<()> {
+    let path = out.join(SINGLE_FILE);
+    if is_same(&folder(model), out) || !path.exists() {
+        return Ok(());
+    }
+    let reason = "it is of another export or model, and `run` would take these graphs for its layers; remove it, or name another folder";
+    Err(RuntimeError::Output { path, reason: reason.to_owned() })
 }
 
 /// Writes what was invented for a model, and what describes it, to the folder of its graphs.

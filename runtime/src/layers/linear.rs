@@ -5,10 +5,10 @@ use candle_core::Tensor;
 
 use crate::error::Result;
 use crate::exported::{Stack, Writer};
-use crate::weights::{Matrix, Scope, WeightError};
+use crate::weights::{LowRank, Matrix, Scope, WeightError};
 
 /// `x · weightᵀ + bias` over rows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Linear {
     weight: Matrix,
     bias: Option<Tensor>,
@@ -58,9 +58,9 @@ impl Linear {
         self.weight.rows()
     }
 
-    /// The same projection with `change` `[outputs, inputs]` added to its weight.
-    pub(crate) fn plus(self, change: &Tensor) -> candle_core::Result<Self> {
-        Ok(Self::new((self.weight.computed()? + change)?, self.bias))
+    /// The same projection, whose tensors others share, with `change` added to its weight.
+    pub(crate) fn plus(self, change: LowRank) -> Self {
+        Self { weight: Matrix::Changed(Box::new(self.weight), change), ..self }
     }
 
     /// The same projection with each output multiplied by `factor`.

@@ -8,7 +8,7 @@ use crate::exported::Writer;
 use crate::weights::Scope;
 
 /// `x / rms(x) · weight` over the last dimension.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RmsNorm {
     weight: Tensor,
     eps: f32,

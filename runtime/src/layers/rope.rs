@@ -160,6 +160,7 @@ impl RopeParameters {
     }
 
     fn embedding(&self, head_dim: usize, scaling: &RopeScaling) -> Result<Rope> {
+        self.check()?;
         let theta = self.rope_theta.unwrap_or(10_000.0);
         let share = if self.is_proportional() { 1.0 } else { self.partial_rotary_factor.unwrap_or(1.0) };
         let rotated = (head_dim as f64 * share) as usize;
@@ -173,6 +174,22 @@ impl RopeParameters {
     /// Whether the frequencies are those of whole heads, of which a share turns.
     fn is_proportional(&self) -> bool {
         self.rope_type() == "proportional"
+    }
+
+    /// Refuses what no angle is computed with: attention leaves out what is no number, in silence.
+    fn check(&self) -> Result<(), ConfigError> {
+        let stated = [
+            ("rope_theta", self.rope_theta),
+            ("rope_parameters.factor", self.factor),
+            ("rope_parameters.low_freq_factor", self.low_freq_factor),
+            ("rope_parameters.high_freq_factor", self.high_freq_factor),
+            ("rope_parameters.attention_factor", self.attention_factor),
+            ("rope_parameters.beta_fast", self.beta_fast),
+            ("rope_parameters.beta_slow", self.beta_slow),
+        ];
+        let wrong =
+            stated.into_iter().find_map(|(key, found)| Some((key, found.filter(|f| !(f.is_finite() && *f > 0.0))?)));
+        wrong.map_or(Ok(()), |(key, found)| Err(ConfigError::unsupported(key, found, "numbers above 0")))
     }
 
     fn scaling(&self, head_dim: usize, max_position: Option<usize>) -> Result<RopeScaling, ConfigError> {

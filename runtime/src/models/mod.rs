@@ -150,7 +150,15 @@ fn unknown(model: &Model) -> ConfigError {
     ConfigError::unsupported("model_type", &model.decoder, &KNOWN)
 }
 
+/// What configs call what norms add under the root.
+const EPSILONS: [&str; 4] = ["rms_norm_eps", "layer_norm_epsilon", "norm_eps", "hc_eps"];
+
 fn parse<T: DeserializeOwned>(config: &Map<String, Value>) -> Result<T, ConfigError> {
+    for key in EPSILONS {
+        if let Some(found) = config.get(key).filter(|found| found.as_f64().is_some_and(|eps| eps < 0.0)) {
+            return Err(ConfigError::unsupported(key, found, "numbers from 0 on"));
+        }
+    }
     serde_path_to_error::deserialize(config).map_err(|error| {
         let path = error.path().to_string();
         ConfigError::Json { key: (path != ".").then_some(path), source: error.into_inner() }

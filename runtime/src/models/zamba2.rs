@@ -17,7 +17,7 @@ use crate::layers::{
     Activation, Attention, AttentionShape, Linear, Mamba2, Mamba2Rules, Mixer, Mlp, RmsNorm, RopeConfig,
 };
 use crate::step::Step;
-use crate::weights::{Scope, Weights};
+use crate::weights::{LowRank, Matrix, Scope, Weights};
 
 /// The gated norm has an epsilon of its own, whatever the config's `rms_norm_eps`.
 const GATED_NORM_EPS: f32 = 1e-5;
@@ -48,6 +48,26 @@ pub(super) struct Config {
     tie_word_embeddings: bool,
     #[serde(flatten)]
     rope: RopeConfig,
+}
+
+/// A transformer block that layers share, each with changes of its own.
+#[derive(Clone)]
+struct Transformer<'a> {
+    /// Where the changes are, too.
+    weights: Scope<'a>,
+    shape: AttentionShape,
+    input_norm: RmsNorm,
+    inward: Linear,
+    outward: Linear,
+    feed_forward_norm: RmsNorm,
+    gate_up: Linear,
+    down: Linear,
+}
+
+/// To queries, keys and values, with their outputs.
+fn projections(shape: &AttentionShape) -> [(&'static str, usize); 3] {
+    [("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)]
+        .map(|(name, heads)| (name, heads * shape.head_dim))
 }
 
 /// `mamba(norm(x + link(transformer(x, embeddings))))`.
@@ -107,7 +127,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     }
     let frame =
         TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
-    let mut shared = Vec::new();
+    let mut shared: Vec<Transformer<'_>> = Vec::new();
     let mut hybrids = 0;
     decoder(model, weights, frame, |layer| {
         let block = match layer.blocks {
@@ -118,12 +138,16 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
                 // The first layers with a block own its weights; the later ones take turns with them, unless the
                 // checkpoint gives them their own.
                 let own = layer.enter("shared_transformer");
-                if shared.len() < config.num_mem_blocks {
-                    shared.push(own.clone());
+                let is_owner = shared.len() < config.num_mem_blocks;
+                let transformer = if is_owner || own.enter("input_layernorm").stores("weight") {
+                    config.transformer(layer, attention, own)?
+                } else {
+                    shared[hybrids % shared.len()].clone()
+                };
+                if is_owner {
+                    shared.push(transformer.clone());
                 }
-                let is_own = own.enter("input_layernorm").stores("weight");
-                let transformer = if is_own { &own } else { &shared[hybrids % shared.len()] };
-                let hybrid = config.hybrid(layer, (attention, mamba), transformer, hybrids)?;
+                let hybrid = config.hybrid(layer, mamba, transformer, hybrids)?;
                 hybrids += 1;
                 Block::without_norm(hybrid)
             }
@@ -146,54 +170,62 @@ impl Config {
         }
     }
 
+    /// What layers share.
+    fn transformer<'a>(&self, layer: &Layer<'_>, dims: &AttentionSpec, weights: Scope<'a>) -> Result<Transformer<'a>> {
+        let (hidden, both) = (layer.hidden, self.attention_hidden_size);
+        let (size, bias) = (self.intermediate_size, self.add_bias_linear);
+        let shape = AttentionShape { hidden: both, ..layer.attention(dims, false)? };
+        let (self_attn, feed_forward) = (weights.enter("self_attn"), weights.enter("feed_forward"));
+        let inward = projections(&shape)
+            .map(|(name, outputs)| Linear::load(&self_attn.enter(format!("{name}_proj")), both, outputs, false));
+        let inward = inward.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(Transformer {
+            shape,
+            input_norm: layer.norm_of(&weights.enter("input_layernorm"), both)?,
+            inward: Linear::stacked(&inward)?,
+            outward: Linear::load(&self_attn.enter("o_proj"), shape.heads * shape.head_dim, hidden, false)?,
+            feed_forward_norm: layer.norm_of(&weights.enter("pre_ff_layernorm"), hidden)?,
+            gate_up: Linear::load(&feed_forward.enter("gate_up_proj"), hidden, 2 * size, bias)?,
+            down: Linear::load(&feed_forward.enter("down_proj"), size, hidden, bias)?,
+            weights,
+        })
+    }
+
     /// A layer with a transformer block, the one of number `place` among them.
     fn hybrid(
         &self,
         layer: &Layer<'_>,
-        (attention, mamba): (&AttentionSpec, &Mamba2Spec),
-        transformer: &Scope<'_>,
+        mamba: &Mamba2Spec,
+        transformer: Transformer<'_>,
         place: usize,
     ) -> Result<Hybrid> {
-        let (hidden, both) = (layer.hidden, self.attention_hidden_size);
-        let shape = AttentionShape { hidden: both, ..layer.attention(attention, false)? };
+        let Transformer { weights, shape, mut inward, outward, gate_up, down, .. } = transformer;
+        let (hidden, self_attn) = (layer.hidden, weights.enter("self_attn"));
         let rope = self.use_mem_rope.then(|| self.rope.rope(shape.head_dim)).transpose()?;
-        let self_attn = transformer.enter("self_attn");
-        let inward = |name: &str, heads: usize| -> Result<Linear> {
-            let outputs = heads * shape.head_dim;
-            let linear = Linear::load(&self_attn.enter(format!("{name}_proj")), both, outputs, false)?;
-            if !self.use_shared_attention_adapter {
-                return Ok(linear);
-            }
-            let adapter = self_attn.enter(format!("linear_{name}_adapter_list")).enter(place);
-            Ok(linear.plus(&self.adapter(&adapter, both, outputs)?)?)
-        };
-        let outward = Linear::load(&self_attn.enter("o_proj"), shape.heads * shape.head_dim, hidden, false)?;
-        let inward = [inward("q", shape.heads)?, inward("k", shape.kv_heads)?, inward("v", shape.kv_heads)?];
+        if self.use_shared_attention_adapter {
+            let changes = projections(&shape).map(|(name, outputs)| {
+                let adapter = self_attn.enter(format!("linear_{name}_adapter_list")).enter(place);
+                self.adapter(&adapter, shape.hidden, outputs)
+            });
+            inward = inward.plus(LowRank(changes.into_iter().collect::<Result<_>>()?));
+        }
+        let adapter = weights.enter("feed_forward").enter("gate_up_proj_adapter_list").enter(place);
+        let gate_up = gate_up.plus(LowRank(vec![self.adapter(&adapter, hidden, 2 * self.intermediate_size)?]));
         Ok(Hybrid {
-            input_norm: layer.norm_of(&transformer.enter("input_layernorm"), both)?,
-            attention: Attention::new(layer.index, &inward, outward, shape, rope)?
+            input_norm: transformer.input_norm,
+            attention: Attention::new(layer.index, &[inward], outward, shape, rope)?
                 .with_scale((shape.head_dim as f64 / 2.0).sqrt().recip()),
-            feed_forward_norm: layer.norm_of(&transformer.enter("pre_ff_layernorm"), hidden)?,
-            feed_forward: self.feed_forward(&transformer.enter("feed_forward"), hidden, place)?,
+            feed_forward_norm: transformer.feed_forward_norm,
+            feed_forward: Mlp::fused(gate_up, down, self.hidden_act),
             link: Linear::load(&layer.enter("linear"), hidden, hidden, false)?,
             mamba_norm: layer.norm_of(&layer.enter("mamba_decoder").enter("input_layernorm"), hidden)?,
             mamba: layer.mamba2("mamba_decoder.mamba", mamba, self.mamba2())?,
         })
     }
 
-    /// A layer's own change of a shared weight `[outputs, inputs]`, a matrix of low rank.
-    fn adapter(&self, weights: &Scope<'_>, inputs: usize, outputs: usize) -> Result<Tensor> {
-        let down = weights.enter(0).get("weight", (self.adapter_rank, inputs))?;
-        let up = weights.enter(1).get("weight", (outputs, self.adapter_rank))?;
-        Ok(up.matmul(&down)?)
-    }
-
-    /// The shared gated MLP with the layer's own adapter added to its inward weight.
-    fn feed_forward(&self, weights: &Scope<'_>, hidden: usize, hybrid: usize) -> Result<Mlp> {
-        let (size, bias) = (self.intermediate_size, self.add_bias_linear);
-        let gate_up = Linear::load(&weights.enter("gate_up_proj"), hidden, 2 * size, bias)?;
-        let adapter = weights.enter("gate_up_proj_adapter_list").enter(hybrid);
-        let gate_up = gate_up.plus(&self.adapter(&adapter, hidden, 2 * size)?)?;
-        Ok(Mlp::fused(gate_up, Linear::load(&weights.enter("down_proj"), size, hidden, bias)?, self.hidden_act))
+    /// A layer's own change of a shared weight `[outputs, inputs]`.
+    fn adapter(&self, weights: &Scope<'_>, inputs: usize, outputs: usize) -> Result<[Matrix; 2]> {
+        let down = weights.enter(0).product("weight", [self.adapter_rank, inputs])?;
+        Ok([down, weights.enter(1).product("weight", [outputs, self.adapter_rank])?])
     }
 }

@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use self::gguf::Gguf;
 use self::invented::Invented;
-pub(crate) use self::matrix::Matrix;
+pub(crate) use self::matrix::{LowRank, Matrix};
 use self::safetensors_files::{Files, candle_dtype, of_rows};
 
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
@@ -226,24 +226,28 @@ impl Weights {
     /// # Errors
     /// No weights in the folder, an unreadable, truncated or malformed file.
     pub fn open(folder: &Path, dtype: DType, on: impl Into<Backend>) -> Result<Self> {
-        let mut files = Files::default();
         for (single, index) in [(SINGLE_FILE, INDEX_FILE)].into_iter().chain(QUANTISED_FILES) {
-            if let Some(single) = Source::beside(folder, single)? {
-                files.add(single)?;
-                break;
-            }
-            if let Some(index) = Source::beside(folder, index)? {
-                for shard in Model::shards(&index)? {
-                    files.add(Source::open(&folder.join(shard))?)?;
+            for name in [single, index] {
+                if let Some(found) = Source::beside(folder, name)? {
+                    return Self::in_files(found, folder, dtype, on.into());
                 }
-                break;
             }
         }
-        if files.files.is_empty() {
-            return Err(WeightError::NoFile { folder: folder.to_owned() });
+        Err(WeightError::NoFile { folder: folder.to_owned() })
+    }
+
+    /// Those of one safetensors file, or of the shards in `folder` that an index names.
+    fn in_files(named: Source, folder: &Path, dtype: DType, on: Backend) -> Result<Self> {
+        let mut files = Files::default();
+        if named.name().ends_with(".json") {
+            for shard in Model::shards(&named)? {
+                files.add(Source::open(&folder.join(shard))?)?;
+            }
+        } else {
+            files.add(named)?;
         }
         let bytes = files.tensors.values().map(|stored| stored.bytes as u64).sum();
-        Ok(Self::new(Kept::Files(files), bytes, dtype, on.into()))
+        Ok(Self::new(Kept::Files(files), bytes, dtype, on))
     }
 
     /// The GGUF file at `path`, and those that it was split into, mapped into memory.
@@ -267,7 +271,8 @@ impl Weights {
         }
     }
 
-    /// The weights of the model at `path`: a folder, or a file in one.
+    /// The weights of the model at `path`: a folder, a file with weights or the index of some, which are then those that are
+    /// read, or another file of a folder.
     ///
     /// # Errors
     /// As [`Weights::open`], and what is wrong with a GGUF file; an ONNX file, whose weights cannot be loaded yet.
@@ -276,7 +281,14 @@ impl Weights {
             _ if path.is_dir() => Self::open(path, dtype, on),
             Some("gguf") => Self::open_gguf(path, dtype, on.into()),
             Some("onnx") => Err(WeightError::Format { file: path.to_owned() }),
-            _ => Self::open(path.parent().unwrap_or(Path::new("")), dtype, on),
+            _ => {
+                let folder = path.parent().unwrap_or(Path::new(""));
+                let name = path.file_name().unwrap_or_default().to_string_lossy();
+                match [".safetensors", ".safetensors.index.json"].iter().any(|end| name.ends_with(end)) {
+                    true => Self::in_files(Source::open(path)?, folder, dtype, on.into()),
+                    false => Self::open(folder, dtype, on),
+                }
+            }
         }
     }
 
@@ -354,6 +366,14 @@ impl Weights {
     /// Whether a prediction layer is asked for.
     pub(crate) fn predicts(&self) -> bool {
         self.predicts
+    }
+
+    /// The tensors in safetensors files that nobody has asked for, in words, if there are any.
+    pub fn unread(&self) -> Option<String> {
+        match &self.kept {
+            Kept::Files(files) => files.unread(),
+            Kept::Gguf(_) | Kept::Invented(_) => None,
+        }
     }
 
     /// Bytes of files that stay mapped into memory.

@@ -1,6 +1,7 @@
 //! Tensors in safetensors files: where each lies, and its numbers, which int8 ones have scales beside them for.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cacheplan_files::{Limit, Source};
 use cacheplan_kernels::StoredMatrix;
@@ -30,6 +31,8 @@ pub(super) struct Stored {
     shape: Vec<usize>,
     offset: u64,
     pub(super) bytes: usize,
+    /// Whether anybody has asked for it.
+    is_read: AtomicBool,
 }
 
 /// A tensor as it is asked for.
@@ -166,7 +169,8 @@ impl Files {
                 return Err(malformed(reason));
             }
             let (dtype, shape) = (info.dtype, info.shape.clone());
-            self.tensors.insert(name, Stored { file: self.files.len(), dtype, shape, offset, bytes: end - begin });
+            let (file, bytes, is_read) = (self.files.len(), end - begin, AtomicBool::default());
+            self.tensors.insert(name, Stored { file, dtype, shape, offset, bytes, is_read });
         }
         self.files.push(file);
         Ok(())
@@ -182,9 +186,21 @@ impl Files {
     }
 
     fn raw(&self, stored: &Stored) -> Result<Vec<u8>> {
+        stored.is_read.store(true, Ordering::Relaxed);
         let mut raw = vec![0; stored.bytes];
         self.files[stored.file].read_exact_at(&mut raw, stored.offset)?;
         Ok(raw)
+    }
+
+    /// What nobody has asked for, in words; `None` where all was read.
+    pub(super) fn unread(&self) -> Option<String> {
+        let unread = self.tensors.iter().filter(|(_, stored)| !stored.is_read.load(Ordering::Relaxed));
+        let count = unread.clone().count();
+        let (name, stored) = unread.min_by_key(|(name, _)| *name)?;
+        let (file, all) = (self.files[stored.file].name(), self.tensors.len());
+        Some(format!(
+            "{file}: {count} of {all} tensors are no part of the model that runs, `{name}` is the first of them"
+        ))
     }
 
     /// What stands where `name` was looked for, for the error that says it is not there.

@@ -71,7 +71,7 @@ fn a_session_that_begins_anew_goes_on_from_files(
     let next = generate(&mut anew, &turn);
     assert_eq!(next.cached_tokens, cached[1]);
     assert_same(&next, &plain(&turn));
-    assert_eq!(anew.take_disk_notes(), [""; 0]);
+    assert_eq!(anew.take_notes(), [""; 0]);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn a_file_that_is_not_as_it_was_written_is_dropped_with_a_note(#[case] ruin: fn(
         let again = generate(&mut anew, &first);
         assert_eq!(again.cached_tokens, 0);
         assert_same(&again, &said);
-        let notes = anew.take_disk_notes();
+        let notes = anew.take_notes();
         assert!(!notes.is_empty() && notes.iter().all(|note| note.ends_with("; dropped")), "{notes:?}");
         // What was computed anew was left anew, and serves.
         drop(anew);
@@ -138,12 +138,12 @@ fn files_of_another_model_or_plan_are_dropped() {
     }
     let mut anew = open(other.path(), DISK, Some(disk.path())).unwrap();
     assert_eq!(generate(&mut anew, &first).cached_tokens, 0);
-    assert_eq!(anew.take_disk_notes().len(), 1);
+    assert_eq!(anew.take_notes().len(), 1);
     drop(anew);
     // Keys in other bytes.
     let mut anew = open(other.path(), &format!("[dtypes]\nkv = 'f16'\n{DISK}"), Some(disk.path())).unwrap();
     assert_eq!(generate(&mut anew, &first).cached_tokens, 0);
-    assert_eq!(anew.take_disk_notes().len(), 1);
+    assert_eq!(anew.take_notes().len(), 1);
 }
 
 #[test]

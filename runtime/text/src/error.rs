@@ -12,8 +12,8 @@ pub enum TextError {
     Source(#[from] SourceError),
     /// No tokenizer in the model's folder, nor in its file.
     #[error(
-        "{}: there is no tokenizer.json here, nor a vocabulary in a GGUF file, so text cannot be turned into tokens; \
-         give token ids instead",
+        "{}: there is no tokenizer.json here, nor a vocabulary in a GGUF file, which prompts of text and stop \
+         strings need; give token ids alone",
         Shown(.folder)
     )]
     NoTokenizer {

@@ -1,7 +1,8 @@
 """Questions for an engine's planner, each to be asked with prefix caching off and on.
 
-Usage: questions.py zoo FOLDER_OF_CONFIGS, or questions.py random FOLDER_OF_CONFIGS HOW_MANY. The same number gives the
-same questions.
+Usage: questions.py zoo FOLDER_OF_CONFIGS, or questions.py models FOLDER_OF_CONFIGS for the configs beside it, or questions.py classes
+FOLDER_OF_CONFIGS for the defaults of transformers' classes, or questions.py pools FOLDER_OF_CONFIGS for SGLang's of all these, or
+questions.py random FOLDER_OF_CONFIGS HOW_MANY. The same number gives the same questions.
 """
 
 import json
@@ -9,7 +10,26 @@ import pathlib
 import random
 import sys
 
+from configs import beside_the_zoo, classes
+
 GIB = 2**30
+
+# What engines read of models, besides sizes of caches, and files in the fixtures leave out; of some a file is no published one.
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+LEFT_OUT = {
+    "deepseek-ai__DeepSeek-V4.1-Flash": {
+        "vocab_size": 129280, "n_routed_experts": 256, "num_experts_per_tok": 6, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20,
+        "rope_theta": 10000, "compress_rope_theta": 160000, "num_hash_layers": 0, "routed_scaling_factor": 1.5,
+        "norm_topk_prob": True, "scoring_func": "sqrtsoftplus", "hidden_act": "silu", "swiglu_limit": 10.0,
+    },
+    "thinkingmachines__Inkling": {"shared_expert_sink": True},
+    "zai-org__GLM-5.3-Flash": {"mhc": True, "mla_use_nope": True},
+    **dict.fromkeys("sglang__nanbeige transformers__hrm_text transformers__jetmoe transformers__zaya vllm__dory".split(), {}),
+    "../published/qwen3_8_flash_next": {"eos_token_id": 1},
+    "transformers:glm5_next": {"mhc": True, "mla_use_nope": True},
+    "transformers:muse_spark": {"rope_parameters": ROPE},
+    "transformers:qwen4_exp": {"eos_token_id": 1},
+}
 
 # Models of more than one kind of cache, or of another kind than every token's keys and values.
 HYBRID = """bamba falcon_h1 falcon_mamba gemma2 gemma3_text gemma4_text gpt_oss granitemoehybrid jamba kimi_linear lfm2
@@ -37,9 +57,40 @@ CHANGES = {
 }
 
 
+def in_the_zoo(folder):
+    return [path.stem for path in sorted(folder.glob("*.json"))]
+
+
 def zoo(folder):
-    for path in sorted(folder.glob("*.json")):
-        yield {"model": path.stem, "flags": {"max_model_len": 4096}, "bytes": 20 * GIB}
+    yield from map(plainly, in_the_zoo(folder))
+
+
+def models(folder):
+    """Those that are not in the zoo, and those of which its files leave out what engines read."""
+    of_the_zoo = [model for model in LEFT_OUT if model in in_the_zoo(folder)]
+    yield from map(asked_whole, [*of_the_zoo, *beside_the_zoo(folder)])
+
+
+def defaults(folder):
+    yield from map(asked_whole, classes(folder))
+
+
+def asked_whole(model):
+    return {**plainly(model), **completed(model)}
+
+
+def completed(model):
+    changes = {f"text_config.{key}": value for key, value in LEFT_OUT.get(model, {}).items()}
+    return {"whole": True, "changes": changes} if changes else {"whole": True}
+
+
+def plainly(model):
+    return {"model": model, "flags": {"max_model_len": 4096}, "bytes": 20 * GIB}
+
+
+def pools(folder):
+    for model in [*in_the_zoo(folder), *beside_the_zoo(folder), *classes(folder)]:
+        yield {"model": model, "words": [], "gib": 20, "capability": 90, **completed(model)}
 
 
 def section_of(config):
@@ -108,8 +159,9 @@ def randomly(folder, count):
 
 
 def main():
-    kind, folder = sys.argv[1], pathlib.Path(sys.argv[2])
-    for question in zoo(folder) if kind == "zoo" else randomly(folder, int(sys.argv[3])):
+    kind, folder, *count = sys.argv[1:]
+    asked = {"zoo": zoo, "models": models, "classes": defaults, "pools": pools, "random": randomly}[kind]
+    for question in asked(pathlib.Path(folder), *map(int, count)):
         print(json.dumps(question, separators=(",", ":")))
 
 

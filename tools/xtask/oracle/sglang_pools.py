@@ -3,14 +3,17 @@
 Usage: sglang_pools.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "file": a script that starts the server}. An
 answer is {"admits": how many sequences of the context's length the pools hold that the script asks for, within 20 GiB, "tokens", "window"
 and "slots": how these are divided without the script's flags}, or in quotes why it refuses. Or a question is {"model", "words": flags of
-the server, "gib", "capability": of the GPU, times ten, "config": keys that the file lacks}, and the answer how so many GiB are divided: {"tokens", "window", "slots", "page"}.
+the server, "gib", "capability": of the GPU, times ten, "config": keys that the file lacks, "changes": others by their paths, "whole": whether what such a file leaves out is added}, and the answer how so many GiB are divided: {"tokens", "window", "slots", "page"}.
 
 Platforms are told apart when modules are imported, as if there were no GPU; then there is a CUDA device that is not there.
 """
 
 import argparse
+import ast
+import functools
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -24,6 +27,7 @@ os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
 
 import sglang.srt.model_executor.pool_configurator
 import torch
+from configs import change, config_of, whole
 from sglang.srt.arg_groups import mamba_hook
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
@@ -32,6 +36,7 @@ from sglang.srt.platforms import current_platform
 from sglang.srt.runtime_context import get_context, get_schedule
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.utils.hf_transformers.common import _CONFIG_REGISTRY
 
 GIB = 2**30
 LENGTH = 4096
@@ -123,6 +128,17 @@ def pools(args, gib):
     return config, slots, configured.resolve_max_num_reqs(config.max_total_num_tokens)
 
 
+@functools.cache
+def implemented():
+    """Classes that it has; of any other the sizes are those of attention in every layer. Their files are read, not run."""
+    found = set()
+    for file in pathlib.Path(sglang.srt.__path__[0], "models").glob("**/*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "EntryClass":
+                found.update(name.id for name in ast.walk(node.value) if isinstance(name, ast.Name))
+    return found
+
+
 def told(question, folder):
     """How the bytes of a question are divided."""
     capability = divmod(question["capability"], 10)
@@ -145,13 +161,18 @@ def told(question, folder):
 
 
 def answer(question, folder):
-    with open(os.path.join(sys.argv[1], question["model"] + ".json")) as file:
-        config = json.load(file)
+    config = config_of(sys.argv[1], question["model"])
+    if question.get("whole"):
+        whole(config, _CONFIG_REGISTRY)
+    change(config, question.get("changes", {}))
     # How weights are stored decides kernels that are not here.
     config.pop("quantization_config", None)
     config.update(question.get("config", {}))
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
+    named = config.get("architectures") or []
+    if question.get("whole") and not implemented().intersection(named):
+        raise ValueError(f"no class of {named}")
     if "words" in question:
         return told(question, folder)
     asked, _, requests = pools(parsed(words(question["file"]), folder), PLANNED)

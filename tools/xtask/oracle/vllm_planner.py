@@ -1,7 +1,7 @@
 """vLLM's own planner on a CPU: one line of answers per question, which is a line of JSON.
 
 Usage: vllm_planner.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "layers": [first, end] of those that the model has, "changes": keys of the
-config that differ, "flags": arguments of EngineArgs, "bytes": bytes for caches of each rank}. It is asked with
+config that differ, "whole": whether what such a file leaves out is added, "flags": arguments of EngineArgs, "bytes": bytes for caches of each rank}. It is asked with
 prefix caching off and on, unless its flags say; an answer is "blocks groups block tokens", "! needed longest" where the
 bytes do not hold one sequence (GiB that would, and the longest sequence that these hold, 0 where it says none), or "-" where
 the engine refuses for another reason, and answers of a line stand in that order with a comma between. Why goes to stderr.
@@ -32,6 +32,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
 import vllm.platforms
+from configs import change, config_of, whole
 from torch.overrides import TorchFunctionMode
 from vllm.platforms.cuda import CudaPlatformBase
 from vllm.platforms.interface import DeviceCapability
@@ -106,6 +107,11 @@ class OnMeta(TorchFunctionMode):
         device = kwargs.get("device")
         if device is not None and (isinstance(device, int) or "cuda" in str(device)):
             kwargs["device"] = "meta"
+        # Some layers take a number from their weights.
+        if function is torch.Tensor.cpu and args[0].is_meta:
+            return args[0]
+        if function is torch.Tensor.item and args[0].is_meta:
+            return 0
         return function(*args, **kwargs)
 
 
@@ -141,17 +147,15 @@ def without_a_device():
 
 
 def folder_of(question):
+    from vllm.transformers_utils.config import _CONFIG_REGISTRY
+
     folder = tempfile.mkdtemp()
-    with open(os.path.join(sys.argv[1], question["model"] + ".json")) as file:
-        config = json.load(file)
+    config = config_of(sys.argv[1], question["model"])
+    if question.get("whole"):
+        whole(config, _CONFIG_REGISTRY)
     if "layers" in question:
         cut(config, *question["layers"])
-    for path, value in question.get("changes", {}).items():
-        *sections, last = path.split(".")
-        place = config
-        for section in sections:
-            place = place[section]
-        place[last] = value
+    change(config, question.get("changes", {}))
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
     return folder
@@ -213,8 +217,15 @@ def configured(question, caching, folder):
     from vllm.engine.arg_utils import EngineArgs
 
     flags = {"enable_prefix_caching": caching, **question["flags"]}
+    if question.get("whole"):
+        # A tower keeps nothing, and needs a processor that is no part of a config.
+        flags["language_model_only"] = True
     args = EngineArgs(model=folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, **flags)
-    return args.create_engine_config()
+    config = args.create_engine_config()
+    if engram := getattr(config, "engram_config", None):
+        # There is no host memory that a device sees.
+        engram.cpu_offload = False
+    return config
 
 
 def served(text, folder):
@@ -290,12 +301,15 @@ def plan(question, caching):
 
 
 def planned_by_0_33(config, specs, available):
+    from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts, resolve_kv_cache_layout
     from vllm.v1.core import kv_cache_planning as planning
     from vllm.v1.core import kv_cache_utils as utils
     from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
+    from vllm.v1.worker.worker_base import get_current_attn_backends
 
     register_all_kvcache_specs(config)
-    config.cache_config.kv_cache_layout = "LBNHC"
+    layouts = [layout.name for layout in get_supported_kv_cache_layouts(get_current_attn_backends(config))]
+    resolve_kv_cache_layout(config, [layouts], [spec for stage in specs for spec in stage.values()])
     groups = planning.get_global_kv_cache_groups(config, specs)
     config.adjust_dcp_kv_cache_interleave_size(groups)
     planned = planning.get_kv_cache_configs(config, specs, [available] * len(specs), groups)[0]

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-use cacheplan_files::{Limit, Shown, Source, SourceError};
+use cacheplan_files::{Limit, Shown, Source, SourceError, remember_model};
 
 use self::files::Files;
 use self::safetensors::Weights;
@@ -40,10 +40,11 @@ impl Model {
     pub fn read(path: &Path, options: &ReadOptions) -> Result<Self, FrontendError> {
         let _span = tracing::debug_span!("import", model = %path.display()).entered();
         let is_folder = path.is_dir();
+        let folder = if is_folder { path } else { path.parent().unwrap_or(Path::new("")) };
+        remember_model(folder);
         let mut model = if is_folder {
             read_folder(&Files::Folder(path), options)?
         } else {
-            let folder = path.parent().unwrap_or(Path::new(""));
             read_file(&Source::open(path)?, &Files::Folder(folder), options)?
         };
         model.info.name = std::path::absolute(path).ok().and_then(|path| name(&path, is_folder));

@@ -8,6 +8,7 @@ use cacheplan::text::{Message, TextStream, no_stop};
 
 use super::template::Templates;
 use crate::failure::Failure;
+use crate::numbers::{number, whole};
 
 /// The most tokens to generate where nobody says.
 const IDS: usize = 16;
@@ -41,8 +42,8 @@ pub(crate) struct AskArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_ids", "prompt", "chat"])]
     pub(crate) out: Option<PathBuf>,
 
-    /// The most tokens to generate for each prompt [default: 16 for token ids, else as many as fit, at most 256]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    /// The most tokens to generate for each prompt [default: 16 with --prompt-ids, else as many as fit, at most 256]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=u64::MAX))]
     max_new_tokens: Option<usize>,
 
     /// A string that ends a text and is no part of it; give it again for another
@@ -50,7 +51,7 @@ pub(crate) struct AskArgs {
     pub(crate) stop: Vec<String>,
 
     /// Follow the N best continuations of each prompt and give the best; without sampling
-    #[arg(long, value_name = "N", value_parser = at_least_one, conflicts_with_all = ["requests", "logits", "stop", "temperature"])]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=u64::MAX), conflicts_with_all = ["requests", "logits", "stop", "temperature"])]
     pub(crate) beams: Option<usize>,
 
     /// The power of its length that a beam's log-probability is divided by [default: 1]
@@ -65,35 +66,35 @@ pub(crate) struct AskArgs {
 #[derive(clap::Args)]
 struct SamplingArgs {
     /// What logits are divided by; 0 takes the most likely token [default: of generation_config.json, else 0, or 1 where --top-k, --top-p or --min-p is stated]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number::<f32>)]
     temperature: Option<f32>,
 
     /// Choose among so many of the most likely tokens; 0 for all
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(0..=u64::MAX))]
     top_k: Option<usize>,
 
     /// Choose among the fewest most likely tokens that have this share together
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = number::<f32>)]
     top_p: Option<f32>,
 
     /// Choose among tokens at least this likely, in proportion to the most likely one
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", value_parser = number::<f32>)]
     min_p: Option<f32>,
 
     /// Divide the logits of tokens that have occurred
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number::<f32>)]
     repetition_penalty: Option<f32>,
 
     /// Take this from the logits of tokens that were generated
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number::<f32>)]
     presence_penalty: Option<f32>,
 
     /// Take this from them for each time that they were
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = number::<f32>)]
     frequency_penalty: Option<f32>,
 
     /// What the draws follow from; the second request takes the next number, and so on
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     seed: Option<u64>,
 }
 
@@ -119,6 +120,9 @@ impl AskArgs {
 
     /// That tokens can be chosen as flags say.
     pub(super) fn check(&self) -> Result<(), Failure> {
+        if self.prompt.iter().filter(|prompt| *prompt == "-").count() > 1 {
+            return Err(Failure::new(2, "--prompt -: what is piped in is one prompt; state `-` once"));
+        }
         let wrong = |error: SamplingError| Failure::new(2, format!("--{}: {error}", error.key.replace('_', "-")));
         self.sampling.options().over(&Sampling::default()).check().map_err(wrong)
     }
@@ -255,12 +259,8 @@ fn stopping(text: &str) -> Result<String, &'static str> {
     no_stop(text).map_or_else(|| Ok(text.to_owned()), Err)
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "a whole number from 1 on was expected".to_owned())
-}
-
 fn finite(text: &str) -> Result<f32, String> {
-    text.parse().ok().filter(|number: &f32| number.is_finite()).ok_or_else(|| "a number was expected".to_owned())
+    number(text).ok().filter(|number: &f32| number.is_finite()).ok_or_else(|| "a finite number was expected".to_owned())
 }
 
 fn parse_ids(text: &str) -> Result<Ids, String> {

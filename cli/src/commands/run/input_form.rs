@@ -54,7 +54,7 @@ const CONSUMED: [(&str, &[InputForm], bool); 35] = [
     ("draft_tree", ANY, false),
     ("ignore_eos", ANY, true),
     ("products", ANY, true),
-    ("no_prefix_reuse", ANY, true),
+    ("no_prefix_reuse", ANY, false),
     ("disk", ANY, false),
     ("static_graphs", ANY, true),
     ("onnx_runtime", ANY, true),
@@ -71,8 +71,9 @@ const OUTPUT: [(&str, &[InputForm], bool); 2] = [("device", ANY, true), ("format
 /// Whether a flag is consumed; `None` for one that nobody has thought of.
 fn is_consumed(flag: &str, way: InputForm, beams: bool) -> Option<bool> {
     if BudgetKey::all().iter().any(|key| key.path == flag) {
-        // A beam search guesses nothing.
-        return Some(!(beams && flag.starts_with("speculation.")));
+        // A beam search guesses nothing, and keeps nothing for later prompts.
+        const UNSEARCHED: [&str; 5] = ["speculation.", "host.", "disk.", "workload.checkpoint", "max_prefill_tokens"];
+        return Some(!(beams && UNSEARCHED.iter().any(|keys| flag.starts_with(keys))));
     }
     let (_, ways, with_beams) = CONSUMED.iter().chain(&OUTPUT).find(|(known, ..)| *known == flag)?;
     // What no way consumes by itself is a beam search's own.

@@ -87,7 +87,8 @@ pub(super) fn guessed(run: &RunReport) -> Option<String> {
 /// One line about a run, beside its text.
 pub(super) fn tell(run: &RunReport) {
     let speed = &run.speed;
-    let prompt: usize = run.requests.iter().map(|request| request.prompt_tokens).sum();
+    let begun = run.requests.iter().filter(|request| request.begun);
+    let prompt: usize = begun.map(|request| request.prompt_tokens).sum();
     let cached: usize = run.requests.iter().map(|request| request.cached_tokens).sum();
     note(&format!(
         "{prompt} prompt tokens ({cached} of them cached), {} generated in {:.2} s, {:.1} tokens/s{}",

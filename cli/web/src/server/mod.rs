@@ -158,6 +158,7 @@ impl Answering {
         let (status, media_type, body) = match Request::read(&mut Until::from_now(stream, FOR_HEAD)) {
             Ok(request) => self.respond(&request, &mut Until::from_now(stream, FOR_BODY)),
             Err(Bad::Gone) => return,
+            Err(Bad::NoLength) => no_length(),
             Err(Bad::Request(why)) => refused("400 Bad Request", why),
         };
         let head = format!(
@@ -189,6 +190,7 @@ impl Answering {
                 refused("403 Forbidden", "open the address that `cacheplan web` printed: its token is missing or old")
             }
             ("POST", "/ask") => match request.length() {
+                Err(Bad::NoLength) => no_length(),
                 Err(Bad::Request(why)) => refused("413 Content Too Large", why),
                 Err(Bad::Gone) => refused("400 Bad Request", "the question is shorter than it says"),
                 Ok(length) => match Room::take(&self.bodies, length) {
@@ -203,6 +205,7 @@ impl Answering {
     fn ask(&self, request: &Request, stream: &mut impl Read) -> Response {
         match request.body(stream) {
             Ok(question) => ("200 OK", "application/json", self.models.answer(&question).into_bytes()),
+            Err(Bad::NoLength) => no_length(),
             Err(Bad::Request(why)) => refused("413 Content Too Large", why),
             Err(Bad::Gone) => refused("400 Bad Request", "the question is shorter than it says, or took too long"),
         }
@@ -214,6 +217,10 @@ impl Answering {
         let differing = self.token.bytes().zip(token).fold(0, |differing, (own, theirs)| differing | (own ^ theirs));
         token.len() == self.token.len() && differing == 0
     }
+}
+
+fn no_length() -> Response {
+    refused("411 Length Required", "state the length of the body")
 }
 
 fn refused(status: &'static str, why: &str) -> Response {

@@ -3,8 +3,9 @@
 //!
 //! Instructions stand in no closure: one that is not inlined knows no AVX2, and each of them is a call then.
 
+use super::super::simd::widened_halves;
 use super::*;
-use pulp::bytemuck::cast;
+use pulp::bytemuck::bytes_of;
 use std::arch::x86_64::*;
 
 /// Numbers of a group.
@@ -66,6 +67,8 @@ pub(in crate::cpu) trait Groups: Block {
     const GROUPED: bool = true;
     /// Numbers that have a factor in common.
     const COMMON: usize = GROUP;
+    /// Groups that have bytes in common, which are taken together.
+    const TOGETHER: usize = 1;
     /// Whether something is taken off.
     const HAS_LEAST: bool = false;
     /// The whole number of each four bits, where a group has them and one factor.
@@ -226,8 +229,23 @@ unsafe fn places(of: &[u8; 16]) -> [__m512i; 2] {
     // SAFETY: AVX-512 is there where this is called, and the array has as many bytes.
     unsafe {
         let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(of.as_ptr().cast()));
-        [bytes, _mm512_srli_epi32::<4>(bytes)]
+        [bytes, high_places(bytes)]
     }
+}
+
+/// The same of the high four bits.
+///
+/// # Safety
+/// There is AVX-512.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn high_places(bytes: __m512i) -> __m512i {
+    let high;
+    // SAFETY: the caller's promise. Of a shift that they see compilers make one of the bytes, which then become wide twice.
+    unsafe {
+        std::arch::asm!("vpsrld {}, {}, 4", out(zmm_reg) high, in(zmm_reg) bytes, options(pure, nomem, nostack, preserves_flags));
+    }
+    high
 }
 
 /// The whole numbers from 0 on, less `zero`.
@@ -263,6 +281,7 @@ macro_rules! groups {
     (@ GROUPED) => { bool };
     (@ HAS_LEAST) => { bool };
     (@ COMMON) => { usize };
+    (@ TOGETHER) => { usize };
     (@ TABLE) => { Option<[f32; 16]> };
 }
 
@@ -334,7 +353,7 @@ groups!(
 );
 
 groups!(
-    Q2K { HAS_LEAST = true, COMMON = 16 },
+    Q2K { HAS_LEAST = true, COMMON = 16, TOGETHER = 4 },
     |self, half, factors| {
         let (scale, least) = (half(self.scale), half(self.least));
         for (at, both) in self.scales.into_iter().enumerate() {
@@ -346,7 +365,7 @@ groups!(
 );
 
 groups!(
-    Q3K { COMMON = 16 },
+    Q3K { COMMON = 16, TOGETHER = 4 },
     |self, half, factors| {
         let scale = half(self.scale);
         for (factor, of) in factors.scales.iter_mut().zip(three_bit_scales(self.scales)) {
@@ -360,28 +379,32 @@ groups!(
     }
 );
 
-/// The factors of eight groups of 32.
+/// The factors of eight groups of 32, of what a block begins with: a scale and a least, then `six_bits`.
 #[inline(always)]
-fn of_six_bits(scales: [u8; 12], [scale, least]: [f32; 2], factors: &mut Factors) {
-    // A closure would be three calls here.
-    let words: [u32; 3] = cast(scales);
-    // As `six_bits` does, four at a time.
-    let (six, low, high) = (0x3f3f_3f3f, 0x0f0f_0f0f, 0x0303_0303);
-    let of_scale = [words[0] & six, words[2] & low | (words[0] >> 6 & high) << 4];
-    let of_least = [words[1] & six, words[2] >> 4 & low | (words[1] >> 6 & high) << 4];
-    for (factors, words, by) in [(&mut factors.scales, of_scale, scale), (&mut factors.least, of_least, least)] {
-        // SAFETY: AVX2 is there where this is called, and the array has more than eight numbers.
-        unsafe {
-            let eight = _mm_set_epi64x(0, (u64::from(words[1]) << 32 | u64::from(words[0])) as i64);
+fn of_six_bits(block: &[u8], factors: &mut Factors) {
+    // SAFETY: AVX2 and F16C are there where this is called, and the arrays have more than eight numbers.
+    unsafe {
+        let head = _mm_loadu_si128(block[..16].as_ptr().cast());
+        // Words: what six bits begin and what they end with, of the scales and of the leasts.
+        let low = _mm_srlv_epi32(_mm_shuffle_epi32::<0b11_10_11_01>(head), _mm_set_epi32(4, 0, 0, 0));
+        let low = _mm_and_si128(low, _mm_set_epi32(0x0f0f_0f0f, 0x3f3f_3f3f, 0x0f0f_0f0f, 0x3f3f_3f3f));
+        let high = _mm_srli_epi32::<2>(_mm_shuffle_epi32::<0b10_10_01_01>(head));
+        let both = _mm_or_si128(low, _mm_and_si128(high, _mm_set_epi32(0x3030_3030, 0, 0x3030_3030, 0)));
+        let by = widened_halves(head);
+        let of_scale = _mm256_broadcastss_ps(_mm256_castps256_ps128(by));
+        let of_least = _mm256_broadcastss_ps(_mm_movehdup_ps(_mm256_castps256_ps128(by)));
+        for (factors, eight, by) in
+            [(&mut factors.scales, both, of_scale), (&mut factors.least, _mm_srli_si128::<8>(both), of_least)]
+        {
             let eight = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(eight));
-            _mm256_storeu_ps(factors.as_mut_ptr(), _mm256_mul_ps(eight, _mm256_set1_ps(by)));
+            _mm256_storeu_ps(factors.as_mut_ptr(), _mm256_mul_ps(eight, by));
         }
     }
 }
 
 groups!(
-    Q4K { HAS_LEAST = true, TABLE = counted(0) },
-    |self, half, factors| of_six_bits(self.scales, [half(self.scale), half(self.least)], factors),
+    Q4K { HAS_LEAST = true, TOGETHER = 2, TABLE = counted(0) },
+    |self, _half, factors| of_six_bits(bytes_of(self), factors),
     |group| bits(bytes(&self.quants[group / 2 * 32..]), group % 2 * 4, 15),
     // From memory, which is faster than to take vectors apart; a pair of groups has its bytes in common.
     #[inline(always)]
@@ -405,7 +428,7 @@ groups!(
             let first = _mm512_cvtepu8_epi32(_mm_loadu_si128(quants.as_ptr().cast()));
             let second = _mm512_cvtepu8_epi32(_mm_loadu_si128(quants[16..].as_ptr().cast()));
             match high {
-                true => [_mm512_srli_epi32::<4>(first), _mm512_srli_epi32::<4>(second)],
+                true => [high_places(first), high_places(second)],
                 false => [first, second],
             }
         }
@@ -413,8 +436,8 @@ groups!(
 );
 
 groups!(
-    Q5K { HAS_LEAST = true },
-    |self, half, factors| of_six_bits(self.scales, [half(self.scale), half(self.least)], factors),
+    Q5K { HAS_LEAST = true, TOGETHER = 2 },
+    |self, _half, factors| of_six_bits(bytes_of(self), factors),
     |group| {
         let low = bits(bytes(&self.quants[group / 2 * 32..]), group % 2 * 4, 15);
         joined::<4>(low, bits(bytes(&self.high), group, 1))
@@ -422,7 +445,7 @@ groups!(
 );
 
 groups!(
-    Q6K { COMMON = 16 },
+    Q6K { COMMON = 16, TOGETHER = 4 },
     |self, half, factors| {
         let scale = unsafe { _mm256_set1_ps(half(self.scale)) };
         for (eight, factors) in self.scales.as_chunks::<8>().0.iter().zip(factors.scales.as_chunks_mut::<8>().0) {

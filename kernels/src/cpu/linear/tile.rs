@@ -286,30 +286,54 @@ fn multiply<S: Simd, T: Element, const R: usize>(simd: S, tile: Tile<'_>, w: [&[
                 kept.copy_from_slice(sums);
             }
             let (x, w) = (S::as_simd_f32s(x).0.as_ptr(), w.map(<[T]>::as_ptr));
-            for line in 0..lines {
-                for next in next {
-                    prefetch_far(next.wrapping_add(line * step));
-                }
+            let ask = |line: usize| next.into_iter().for_each(|next| prefetch_far(next.wrapping_add(line * step)));
+            let pairs = if of_line == 1 { lines / 2 } else { 0 };
+            for line in (0..2 * pairs).step_by(2) {
+                ask(line);
+                ask(line + 1);
+                // SAFETY: two lines below the length, which is asserted above.
+                unsafe { add::<S, T, R, 2>(simd, x.add(line * R), w.map(|w| w.add(line * LINE)), &mut kept) };
+            }
+            for line in 2 * pairs..lines {
+                ask(line);
                 for at in 0..of_line {
-                    let mut wide = [simd.splat_f32s(0.0); TILE[1]];
-                    for (wide, w) in wide.iter_mut().zip(w) {
-                        let first = line * LINE + at * S::F32_LANES;
-                        // SAFETY: a vector of a line below the length, which is asserted above.
-                        let w = unsafe { std::slice::from_raw_parts(w.add(first), S::F32_LANES) };
-                        *wide = T::vector(simd, w);
-                    }
-                    for (row, kept) in kept.iter_mut().enumerate() {
-                        // SAFETY: as above.
-                        let x = unsafe { *x.add((line * R + row) * of_line + at) };
-                        for (kept, w) in kept.iter_mut().zip(wide) {
-                            *kept = simd.mul_add_e_f32s(x, w, *kept);
-                        }
+                    let first = line * LINE + at * S::F32_LANES;
+                    // SAFETY: a vector of a line below the length.
+                    unsafe {
+                        add::<S, T, R, 1>(simd, x.add(line * R * of_line + at), w.map(|w| w.add(first)), &mut kept);
                     }
                 }
             }
             sums.copy_from_slice(&kept);
         },
     );
+}
+
+/// Adds the products with `L` vectors of a few outputs, each of a line of its own if there are several.
+///
+/// # Safety
+/// As many vectors are at each of `w`, and as many of each of `R` rows at `x`.
+#[inline(always)]
+unsafe fn add<S: Simd, T: Element, const R: usize, const L: usize>(
+    simd: S,
+    x: *const S::f32s,
+    w: [*const T; TILE[1]],
+    kept: &mut [[S::f32s; TILE[1]]; R],
+) {
+    let mut wide = [[simd.splat_f32s(0.0); L]; TILE[1]];
+    for (wide, w) in wide.iter_mut().zip(w) {
+        // SAFETY: the caller's promise.
+        T::vectors(simd, unsafe { std::slice::from_raw_parts(w, L * S::F32_LANES) }, wide);
+    }
+    for at in 0..L {
+        for (row, kept) in kept.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let x = unsafe { *x.add((at * R + row) * (LINE / S::F32_LANES)) };
+            for (kept, wide) in kept.iter_mut().zip(wide) {
+                *kept = simd.mul_add_e_f32s(x, wide[at], *kept);
+            }
+        }
+    }
 }
 
 /// One or two rows, where outputs are widened in memory: two side by side, so that one is widened while the sums of the other

@@ -51,8 +51,8 @@ impl<T: Element> Weight for Numbers<'_, T> {
     fn widen<S: Simd>(self, simd: S, output: usize, input: usize, wide: &mut [f32]) {
         let stored = &self.data[output * self.in_width + input..][..wide.len()];
         let (vectors, rest) = S::as_mut_simd_f32s(wide);
-        for (vector, stored) in vectors.iter_mut().zip(stored.chunks_exact(S::F32_LANES)) {
-            *vector = T::vector(simd, stored);
+        for (pair, stored) in vectors.chunks_mut(2).zip(stored.chunks(2 * S::F32_LANES)) {
+            T::vectors(simd, stored, pair);
         }
         let whole = stored.len() - rest.len();
         for (rest, stored) in rest.iter_mut().zip(&stored[whole..]) {
@@ -160,6 +160,7 @@ impl<B: Groups> Weight for Blocks<'_, B> {
         {
             use crate::cpu::blocks::groups::{Factors, GROUP};
             use crate::cpu::simd::prefetch_at;
+            use std::arch::x86_64::_mm512_setzero_ps;
 
             let of_line = LINE / S::F32_LANES;
             let count = x.len() / R * S::F32_LANES / B::ELEMENTS;
@@ -180,16 +181,19 @@ impl<B: Groups> Weight for Blocks<'_, B> {
                         (*of[n].add(block)).factors(single_half::<S>, factors);
                     }
                     let x = x.as_ptr().add(block * B::ELEMENTS / S::F32_LANES * R);
-                    // By pairs, which have bytes in common.
-                    let pair = if B::ELEMENTS > GROUP { 2 } else { 1 };
-                    for first in (0..B::ELEMENTS / GROUP).step_by(pair) {
-                        for n in 0..N {
-                            for group in first..first + pair {
-                                let x = x.add(group * (GROUP / LINE) * of_line * R);
-                                let block = &*of[n].add(block);
-                                match S::F32_LANES {
-                                    16 => add_group(simd, block.wide_numbers(&factors[n], group), x, n, sums),
-                                    _ => add_group(simd, block.numbers(&factors[n], group), x, n, sums),
+                    for first in (0..B::ELEMENTS / GROUP).step_by(B::TOGETHER) {
+                        for group in first..first + B::TOGETHER {
+                            let x = x.add(group * (GROUP / LINE) * of_line * R);
+                            if S::F32_LANES == 16 {
+                                // Of all outputs first, so that a vector of inputs need not wait for those behind.
+                                let mut numbers = [[_mm512_setzero_ps(); 2]; N];
+                                for (n, numbers) in numbers.iter_mut().enumerate() {
+                                    *numbers = (*of[n].add(block)).wide_numbers(&factors[n], group);
+                                }
+                                add_group(simd, numbers, x, 0, sums);
+                            } else {
+                                for n in 0..N {
+                                    add_group(simd, [(*of[n].add(block)).numbers(&factors[n], group)], x, n, sums);
                                 }
                             }
                         }
@@ -212,27 +216,29 @@ impl<B: Groups> Weight for Blocks<'_, B> {
     }
 }
 
-/// Adds the products of output `n` with a group of numbers in vectors.
+/// Adds the products of `K` outputs from `n` on with a group of numbers of each.
 ///
 /// # Safety
 /// A `V` is a vector of `S`, and as many vectors of `R` rows are at `x`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn add_group<S: Simd, V: Copy, const M: usize, const R: usize, const N: usize>(
+unsafe fn add_group<S: Simd, V: Copy, const M: usize, const K: usize, const R: usize, const N: usize>(
     simd: S,
-    numbers: [V; M],
+    numbers: [[V; M]; K],
     x: *const S::f32s,
     n: usize,
     sums: &mut [[S::f32s; N]; R],
 ) {
     let of_line = LINE / S::F32_LANES;
-    for (at, w) in numbers.into_iter().enumerate() {
-        // SAFETY: the caller's promise.
-        let w: S::f32s = unsafe { std::mem::transmute_copy(&w) };
+    for at in 0..M {
         for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: as above.
+            // SAFETY: the caller's promise.
             let x = unsafe { *x.add((at / of_line * R + row) * of_line + at % of_line) };
-            sums[n] = simd.mul_add_e_f32s(x, w, sums[n]);
+            for (sum, numbers) in sums[n..].iter_mut().zip(&numbers) {
+                // SAFETY: as above.
+                let w: S::f32s = unsafe { std::mem::transmute_copy(&numbers[at]) };
+                *sum = simd.mul_add_e_f32s(x, w, *sum);
+            }
         }
     }
 }

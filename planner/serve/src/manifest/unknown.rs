@@ -30,10 +30,11 @@ pub(super) enum Why {
     NoShell,
     Interpolated,
     Specifier,
+    Loop,
 }
 
 impl Why {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::NotSet,
         Self::Secret,
         Self::Cluster,
@@ -48,6 +49,7 @@ impl Why {
         Self::NoShell,
         Self::Interpolated,
         Self::Specifier,
+        Self::Loop,
     ];
 
     /// What a message says of it: why, and what would do.
@@ -69,6 +71,7 @@ impl Why {
             Self::NoShell => ("is no variable, since no shell reads it", "write `$(NAME)` in Kubernetes, or the value"),
             Self::Interpolated => ("is not set", "write the value, or a default (`${NAME:-value}`)"),
             Self::Specifier => ("is a specifier of systemd", WRITE),
+            Self::Loop => ("is another value in each round of a loop", "write out the command of one of them"),
         }
     }
 

@@ -49,8 +49,15 @@ impl Dialect {
 pub(super) fn script(dialect: Dialect, text: &str) -> String {
     let mut script = String::new();
     let mut goes_on = false;
-    for line in text.lines() {
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
         let line = line.trim().trim_start_matches('@');
+        if dialect == Dialect::PowerShell && line.ends_with("@(") {
+            let (list, count) = list_of_lines(line, &mut lines);
+            script += &command(dialect, &list);
+            script.extend(std::iter::repeat_n('\n', count));
+            continue;
+        }
         let (part, more) = line.strip_suffix(dialect.goes_on()).map_or((line, false), |part| (part, true));
         let (open, close) = dialect.block();
         script += &match part {
@@ -66,6 +73,23 @@ pub(super) fn script(dialect: Dialect, text: &str) -> String {
         goes_on = more;
     }
     script
+}
+
+/// A list whose elements stand on lines of their own, as one line, and the lines that it takes.
+fn list_of_lines<'a>(first: &str, lines: &mut impl Iterator<Item = &'a str>) -> (String, usize) {
+    let (mut list, mut count) = (first.to_owned(), 1);
+    for line in lines {
+        count += 1;
+        let line = line.trim();
+        if line.starts_with(')') {
+            list.push(')');
+            break;
+        }
+        if !line.starts_with('#') {
+            list.extend([line, ","]);
+        }
+    }
+    (list, count)
 }
 
 /// Assignments and commands, behind a condition where they stand behind one.
@@ -164,6 +188,10 @@ fn command(dialect: Dialect, line: &str) -> String {
             let Some((name, value)) = line.split_once('=') else { return String::new() };
             let name = name.trim().trim_start_matches('$').to_uppercase();
             let (export, name) = name.strip_prefix("ENV:").map_or(("", &*name), |name| ("export ", name));
+            if let Some(list) = list(value) {
+                let list: Vec<String> = list.into_iter().map(|word| quoted(dialect, word)).collect();
+                return format!("{export}{name}=({})", list.join(" "));
+            }
             match tokens(dialect, value).as_slice() {
                 [word] if assignment(&format!("{name}=")).is_some() && !word.starts_with(['@', '(']) => {
                     format!("{export}{name}={}", shown(dialect, word))
@@ -173,6 +201,22 @@ fn command(dialect: Dialect, line: &str) -> String {
         }
         _ => words(dialect, line),
     }
+}
+
+/// The elements of `@("a", 'b', 3)`, with their quotes; none where one is more than a word.
+fn list(value: &str) -> Option<Vec<&str>> {
+    let inside = value.trim().strip_prefix("@(")?.strip_suffix(')')?;
+    let mut quote = None;
+    let elements = inside.split(|char: char| {
+        match (quote, char) {
+            (None, '"' | '\'') => quote = Some(char),
+            (Some(open), char) if open == char => quote = None,
+            _ => {}
+        }
+        quote.is_none() && char == ','
+    });
+    let elements = elements.map(str::trim).filter(|element| !element.is_empty());
+    elements.map(|element| (tokens(Dialect::PowerShell, element).len() == 1).then_some(element)).collect()
 }
 
 /// The words of a line, as a shell reads them.
@@ -246,8 +290,11 @@ fn quoted(dialect: Dialect, word: &str) -> String {
                 let behind =
                     behind.get(..4).filter(|scope| scope.eq_ignore_ascii_case("env:")).map_or(behind, |_| &behind[4..]);
                 let (variable, behind) = behind.split_at(name(behind));
-                shown += &format!("${{{}}}", variable.to_uppercase());
                 rest = behind.strip_prefix('}').filter(|_| rest.starts_with('{')).unwrap_or(behind);
+                // What is a list is all its elements, whichever sign stands before it.
+                let is_whole = shown.len() == 1 && rest.trim_end_matches('"').is_empty();
+                let all = if is_whole { "[@]" } else { "" };
+                shown += &format!("${{{}{all}}}", variable.to_uppercase());
             }
             (_, '\\' | '"' | '$' | '`') => shown.extend(['\\', char]),
             (_, char) => shown.push(char),
@@ -282,6 +329,18 @@ mod tests {
         "set CUDA_VISIBLE_DEVICES=1 && call llama-server.exe -m a.gguf & pause\n",
         "CUDA_VISIBLE_DEVICES=1 llama-server.exe -m a.gguf",
         1
+    )]
+    #[case::a_list(
+        "start.ps1",
+        "$model = 'm'\n$params = @(\"--max-model-len\", '8192', \"--max-num-seqs\", 8)\nvllm serve $Model @params --port 80\n",
+        "vllm serve m --max-model-len 8192 --max-num-seqs 8 --port 80",
+        3
+    )]
+    #[case::a_list_of_lines(
+        "start.ps1",
+        "$params = @(\n  '--max-num-seqs'\n  '8'\n)\nvllm serve m $params\n",
+        "vllm serve m --max-num-seqs 8",
+        5
     )]
     #[case::linux("start.ps1", "wsl vllm serve org/m --port 80\n", "vllm serve org/m --port 80", 1)]
     fn a_script_of_windows_starts_what_it_says(

@@ -213,7 +213,7 @@ impl Question {
             _ => {}
         }
         question.read_flags()?;
-        question.read_model()?;
+        question.read_model(&words, start)?;
         if !is_read(engine.engine, engine.version) && engine.engine.name() != "llama.cpp" {
             let said = engine.version_name();
             question.notes.push(format!("the parser of {said} was not read itself: flags are those of its neighbours"));
@@ -281,15 +281,29 @@ impl Question {
         Ok(())
     }
 
+    /// Tokens of a step as its log says them; none where it is told not to cut prompts, and says no number of them.
+    pub(crate) fn logged_step(&self, limits: &Limits) -> Option<u64> {
+        match self.engine.engine.name() {
+            "vllm" if !vllm::cuts_prompts(self) => None,
+            "sglang" => match self.flag(sglang::CHUNK).and_then(Setting::whole) {
+                Some(stated) if stated <= 0 => u64::try_from(stated).ok(),
+                _ => Some(limits.max_num_tokens),
+            },
+            _ => Some(limits.max_num_tokens),
+        }
+    }
+
     /// Whether a flag says what holds without it; what llama.cpp's parser takes without them is in no table.
     fn states_default(&self, setting: &Setting) -> bool {
+        /// What engines decide where nobody says, and what is on.
+        const DECIDED: [&str; 3] = ["--enable-prefix-caching", "--async-scheduling", "--enable-chunked-prefill"];
         let flag = setting.flag;
         let unsaid = self.engine.engine.name() != "llama.cpp";
         let is_off = flag.values == Arity::Exactly(0)
             && !setting.on
             && flag.default.map_or(unsaid, |default| default == "false");
         let is_default = !setting.values.is_empty() && flag.default == Some(setting.value());
-        (is_off && flag.name != "--enable-prefix-caching" && flag.name != "--async-scheduling") || is_default
+        (is_off && !DECIDED.contains(&flag.name)) || is_default
     }
 
     /// What changes weights is answered only beside bytes that are stated.
@@ -332,16 +346,23 @@ impl Question {
         self.default_of(path, value);
     }
 
-    fn read_model(&mut self) -> Result<(), ServeError> {
+    fn read_model(&mut self, all: &[String], start: usize) -> Result<(), ServeError> {
         let engine = self.engine.engine.name();
-        let by_word = matches!(engine, "vllm" | "tensorrt-llm");
+        let by_word = match engine {
+            // `_normalize_positional_model_path`, which `launch_server` has not.
+            "sglang" => {
+                all[..start].ends_with(&["serve".to_owned()])
+                    && self.parsed.positional.first().is_some_and(|(at, _)| *at == start)
+            }
+            engine => matches!(engine, "vllm" | "tensorrt-llm"),
+        };
         let program = program(self.engine.engine);
-        let mut words = self.parsed.positional.iter().map(|(_, word)| word.clone());
+        let mut words = self.parsed.positional.iter().cloned();
         // vLLM's parser takes `--model` for the word, so that another word is one too many.
         let by_word = by_word && !(engine == "vllm" && self.parsed.settings.contains_key("--model"));
-        let mut model = if by_word { words.next() } else { None };
-        if let Some(stray) = words.next() {
-            let said = format!("error: unrecognized arguments: {stray}");
+        let mut model = if by_word { words.next().map(|(_, word)| word) } else { None };
+        if let Some((at, stray)) = words.next() {
+            let said = format!("error: unrecognized arguments: {}", secret::hidden(all)[at]);
             return Err(ServeError::Parser { program, said, remedies: vec![Remedy::Drop(stray)] });
         }
         let named = |name: &str| self.parsed.settings.get(name).map(|setting| setting.value().to_owned());
@@ -579,17 +600,17 @@ impl Question {
         self.unknown_device.clone().map_or(ServeError::NoDevice, ServeError::Device)
     }
 
-    /// Refuses ranks over which the attention heads cannot be divided, in the engine's words.
-    fn divides_heads(
+    /// Refuses ranks over which `whole` cannot be divided, such as the attention heads, in the engine's words.
+    fn divides(
         &self,
-        model: &ModelCaches,
+        whole: Option<u64>,
         flag: &'static str,
         ranks: u64,
         said: impl Fn(u64) -> String,
     ) -> Result<(), ServeError> {
-        let Some(heads) = attention_heads(model).filter(|heads| !heads.is_multiple_of(ranks)) else { return Ok(()) };
-        let fewer = (1..ranks.min(heads + 1)).rev().filter(|fewer| heads.is_multiple_of(*fewer)).take(3);
-        Err(self.refused(said(heads), fewer.map(|fewer| Remedy::Set(flag, fewer.to_string()))))
+        let Some(whole) = whole.filter(|whole| !whole.is_multiple_of(ranks)) else { return Ok(()) };
+        let fewer = (1..ranks.min(whole + 1)).rev().filter(|fewer| whole.is_multiple_of(*fewer)).take(3);
+        Err(self.refused(said(whole), fewer.map(|fewer| Remedy::Set(flag, fewer.to_string()))))
     }
 
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
@@ -598,8 +619,9 @@ impl Question {
         // Ray's ranks are also those of other nodes, which see devices of their own.
         let ray = self.value("--distributed-executor-backend") == Some("ray");
         let there = counted.into_iter().chain(self.gpus.filter(|_| !ray)).min();
-        if let Some(there) = there.map(u64::from).filter(|there| ranks > *there) {
-            let said = format!("World size ({ranks}) is larger than the number of available GPUs ({there})");
+        if let Some(there) = there.map(u64::from).filter(|there| ranks > *there && !ray) {
+            let said =
+                format!("World size ({ranks}) is larger than the number of available GPUs ({there}) in this node.");
             let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
             return Err(self.refused(said, fewer));
         }
@@ -626,9 +648,12 @@ fn dtype_named(word: &str) -> Option<DType> {
     }
 }
 
-/// The attention heads of each layer, as the config states them.
-fn attention_heads(model: &ModelCaches) -> Option<u64> {
-    model.model()?.config.get("num_attention_heads")?.as_u64()
+/// The attention heads of each layer.
+const HEADS: &str = "num_attention_heads";
+
+/// A number of the model, as its config states it.
+fn of_config(model: &ModelCaches, key: &str) -> Option<u64> {
+    model.model()?.config.get(key)?.as_u64()
 }
 
 /// GPUs that `CUDA_VISIBLE_DEVICES` lets a process see, where it lists them.

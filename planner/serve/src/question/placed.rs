@@ -171,7 +171,7 @@ fn spared(question: &Question, short: Short) -> Result<u64, ServeError> {
 
 /// Bytes of a pass for each cell that every query head scores, in float32.
 fn scores(question: &Question, model: &ModelCaches) -> u64 {
-    super::attention_heads(model).unwrap_or(0).saturating_mul(4).saturating_mul(llama_cpp::ubatch(question))
+    super::of_config(model, super::HEADS).unwrap_or(0).saturating_mul(4).saturating_mul(llama_cpp::ubatch(question))
 }
 
 /// Whether it fits itself to the devices.

@@ -10,7 +10,7 @@ use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
-use super::{Limits, Question, dtype_named, overrides, quantization, radix};
+use super::{HEADS, Limits, Question, dtype_named, of_config, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
@@ -39,7 +39,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let (tp, pp) = (size("--tp-size"), size("--pp-size"));
     let said = |heads: u64| format!("{heads} attention heads are not divisible by tp_size {tp}");
-    question.divides_heads(model, "--tp-size", tp, said)?;
+    question.divides(of_config(model, HEADS), "--tp-size", tp, said)?;
     let replicas = attention_replicas(question, tp)?;
     // Replicas of the whole have devices of their own, and of several nodes each has as many devices.
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
@@ -68,11 +68,14 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     // DeepSeek-V4's own default stands above that of drafts (`apply_deepseek_v4_defaults`).
     let own = model.info().model_type.starts_with("deepseek_v4");
     let drafts = question.flag("--speculative-algorithm").filter(|_| !own).map(|_| RUNNING_WITH_DRAFTS);
+    const CHAINS: [&str; 4] = ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"];
     const DRAFTS: &str = "--speculative-algorithm";
-    if let Some(word) = question.value(DRAFTS).map(str::to_owned) {
-        let tokens = question
-            .count("--speculative-num-draft-tokens")
-            .or(question.count("--speculative-num-steps").map(|steps| steps + 1));
+    if let Some(word) = question.value(DRAFTS).map(str::to_uppercase) {
+        let of_steps = question.count("--speculative-num-steps").map(|steps| steps.saturating_add(1));
+        // A chain of the drafter's is as long as its steps, whatever is said beside them (`_handle_eagle_family`).
+        let is_chain = CHAINS.contains(&&*word) && question.count("--speculative-eagle-topk") == Some(1);
+        let stated = question.count("--speculative-num-draft-tokens").filter(|_| !is_chain || of_steps.is_none());
+        let tokens = stated.or(of_steps);
         let why = format!("how many tokens {word} drafts is not stated; state --speculative-num-draft-tokens");
         let tokens = tokens.ok_or_else(|| ServeError::unread(DRAFTS, why, [Remedy::Remove(DRAFTS)]))?;
         question.default_of("speculation.draft_tokens", tokens.max(1));

@@ -16,6 +16,13 @@ pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
     Ok(model.filter(|_| !matches!(method(&config), "ngram" | "suffix" | "mtp" | "deepseek_mtp")))
 }
 
+/// Whether a model drafts by itself, and not from what the served one computes.
+pub(super) fn is_by_a_model(question: &Question) -> Result<bool, ServeError> {
+    let Some(config) = speculative(question)? else { return Ok(false) };
+    let model = config.get("model").and_then(Value::as_str).filter(|model| !model.trim_matches(['[', ']']).eq("ngram"));
+    Ok(model.is_some() && matches!(method(&config), "" | "draft_model"))
+}
+
 /// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
 fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     const FLAG: &str = "--speculative-config";
@@ -46,7 +53,14 @@ const DSPARK_LAYERS: u64 = 3;
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const FLAG: &str = "--speculative-config";
     let Some(config) = speculative(question)? else { return Ok(()) };
-    let Some(tokens) = config.get("num_speculative_tokens").and_then(words::whole).filter(|tokens| *tokens > 0) else {
+    let stated = config.get("num_speculative_tokens");
+    if let Some(number) = stated.and_then(Value::as_i64).filter(|number| *number <= 0) {
+        let said = format!(
+            "1 validation error for SpeculativeConfig: num_speculative_tokens: Input should be greater than 0 (it is {number})"
+        );
+        return Err(question.refused(said, [Remedy::Remove(FLAG), Remedy::Set("--spec-tokens", "1".into())]));
+    }
+    let Some(tokens) = stated.and_then(words::whole).filter(|tokens| *tokens > 0) else {
         let said = "num_speculative_tokens must be provided with speculative config unless the draft model config contains an n_predict parameter.";
         return Err(question.refused(said, [Remedy::Remove(FLAG)]));
     };

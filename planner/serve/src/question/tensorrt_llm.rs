@@ -4,7 +4,7 @@ use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::{Engine, ModelCaches, Override, PlanRequest};
 
-use super::{Limits, Question, overrides};
+use super::{HEADS, Limits, Question, of_config, overrides};
 use crate::error::ServeError;
 use crate::flags::table::{Arity, Flag};
 use crate::remedy::Remedy;
@@ -113,7 +113,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let tp = size("--tensor_parallel_size");
     let ranks = tp.saturating_mul(size("--pipeline_parallel_size"));
     let said = |heads: u64| format!("{heads} attention heads are not divisible by tp_size {tp}");
-    question.divides_heads(model, "--tensor_parallel_size", tp, said)?;
+    question.divides(of_config(model, HEADS), "--tensor_parallel_size", tp, said)?;
     question.use_devices(ranks)?;
     let max_num_tokens = question.count("--max_num_tokens").unwrap_or(STEP);
     let batch = question.count("--max_batch_size").unwrap_or(BATCH);

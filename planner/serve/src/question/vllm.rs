@@ -4,6 +4,7 @@ mod attention;
 mod batch;
 mod drafter;
 mod dtype;
+mod first;
 mod memory;
 pub(super) mod words;
 
@@ -13,7 +14,7 @@ use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
-use super::{Limits, Question, calibrated, connectors, quantization, speculation};
+use super::{HEADS, Limits, Question, calibrated, connectors, of_config, quantization, speculation};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -23,6 +24,9 @@ const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
 const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
 /// Read in 0.10.2 to 0.12.0, and not in 0.9.1 and 0.14.0: so do chunks of local attention, unless a variable keeps it on.
 const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 0);
+
+/// `DEFAULT_VOCAB_PADDING_SIZE`.
+const VOCABULARY: u64 = 64;
 
 /// What its configuration refuses of words that its parser takes.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
@@ -49,13 +53,7 @@ pub(super) fn look_at_caches(
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let (max_seq_len, fits_length) = batch::length(question, model)?;
     let (has_states, has_pages) = kinds(question, model)?;
-    if question.env.get("VLLM_USE_V1").is_some_and(|value| value == "0") {
-        if has_states {
-            return Err(ServeError::unread("VLLM_USE_V1", "the states of vLLM's first engine were not read", []));
-        }
-        // It has one kind of block.
-        question.default_of("engine.hybrid_kv_cache", false);
-    }
+    first::refuse(question)?;
     variables(question, model)?;
     parallel(question, model)?;
     let batch = batch::batch(question, model, max_seq_len)?;
@@ -69,6 +67,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     grouping(question, model);
     connectors::settle(question, model)?;
     attention::settle(question)?;
+    if has_pages {
+        attention::block(question)?;
+    }
     dtype::dtype(question, model)?;
     calibrated::settle(question, model, &dtype::READS);
     memory::memory(question)?;
@@ -147,6 +148,11 @@ fn kinds(question: &Question, model: &ModelCaches) -> Result<(bool, bool), Serve
     Ok((has(ResourceHandler::is_state), has(ResourceHandler::is_paged)))
 }
 
+/// Whether prompts may be cut, as they are where nobody says otherwise.
+pub(super) fn cuts_prompts(question: &Question) -> bool {
+    question.flag("--enable-chunked-prefill").is_none_or(|setting| setting.on)
+}
+
 /// Sizes that divide the model, and the devices that they take.
 fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let size = |name: &str| question.count(name).unwrap_or(1);
@@ -159,7 +165,11 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
     let said = |heads: u64| {
         format!("Total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp}).")
     };
-    question.divides_heads(model, "--tensor-parallel-size", tp, said)?;
+    question.divides(of_config(model, HEADS), "--tensor-parallel-size", tp, said)?;
+    // Embeddings are padded whatever the ranks (`VocabParallelEmbedding`); beside adapters otherwise.
+    let words = of_config(model, "vocab_size").filter(|_| !question.is_on("--enable-lora"));
+    let padded = words.and_then(|words| words.checked_next_multiple_of(VOCABULARY));
+    question.divides(padded, "--tensor-parallel-size", tp, |words| format!("{words} is not divisible by {tp}"))?;
     // Ranks with experts of their own hold the attention of their replica's sequences.
     question.stated.retain(|stated| stated.key != "parallel.ep");
     if question.is_on("--enable-expert-parallel") && tp.saturating_mul(dp) > 1 {

@@ -327,6 +327,13 @@ const DIFFERENT: &[(&str, &str)] = &[
         "b8-vllm-dsv4-flash-0731-dspark7-b300",
         "the log is of a later start, whose length was not quoted: at 65,536 tokens no such bytes hold so many",
     ),
+    (
+        "b9-vllm-qwen36-27b-aeon-dflash15-gb10",
+        "an image whose `kv_cache_utils.py` is not the release's: a block has twice the bytes of its groups of five layers",
+    ),
+    ("b9-vllm-glm52-nvfp4-dense-64k-4spark", "a patch of its author's leaves the indexer out where `index_topk` is 0"),
+    ("b9-sglang-ling3-flash-fin-fp4-spark", "the log is of another start: 117 slots, where the command states 64"),
+    ("b9-sglang-ling3-tiny-bf16-spark", "the log is of another start: 614 slots, where the command states 64"),
 ];
 
 #[test]
@@ -345,5 +352,5 @@ fn published_commands_start_as_their_engines_logged() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(starts.len(), 329);
+    assert_eq!(starts.len(), 353);
 }

@@ -9,11 +9,11 @@ mod log;
 use cacheplan_handlers::{DType, Kind, ResourceHandler, Shape};
 use cacheplan_transforms::CacheDTypes;
 
-use crate::engines::caches::{Attention, State, Storage};
+use crate::engines::caches::{Attention, Caches, State, Storage};
 use crate::engines::expanded;
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
-use crate::engines::situation::Situation;
+use crate::engines::situation::{Situation, Stage};
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solver::solve::last;
@@ -59,7 +59,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     read: &[OWN_CELLS, NEWEST],
     oldest: Version(0, 0, 0),
     // Keys and values are float16 unless -ctk and -ctv say otherwise, whatever the model's dtype or quantisation.
-    dtypes: |_, _, _| CacheDTypes {
+    dtypes: |_, _, _, _| CacheDTypes {
         kv: Some(DType::F16),
         state: Some(DType::F32),
         conv: Some(DType::F32),
@@ -138,23 +138,31 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         _ if cache.stride > 1 => aligned(stream(sequences).div_ceil(cache.stride)).saturating_mul(streams(sequences)),
         _ => stream(sequences).saturating_mul(streams(sequences)),
     };
-    let kv = |sequences: u64| -> u128 {
-        let caches = situation.caches.attention.iter();
+    let kv = |caches: &Caches<'_>, sequences: u64| -> u128 {
+        let caches = caches.attention.iter();
         caches.map(|cache| u128::from(cells(cache, sequences)) * u128::from(bytes_per_cell(cache, situation))).sum()
     };
     // A rollback copy per drafted token.
     let copies = |sequences: u64| u128::from(sequences) * u128::from(1 + situation.draft_tokens);
-    let elements =
-        |of: fn(&State) -> u64| -> u128 { situation.caches.states.iter().map(|state| u128::from(of(state))).sum() };
-    let ssm = elements(|state| state.ssm_elements) * u128::from(STATE_ELEMENT_BYTES);
-    let conv = elements(|state| state.conv_elements) * u128::from(STATE_ELEMENT_BYTES);
-    let total = |sequences: u64| kv(sequences) + copies(sequences) * (ssm + conv);
+    let bytes_of = |caches: &Caches<'_>, of: fn(&State) -> u64| {
+        let elements: u128 = caches.states.iter().map(|state| u128::from(of(state))).sum();
+        elements * u128::from(STATE_ELEMENT_BYTES)
+    };
+    let states_of = |caches: &Caches<'_>| {
+        [bytes_of(caches, |state| state.ssm_elements), bytes_of(caches, |state| state.conv_elements)]
+    };
+    let [ssm, conv] = states_of(&situation.caches);
+    // A context has the same cells on every device.
+    let fit = |sequences: u64| {
+        situation.stages.iter().all(|Stage { caches, bytes }| {
+            let states = copies(sequences) * states_of(caches).iter().sum::<u128>();
+            bytes.is_none_or(|bytes| kv(caches, sequences) + states <= bytes.into())
+        })
+    };
 
     let stated = situation.options.state_slots.or(situation.budget.max_batch_size);
     let sequences = match (situation.bytes, stated) {
-        (Some(bytes), cap) => last(cap.map_or(MOST_SEQUENCES, |cap| cap.min(MOST_SEQUENCES)), |sequences| {
-            total(sequences) <= bytes.into()
-        }),
+        (Some(_), cap) => last(cap.map_or(MOST_SEQUENCES, |cap| cap.min(MOST_SEQUENCES)), fit),
         (None, Some(sequences)) => sequences,
         (None, None) => situation.bytes()?,
     };
@@ -177,7 +185,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         tokens: Some(context(sequences)),
         window_tokens: windowed.map(|cache| cells(cache, sequences)),
         state_slots: states.then_some(sequences),
-        kv_bytes: narrow(kv(sequences)),
+        kv_bytes: narrow(kv(&situation.caches, sequences)),
         state_bytes: if states { narrow(copies(sequences) * (ssm + conv)) } else { None },
         ssm_bytes: if states { narrow(copies(sequences) * ssm) } else { None },
         conv_bytes: if states { narrow(copies(sequences) * conv) } else { None },

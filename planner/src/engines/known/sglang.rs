@@ -9,7 +9,7 @@ mod states;
 use cacheplan_handlers::{DType, Growth, Kind, Shape};
 use cacheplan_transforms::CacheDTypes;
 
-use crate::budget::{Budget, Fraction};
+use crate::budget::{Budget, EngineOptions, Fraction};
 use crate::engines::caches::{Attention, Caches, Packing, State, Storage, index_bytes, packed_bytes};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
@@ -23,7 +23,7 @@ use crate::solver::step::LOGIT_BYTES;
 use crate::stated::Stated;
 
 use compressed::Family;
-use states::{PAYS_COPIES_FROM_SHARE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
+use states::{PAYS_COPIES_FROM_SHARE, PAYS_LARGEST_STAGE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
 
 pub(crate) use log::WORDS;
 pub(crate) use states::slots_per_request;
@@ -34,7 +34,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(0, 5, 9), Version(0, 5, 23)],
     oldest: Version(0, 4, 6),
-    dtypes: |model, _, capability| {
+    dtypes: |model, _, capability, _| {
         // A model in float32 is run in 16 bits (`_get_and_verify_dtype`).
         let run_in = if model.model_type.starts_with("gemma") { DType::Bf16 } else { DType::F16 };
         let kv = (model.dtype == DType::F32).then_some(run_in);
@@ -59,12 +59,14 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "hybrid_kv_cache",
     ],
     changes: &[
+        (STAGES_AGREE, "all pipeline stages have the tokens of the poorest; before, each its own"),
         (SHARES, "states have a share of the bytes; before, slots for as many as run at once"),
         (SHARES_WITHOUT_RADIX, "without prefix caching states have a share of the bytes too"),
         (POOLS_WINDOWS, "windows have a pool of their own where nobody asks for one"),
         (PAYS_COPIES_FROM_SHARE, "copies of states for drafts are paid from the states' share; before, from all bytes"),
         (EXTRA_BUFFER, "with prefix caching a request takes five slots for states, before three"),
         (PAYS_DRAFTS, "what drafts is paid from the share of keys too"),
+        (PAYS_LARGEST_STAGE, "a slot for states takes what it does of the stage with the most; before, of all stages"),
         (PAYS_PADDING_SLOT, "the padding slot is paid from the states' share; before nobody paid for it"),
         (SIZES_WINDOWS_BY_REQUESTS, "without prefix caching windows get what the stated batch holds at worst"),
         (INDEXES_WHERE_CHOSEN, "only latents with an indexer of their own have an index"),
@@ -147,6 +149,8 @@ pub(crate) const WITH_WINDOWS: [&str; 15] = [
 ];
 /// Read in 0.5.14, and not in 0.5.13: what drafts is paid from the share too, as so many layers of the model's own.
 const PAYS_DRAFTS: Version = Version(0, 5, 14);
+/// Read in 0.5.2, and not in 0.5.1: `max_total_num_tokens` is the least of all ranks.
+const STAGES_AGREE: Version = Version(0, 5, 2);
 /// Read in 0.5.8, and not in 0.5.6: windows have a pool where nobody asks for one.
 const POOLS_WINDOWS: Version = Version(0, 5, 7);
 /// From here on only latents with an indexer of their own have an index.
@@ -179,6 +183,7 @@ fn pools_index(situation: &Situation<'_>) -> bool {
 /// The same with an index as it is stored; what its keys are made of lies beside the pools.
 fn with_pooled_index(mut situation: Situation<'_>) -> Situation<'_> {
     situation.caches.states.retain(State::is_recurrent);
+    situation.stages.iter_mut().for_each(|stage| stage.caches.states.retain(State::is_recurrent));
     for cache in situation.caches.attention.iter_mut().filter(|cache| *cache.handler.kind() == Kind::IndexKey) {
         if let Some(Shape::Vector { head_dim }) = cache.handler.known_shape() {
             cache.bytes = index_bytes(head_dim);
@@ -211,13 +216,27 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
 
 /// What it allocates of what it is told.
 fn started(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    if situation.stages.len() == 1 {
+        return on_rank(situation);
+    }
+    let all = situation.of_each_stage().map(|rank| on_rank(&rank)).collect::<Result<Vec<_>, _>>()?;
+    let least = all.iter().filter_map(|rank| rank.tokens).min().filter(|_| situation.version >= STAGES_AGREE);
+    let max_total_tokens = least.or(situation.options.max_total_tokens);
+    let options = EngineOptions { max_total_tokens, ..situation.options.clone() };
+    let mut own = on_rank(&Situation { options: &options, ..situation.clone() })?;
+    own.sequences = all.iter().map(|rank| rank.sequences).min().unwrap_or(own.sequences);
+    Ok(own)
+}
+
+/// The same on a rank that is alone.
+fn on_rank(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     if let Some(family) = Family::of(&situation.model.model_type) {
         return compressed::predict(family, situation);
     }
     let pooled = pools_index(situation).then(|| with_pooled_index(situation.clone()));
     let situation = pooled.as_ref().unwrap_or(situation);
     let (caches, load) = (&situation.caches, &situation.load);
-    let per_slot = caches.state_bytes();
+    let (own_slot, per_slot) = (caches.state_bytes(), states::bytes_of_slot(situation));
     // The kernels of sparse attention read pages of 64 tokens.
     let keys = caches.attention.iter().filter(|cache| *cache.handler.kind() == Kind::IndexKey);
     let pooled = keys.map(|cache| cache.stride).max().filter(|stride| *stride > 1 || caches.sparse);
@@ -236,7 +255,7 @@ fn started(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
 
     let slots_per_request = states::each(situation);
     let slots = if per_slot == 0 { None } else { Some(states::slots(situation, per_slot, slots_per_request)?) };
-    let state_bytes = slots.map(|slots| (u128::from(slots) + 1) * u128::from(per_slot));
+    let state_bytes = slots.map(|slots| (u128::from(slots) + 1) * u128::from(own_slot));
     let charged_bytes = slots.map(|slots| states::charged(situation, slots) * u128::from(per_slot));
     // Copies of every running request's states at each drafted token.
     let drafted = |of: fn(&State) -> u64| {

@@ -4,12 +4,12 @@
 
 mod log;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cacheplan_handlers::Growth;
 use cacheplan_transforms::CacheDTypes;
 
-use crate::engines::caches::Storage;
+use crate::engines::caches::{Caches, Storage};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
@@ -26,7 +26,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
     oldest: Version(0, 19, 0),
-    dtypes: |model, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
+    dtypes: |model, _, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
     lacks: &[],
     descriptors: |_| None,
     compresses: false,
@@ -45,38 +45,67 @@ pub(crate) static RULES: EngineRules = EngineRules {
     arguments: None,
 };
 
+/// What a rank has, and what its caches take of it.
+struct Rank {
+    bytes: u64,
+    /// Bytes of a sequence's states.
+    per_state: u128,
+    /// Bytes of a token in the pool of each window.
+    windows: BTreeMap<Option<u32>, u64>,
+}
+
+impl Rank {
+    fn of(caches: &Caches<'_>, bytes: u64) -> Self {
+        let mut windows = BTreeMap::new();
+        for cache in &caches.attention {
+            *windows.entry(cache.window).or_default() += cache.bytes.div_ceil(cache.stride);
+        }
+        Self { bytes, per_state: caches.state_bytes().into(), windows }
+    }
+
+    /// Blocks of each window beside so many states; none where these do not fit.
+    fn blocks(&self, slots: u64, block: u64) -> Option<impl Iterator<Item = (Option<u32>, u64)>> {
+        // One more state row pads batches.
+        let left = u128::from(self.bytes).checked_sub((u128::from(slots) + 1) * self.per_state)?;
+        let share = left / self.windows.len().max(1) as u128;
+        Some(self.windows.iter().map(move |(window, per_token)| {
+            let blocks = share / u128::from(*per_token) / u128::from(block);
+            (*window, u64::try_from(blocks).unwrap_or(u64::MAX))
+        }))
+    }
+}
+
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let bytes = situation.bytes()?;
-    let (caches, load) = (&situation.caches, &situation.load);
+    let load = &situation.load;
     let block = situation.options.block_size.unwrap_or(32);
-    let mut windows: BTreeMap<Option<u32>, u64> = BTreeMap::new();
-    for cache in &caches.attention {
-        *windows.entry(cache.window).or_default() += cache.bytes.div_ceil(cache.stride);
-    }
-    let per_state = u128::from(caches.state_bytes());
-    let blocks_of = |left: u128| -> BTreeMap<Option<u32>, u64> {
-        let share = left / windows.len().max(1) as u128;
-        let blocks = |per_token: u64| share / u128::from(per_token) / u128::from(block);
-        windows
-            .iter()
-            .map(|(window, per_token)| (*window, u64::try_from(blocks(*per_token)).unwrap_or(u64::MAX)))
-            .collect()
+    let ranks: Vec<Rank> =
+        situation.stages.iter().map(|stage| Rank::of(&stage.caches, stage.bytes.unwrap_or(bytes))).collect();
+    let Rank { windows, per_state, .. } = &ranks[situation.stage];
+    let per_state = *per_state;
+    // All ranks have the blocks of the poorest (`allreduce` of `max_tokens` with `MPI.MIN`).
+    let blocks_of = |slots: u64| {
+        let mut least: BTreeMap<Option<u32>, u64> = BTreeMap::new();
+        for rank in &ranks {
+            for (window, blocks) in rank.blocks(slots, block)? {
+                least.entry(window).and_modify(|least| *least = blocks.min(*least)).or_insert(blocks);
+            }
+        }
+        Some(least)
     };
-    let demands: Vec<(Option<u32>, Demand)> = windows
-        .keys()
-        .map(|window| (*window, Demand::new(Growth::Paged { stride: 1, window: *window }, 1, block, load)))
+    let all: BTreeSet<Option<u32>> = ranks.iter().flat_map(|rank| rank.windows.keys().copied()).collect();
+    let demands: Vec<(Option<u32>, Demand)> = all
+        .into_iter()
+        .map(|window| (window, Demand::new(Growth::Paged { stride: 1, window }, 1, block, load)))
         .collect();
-    // One more state row pads batches.
-    let left = |slots: u64| u128::from(bytes).checked_sub((u128::from(slots) + 1) * per_state);
     let serves = |slots: u64, sequences: u64| {
-        left(slots).is_some_and(|left| {
-            let blocks = blocks_of(left);
+        blocks_of(slots).is_some_and(|blocks| {
             demands.iter().all(|(window, demand)| demand.units(load, sequences) - 1 <= blocks[window])
         })
     };
     // States are allocated for the largest batch, so that the best situation of it is the most that it can serve.
     let wanted = situation.options.state_slots.or(situation.budget.max_batch_size);
-    let sequences = match wanted.filter(|_| per_state > 0) {
+    let sequences = match wanted.filter(|_| ranks.iter().any(|rank| rank.per_state > 0)) {
         Some(slots) => last(slots, |sequences| serves(slots, sequences)),
         None => last(wanted.unwrap_or(1 << 20), |sequences| serves(sequences, sequences)),
     };
@@ -85,12 +114,13 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     }
     let slots = wanted.unwrap_or(sequences);
     let state_bytes = (per_state > 0).then(|| (u128::from(slots) + 1) * per_state);
-    let blocks = blocks_of(left(slots).unwrap_or(0));
+    let blocks = blocks_of(slots).unwrap_or_default();
+    let blocks = |window: &Option<u32>| blocks.get(window).copied().unwrap_or(0);
     let kv_bytes: u128 = windows
         .iter()
-        .map(|(window, per_token)| u128::from(blocks[window]) * u128::from(block) * u128::from(*per_token))
+        .map(|(window, per_token)| u128::from(blocks(window)) * u128::from(block) * u128::from(*per_token))
         .sum();
-    let fewest = blocks.values().copied().min();
+    let fewest = windows.keys().map(blocks).min();
     Ok(EnginePrediction {
         block_size: (!windows.is_empty()).then_some(block),
         groups: Some(windows.len() as u64),

@@ -44,7 +44,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     numbering: Numbering::Releases,
     read: &[Version(0, 17, 1), Version(0, 33, 0)],
     oldest: Version(0, 7, 2),
-    dtypes: |model, version, capability| {
+    dtypes: |model, version, capability, conv| {
         // A model in float32 is run in bfloat16; `auto` follows that (logged: Qwen3-Next bf16 in 0.10 to 0.13).
         let run_in = if model.dtype == DType::F32 { DType::Bf16 } else { model.dtype };
         let cast = (run_in != model.dtype).then_some(run_in);
@@ -52,7 +52,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let reads_states = READS_STATES.iter().any(reads);
         // Nemotron-H in newer versions, where its config says nothing.
         let float32 = NEMOTRON_H.contains(&&*model.model_type) && version >= STATES_OF_NEMOTRON_IN_FLOAT32;
-        let state = Some(if float32 { DType::F32 } else { run_in });
+        // Others as the convolutions beside them (`_mamba_state_dtype`).
+        let state = Some(if float32 { DType::F32 } else { conv.unwrap_or(run_in) });
         // `kda_state_dtype`, of whichever model.
         let per_channel = Some(DType::F32);
         let narrow = NARROW_ON.iter().any(|(majors, since, models)| {
@@ -255,6 +256,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     }
     Ok(EnginePrediction {
         block_size: Some(block),
+        least_step: state_pages(situation).max().and(states::least_step(situation, block)),
         page_bytes: Some(target),
         groups: Some(groups),
         group_size,

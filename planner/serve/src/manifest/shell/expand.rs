@@ -46,7 +46,7 @@ impl Expansion<'_> {
                 }
                 Piece::All(name) => match self.variables.get(name) {
                     None if name == "@" => self.put(&Why::Positional.mark("$@"), fields)?,
-                    None => self.put(&Why::NotSet.mark(&format!("${{{name}[@]}}")), fields)?,
+                    None => self.put(&Why::NotSet.mark(&format!("${name}")), fields)?,
                     Some(words) if splits => {
                         for (index, word) in words.iter().enumerate() {
                             if index > 0 {

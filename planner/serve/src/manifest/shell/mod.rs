@@ -79,7 +79,12 @@ impl Shell<'_> {
                 // The last is the prompt of a command in a text.
                 "then" | "else" | "elif" | "do" | "!" | "$" => {}
                 "if" => self.open("if", false),
-                "for" => self.open("for", false),
+                "for" => {
+                    self.open("for", false);
+                    if let Some(name) = words.get(1).and_then(Word::bare) {
+                        self.variables.set(name, vec![Why::Loop.mark(&format!("${name}"))], false);
+                    }
+                }
                 "case" => self.open("case", false),
                 "{" => self.open("{", !is_function),
                 // The name stands behind it.

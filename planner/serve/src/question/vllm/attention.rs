@@ -37,6 +37,9 @@ const BESIDE_CACHES: [&str; 18] = [
 const NARROW_INDEX: &str = "use_fp4_indexer_cache";
 const NARROW_IN_WIDE_ROOM: Range<Version> = Version(0, 20, 0)..Version(0, 28, 0);
 
+/// Its parser takes any block, as it did not in 0.17.0.
+const ANY_BLOCK: Version = Version(0, 18, 0);
+
 /// Refuses what was not read.
 pub(super) fn settle(question: &Question) -> Result<(), ServeError> {
     let config = question.object(FLAG)?.unwrap_or_default();
@@ -48,6 +51,21 @@ pub(super) fn settle(question: &Question) -> Result<(), ServeError> {
     let Some(unread) = config.keys().find(|key| !is_read(key)) else { return Ok(()) };
     let why = format!("what its key `{unread}` does to caches was not read");
     Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
+}
+
+/// A block that no kernel reads (`get_supported_kernel_block_sizes`); before, the parser had a list of them.
+pub(super) fn block(question: &Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--block-size";
+    const READ: u64 = 16;
+    let Some(block) = question.count(FLAG).filter(|block| !block.is_multiple_of(READ)) else { return Ok(()) };
+    if question.engine.version < ANY_BLOCK {
+        return Ok(());
+    }
+    let said = format!(
+        "No valid attention backend found: block_size not supported ({block}); kernels read multiples of {READ}"
+    );
+    let fitting = block.checked_next_multiple_of(READ).unwrap_or(READ);
+    Err(question.refused(said, [Remedy::Set(FLAG, fitting.to_string()), Remedy::Remove(FLAG)]))
 }
 
 /// The kernels that it names.

@@ -78,7 +78,7 @@ pub(super) fn batch(question: &Question, model: &ModelCaches, max_seq_len: u64) 
     let stated_tokens = question.count("--max-num-batched-tokens");
     let stated_sequences = question.count("--max-num-seqs");
     sequences = stated_sequences.unwrap_or(sequences);
-    let chunked = question.flag("--enable-chunked-prefill").is_none_or(|setting| setting.on);
+    let chunked = super::cuts_prompts(question);
     tokens = match stated_tokens {
         Some(tokens) => tokens,
         None => {

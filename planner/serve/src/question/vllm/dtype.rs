@@ -1,13 +1,13 @@
 //! The dtypes that the model and its caches are kept in.
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::engines::{Stored, Version, vllm};
 use cacheplan_planner::error::EngineRefusal;
 use cacheplan_planner::{ModelCaches, PlanError, PlanRequest};
 
 use super::super::calibrated::{self, Reads};
 use super::super::{Question, dtype_named};
-use super::{attention, kinds};
+use super::attention;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -65,7 +65,13 @@ pub(super) fn name(question: &Question) -> Result<(), ServeError> {
 
 /// The dtype that the model is run in, which caches follow where nothing else says.
 pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
-    let Some(dtype) = question.value("--dtype").and_then(dtype_named) else { return Ok(()) };
+    if let Some(dtype) = question.value("--dtype").and_then(dtype_named) {
+        run_in(question, model, dtype)?;
+    }
+    without_convs(question, model)
+}
+
+fn run_in(question: &mut Question, model: &ModelCaches, dtype: DType) -> Result<(), ServeError> {
     let model_type = &*model.info().model_type;
     if dtype == DType::F16 && WITHOUT_FLOAT16.contains(&model_type) && question.engine.version >= REFUSES_FLOAT16 {
         let said = format!(
@@ -79,9 +85,6 @@ pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), 
     for path in kv.into_iter().chain(["dtypes.conv"]) {
         question.default_of(path, format!("\"{dtype}\""));
     }
-    if dtype == DType::F32 && kinds(question, model)?.0 {
-        question.default_of("dtypes.ssm", "\"f32\"");
-    }
     if dtype == DType::F32
         && model.info().dtype != DType::F32
         && !question.is_stated("engine.cache_bytes")
@@ -89,6 +92,18 @@ pub(super) fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), 
     {
         return Err(ServeError::weights_unknown("--dtype", Remedy::Set("--dtype", "auto".into())));
     }
+    Ok(())
+}
+
+/// States of linear attention, which have no convolution beside them: what is said of that is their own (`linear_attention_state_dtype`).
+fn without_convs(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    const OWN: &str = "dtypes.ssm";
+    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    if caches.iter().any(|cache| *cache.handler.kind() == Kind::CausalConv) {
+        return Ok(());
+    }
+    question.stated.retain(|stated| stated.key != OWN);
+    question.stated.iter_mut().filter(|stated| stated.key == "dtypes.conv").for_each(|stated| stated.key = OWN.into());
     Ok(())
 }
 

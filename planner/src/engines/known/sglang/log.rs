@@ -69,6 +69,11 @@ pub(crate) static WORDS: LogDialect = LogDialect {
             "max_total_num_tokens={}, chunked_prefill_size={}, max_running_requests={}, context_len={}",
             &[&[Fact::Tokens], &[Fact::MaxNumTokens], &[Fact::MaxBatchSize], &[Fact::MaxSeqLen]],
         ),
+        // As its flag says that prompts are not cut.
+        Line::always(
+            "max_total_num_tokens={}, chunked_prefill_size=-1, max_running_requests={}, context_len={}",
+            &[&[Fact::Tokens], &[Fact::MaxBatchSize], &[Fact::MaxSeqLen]],
+        ),
     ],
     size_unit: SizeUnit("GB", 30),
     complete: &[Fact::Tokens],

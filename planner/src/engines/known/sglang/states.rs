@@ -12,6 +12,8 @@ pub(super) const SHARES_WITHOUT_RADIX: Version = Version(0, 5, 7);
 const UNSTATED: u64 = 512;
 /// Read in 0.5.13, and not in 0.5.12: copies are paid from the states' share; before, from all bytes.
 pub(super) const PAYS_COPIES_FROM_SHARE: Version = Version(0, 5, 13);
+/// Read in 0.5.17, and not in 0.5.16: a slot takes of every rank what it does of the pipeline stage with the most; before, of all stages.
+pub(super) const PAYS_LARGEST_STAGE: Version = Version(0, 5, 17);
 /// From here on the padding slot is paid from the states' share; before nobody pays for it.
 pub(super) const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
 /// Slots that a running request occupies with the radix cache on: running, and two for the tree.
@@ -44,6 +46,12 @@ pub(crate) fn slots_per_request(model_type: &str, prefix_caching: bool, version:
 pub(super) fn each(situation: &Situation<'_>) -> u64 {
     let default = slots_per_request(&situation.model.model_type, situation.prefix_caching(), situation.version);
     situation.options.slots_per_request.unwrap_or(default)
+}
+
+/// Bytes that a slot is taken to have, on every rank alike.
+pub(super) fn bytes_of_slot(situation: &Situation<'_>) -> u64 {
+    let stages = situation.stages.iter().map(|stage| stage.caches.state_bytes());
+    if situation.version < PAYS_LARGEST_STAGE { stages.sum() } else { stages.max().unwrap_or(0) }
 }
 
 /// `rest * r / (1 + r)` bytes of slots, unless their number is stated.

@@ -60,6 +60,15 @@ pub(super) fn cache_mode(situation: &Situation<'_>) -> MambaCacheMode {
     }
 }
 
+/// Asserted in 0.24.0 (`validate_block_size`), and not in 0.33.0: a step has room for the block that is aligned to states.
+const ASSERTS_STEP: Range<Version> = Version(0, 15, 0)..Version(0, 25, 0);
+
+/// Tokens that a step must have room for.
+pub(super) fn least_step(situation: &Situation<'_>, block: u64) -> Option<u64> {
+    let asserts = ASSERTS_STEP.contains(&situation.version) && cache_mode(situation) == MambaCacheMode::Align;
+    asserts.then_some(block)
+}
+
 /// Blocks of states that one sequence holds in each group.
 pub(super) fn state_blocks(situation: &Situation<'_>, exported: u64, block: u64) -> u64 {
     let drafts = situation.draft_tokens;

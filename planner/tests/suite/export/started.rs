@@ -1,0 +1,70 @@
+//! What engines start with of a plan.
+
+use super::*;
+
+/// Of one layer with pages of so many tokens, in steps of so many.
+fn paged(tokens_per_block: u64, max_num_tokens: u64) -> CachePlan {
+    let text = format!(
+        "max_seq_len = 4096\ntokens_per_block = {tokens_per_block}\nmax_num_tokens = {max_num_tokens}\n\
+         max_batch_size = 1\n[memory]\nbytes = '4GiB'"
+    );
+    Model::new("llama", 2).with("a", 0, kv(8, 128)).with("b", 1, kv(8, 128)).request(&budget(&text)).plan().unwrap()
+}
+
+/// Kernels of vLLM read blocks of 16 tokens and their multiples, TensorRT-LLM's those of a power of 2, and a step of SGLang ends with a page.
+#[rstest]
+#[case("vllm", 24, 2048, "block-size", 32)]
+#[case("vllm", 1, 2048, "block-size", 16)]
+#[case("vllm", 32, 2048, "block-size", 32)]
+#[case("tensorrt-llm", 100, 2048, "kv_cache_config.tokens_per_block", 128)]
+#[case("tensorrt-llm", 32, 2048, "kv_cache_config.tokens_per_block", 32)]
+#[case("sglang", 24, 2048, "chunked-prefill-size", 2040)]
+#[case("sglang", 64, 100, "chunked-prefill-size", 64)]
+#[case("sglang", 16, 1, "chunked-prefill-size", 16)]
+#[case("sglang", 16, 2048, "chunked-prefill-size", 2048)]
+fn pages_and_steps_are_those_that_the_engine_starts_with(
+    #[case] name: &str,
+    #[case] tokens_per_block: u64,
+    #[case] max_num_tokens: u64,
+    #[case] key: &str,
+    #[case] expected: u64,
+) {
+    let export = newest(&paged(tokens_per_block, max_num_tokens), target(name));
+    let setting = export.settings.iter().find(|setting| setting.key == key).unwrap();
+    assert_eq!(setting.value, expected, "{}", export.text);
+}
+
+#[rstest]
+#[case("vllm", "--nnodes")]
+#[case("sglang", "--dist-init-addr")]
+fn ranks_of_several_nodes_are_said_to_be_such(#[case] name: &str, #[case] flag: &str) {
+    for (tp, said) in [(8, false), (16, true)] {
+        let serving = Serving { parallel: Some(Parallel { tp, ..Parallel::default() }), ..serving() };
+        let export = paged(16, 2048).export(target(name), None, &serving).unwrap();
+        assert_eq!(export.not_expressed.iter().any(|gap| gap.contains(flag)), said, "{:?}", export.not_expressed);
+    }
+}
+
+#[test]
+fn sglang_is_said_to_read_nvfp4_on_blackwell_alone() {
+    let kv = || ResourceHandler::kv_paged(8, 128, DType::Nvfp4).unwrap();
+    let plan = Model::new("llama", 1).with("a", 0, kv()).request(&budget("[memory]\nbytes = '4GiB'")).plan().unwrap();
+    let export = newest(&plan, target("sglang"));
+    assert!(export.not_expressed.iter().any(|gap| gap.contains("on Blackwell alone")), "{:?}", export.not_expressed);
+}
+
+/// Ranks that divide a sequence's tokens make each hold a part of them.
+#[test]
+fn what_vllm_admits_counts_the_ranks_that_divide_a_sequence() {
+    let model = Model::new("deepseek_v3", 1).with("a", 0, ResourceHandler::mla_paged(512, 64, DType::Bf16).unwrap());
+    let budget =
+        budget("max_seq_len = 65536\ntokens_per_block = 64\n[memory]\nbytes = '4GiB'\n[parallel]\ntp = 8\ndcp = 8");
+    let plan = model.request(&budget).plan().unwrap();
+    let export = newest(&plan, target("vllm"));
+    assert!(
+        export.admits.unwrap() * 10 > plan.capacity.sequences * 9,
+        "{:?} {}",
+        export.admits,
+        plan.capacity.sequences
+    );
+}
