@@ -645,6 +645,30 @@ fn a_stage_is_explained_with_what_all_ranks_agreed_on(#[case] stage: &str) {
     assert!(explained.starts_with(&format!("{sequences} sequences ")), "{explained}");
 }
 
+/// What `fit` looks for nobody states; what holds of every device anybody may.
+#[rstest]
+#[case(
+    "CACHEPLAN__MEMORY__BYTES",
+    "10GiB",
+    2,
+    "environment CACHEPLAN__MEMORY__BYTES: `memory.bytes` is what fit looks for"
+)]
+#[case("CACHEPLAN__MAX_BATCH_SIZE", "4", 2, "`max_batch_size` is what fit looks for")]
+#[case("CACHEPLAN__MEMORY__SAFE", "true", 0, "")]
+#[case("CACHEPLAN__MEMORY__RESERVE", "200GiB", 3, "nothing tried holds")]
+fn fit_takes_of_the_environment_what_holds_of_every_device(
+    #[case] name: &str,
+    #[case] value: &str,
+    #[case] code: i32,
+    #[case] said: &str,
+) {
+    let mut run = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    let fit = run.arg("fit").arg(config(NANO)).args(["--context", "4096", "--sequences", "4", "--gpus", "h200"]);
+    let output = fit.args(["--max-gpus", "1"]).env(name, value).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(code) && error.contains(said), "{error}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_variable_of_ours_that_is_no_text_is_an_error() {

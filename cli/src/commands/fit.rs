@@ -188,8 +188,7 @@ fn of_model(
         let needed = "--context and --sequences are needed: so many sequences of so many tokens, such as --context 32k --sequences 10";
         return Err(Failure::new(2, needed));
     };
-    let stated = Config::resolve(None, &environment()?, &args.dtypes());
-    let stated = stated.map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
+    let stated = stated(args, question.devices.first().map(|(_, device)| device))?;
     let request = PlanRequest::of(open(path, read, |error| args.facts.unread(path, error))?).with_config(stated);
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     let asks = Asks::of_model(&request, question.model.as_deref());
@@ -199,6 +198,28 @@ fn of_model(
     };
     let answer = answered(&asks, &[(&request, question.clone())], &args.engines)?;
     Ok((question, answer))
+}
+
+/// What the environment and flags say of every device; what is being looked for they cannot.
+fn stated(args: &Args, device: Option<&DeviceInfo>) -> Result<Config, Failure> {
+    const SOUGHT: [&str; 4] = ["memory.bytes", "engine.cache_bytes", "max_batch_size", "max_seq_len"];
+    let stated = Config::resolve_on(device, None, &environment()?, &args.dtypes());
+    let mut stated = stated.map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
+    if let Some(sought) =
+        stated.settings.iter().find(|setting| setting.origin.is_stated() && SOUGHT.contains(&setting.key))
+    {
+        let said = format!(
+            "{}: `{}` is what fit looks for; leave it out, and state --context, --sequences and --gpus",
+            sought.origin, sought.key
+        );
+        return Err(Failure::new(2, said));
+    }
+    // Each device has a usual share of its own.
+    let is_own = stated.settings.iter().any(|setting| setting.key == "memory.fraction" && !setting.origin.is_stated());
+    if let Some(memory) = stated.budget.memory.as_mut().filter(|_| is_own) {
+        memory.fraction = None;
+    }
+    Ok(stated)
 }
 
 fn answered(asks: &Asks, questions: &[(&PlanRequest, FitQuestion)], engines: &[EngineSpec]) -> Result<Answer, Failure> {
