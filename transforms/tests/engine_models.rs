@@ -84,6 +84,18 @@ fn the_first_layer_of_a_period_of_motif_3_sees_everything_and_others_129_tokens(
     assert_eq!(found, expected);
 }
 
+/// Of a layer's pair the first number does not count the token itself; -1 is no window.
+#[test]
+fn a_window_is_the_first_of_a_layers_pair() {
+    let config = json!({
+        "model_type": "domyn_edge", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 32, "head_dim": 16,
+        "window_sizes": [[7, 0], [-1, -1], [0, 0]],
+    });
+    let mut model = Model::read_config("config.json", &config.to_string(), &ReadOptions::default()).unwrap();
+    assert_eq!(growths(&resources(&mut model), &Kind::KvPaged), [(0, Some(8)), (1, None), (2, None)]);
+}
+
 #[test]
 fn the_last_layer_of_a_period_of_plamo_3_sees_everything() {
     let expected: Vec<_> = (0..32).map(|layer| (layer, (layer % 8 != 7).then_some(2048))).collect();
@@ -118,11 +130,61 @@ fn a_recurrence_of_rwkv_7_keeps_a_matrix_in_float32_and_the_last_token_twice() {
 /// A decoder of two layers of 64 channels with 4 heads and feed-forward blocks of 128, and some keys more: bytes of a token, and
 /// weights besides 32 embeddings.
 #[rstest]
+#[case::experts_beside_a_dense_block(
+    json!({
+        "model_type": "arctic", "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "moe_layer_frequency": 1, "use_residual": true, "parallel_attn_mlp_res": true,
+    }),
+    2 * 2 * 2 * 16 * 2,
+    Some(2 * (64 * 64 * 2 + 64 * 32 * 2 + 4 * 64 + 4 * 3 * 64 * 128 + 3 * 64 * 64 + 3 * 64) + 64)
+)]
 #[case::baichuan(json!({"model_type": "baichuan"}), 2 * 2 * 64 * 2, Some(2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64))]
 #[case::exaone(
     json!({"model_type": "exaone", "num_hidden_layers": null, "num_layers": 2, "num_key_value_heads": 2, "head_dim": 20}),
     2 * 2 * 2 * 20 * 2,
     Some(2 * (64 * (2 * 4 + 2 * 2) * 20 + 3 * 64 * 128 + 2 * 64) + 64)
+)]
+#[case::a_head_of_its_own_in_each_layer(
+    json!({
+        "model_type": "domyn_edge", "num_key_value_heads": 2, "window_sizes": [[7, 0], [-1, -1]],
+        "position_layers": ["rope", "nope"], "per_layer_config": {"0": {"head_dim": 16}, "1": {"head_dim": 32}},
+    }),
+    2 * 2 * (16 + 32) * 2,
+    Some(64 * (16 + 32) * (2 * 4 + 2 * 2) + 16 + 32 + 2 * (3 * 64 * 128 + 4 * 64) + 64)
+)]
+#[case::experts_between_norms(
+    json!({"model_type": "grok-1", "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}),
+    2 * 2 * 2 * 16 * 2,
+    Some(2 * (64 * 64 * 2 + 64 * 32 * 2 + 4 * 64 + 4 * 3 * 64 * 128 + 4 * 64) + 64)
+)]
+#[case::a_gate_in_place_of_positions(
+    json!({
+        "model_type": "jais", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 128, "n_positions": 16,
+        "activation_function": "swiglu", "position_embedding_type": "alibi",
+    }),
+    2 * 2 * 64 * 2,
+    Some(2 * (4 * 64 * 64 + 4 * 64 + 3 * 64 * 128 + 2 * 128 + 64 + 4 * 64) + 2 * 64)
+)]
+#[case::text_of_speech(
+    json!({"model_type": "kimi_audio", "num_key_value_heads": 2, "kimia_mimo_layers": 6, "kimia_mimo_transformer_from_layer_index": 1}),
+    2 * 2 * 2 * 16 * 2,
+    None
+)]
+#[case::blocks_of_attention(
+    json!({
+        "model_type": "phi3small", "num_key_value_heads": 2, "ff_intermediate_size": 128, "dense_attention_every_n_layers": 2,
+        "blocksparse_block_size": 64, "blocksparse_num_local_blocks": 16, "blocksparse_vert_stride": 8,
+    }),
+    2 * 2 * 2 * 16 * 2,
+    Some(2 * (64 * 64 * 2 + 64 * 32 * 2 + 64 + (4 + 2 * 2) * 16 + 3 * 64 * 128 + 64 + 2 * 128 + 4 * 64) + 2 * 64)
+)]
+#[case::sinks(
+    json!({
+        "model_type": "pangu_v2_moe", "num_key_value_heads": 2, "qk_nope_dim": 16, "qk_rope_dim": 8, "v_channels": 16,
+        "param_sink_number": 128, "param_sink_with_value": true,
+    }),
+    2 * 2 * (24 + 16) * 2,
+    None
 )]
 #[case::orion(
     json!({"model_type": "orion", "num_key_value_heads": 4}),

@@ -152,6 +152,7 @@ fn architectures_of_full_attention_alone_keep_every_token(
         "falcon",
         "gpt2",
         "gptneox",
+        "grok",
         "grovemoe",
         "jais",
         "maincoder",

@@ -92,7 +92,7 @@ fn shortened(value: &Value) -> String {
 }
 
 fn is_stated(value: &Value) -> bool {
-    !value.is_null() && value != "auto"
+    !value.is_null() && value != "auto" && value.as_i64() != Some(-1)
 }
 
 impl<'a> Values<'a> {
@@ -402,7 +402,7 @@ impl<'a> Values<'a> {
             }
             match keys.next() {
                 None => break value,
-                Some(key) => found = value.get(key),
+                Some(key) => found = key.parse().map_or_else(|_| value.get(key), |place: usize| value.get(place)),
             }
         };
         if !is_stated(value) {

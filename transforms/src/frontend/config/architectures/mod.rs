@@ -17,6 +17,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("deepseek_v32.toml"),
     include_str!("deepseek_v4.toml"),
     include_str!("deepseek_v41.toml"),
+    include_str!("domyn_edge.toml"),
     include_str!("dory.toml"),
     include_str!("dots1.toml"),
     include_str!("dots3_note.toml"),
