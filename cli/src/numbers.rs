@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// A whole number of a range.
 pub(crate) fn whole<T: TryFrom<u64>>(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<T, String> + Clone {
-    move |text| {
+    move |text: &str| {
         let (least, most) = (range.start(), range.end());
         let number: u64 = text.parse().map_err(|_| format!("a whole number from {least} on was expected"))?;
         let found = range.contains(&number).then(|| T::try_from(number).ok()).flatten();
