@@ -6,7 +6,7 @@ use super::{AskedOf, AtBest, Fit, FitQuestion};
 use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Dtypes, Memory};
 use crate::device::DeviceInfo;
-use crate::engines::{EnginePrediction, EngineSpec, Layout};
+use crate::engines::{EngineSpec, Layout};
 use crate::error::PlanError;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};

@@ -1,7 +1,7 @@
 // Devices by layout: how many sequences each holds, and what it costs where prices are given.
 
 import { byId, download, draw, h, usable } from './dom';
-import { count } from './format';
+import { count, price } from './format';
 import type { State } from './state';
 import type { Fit, Fits } from './types';
 
