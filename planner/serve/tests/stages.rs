@@ -6,7 +6,7 @@ use cacheplan_planner::fit::{FitQuestion, Prices};
 use cacheplan_planner::{EngineSpec, PlanRequest};
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::{Options, Starts};
-use common::{launch, models};
+use common::{launch, models, on};
 use rstest::rstest;
 
 /// Hybrids whose stages have several numbers of attention layers, some of them none.
@@ -47,8 +47,7 @@ fn fit_and_plan_and_command_say_what_the_poorest_stage_holds(
         for row in rows.filter(|row| row.sequences > 0) {
             held += 1;
             let words = format!("{} org/model {}", engine.program(), found.told(row, engine).unwrap());
-            let devices = Some(format!("{pp}x{device}").parse().unwrap());
-            let options = Options { version: Some(engine.version_name()), devices, ..Options::default() };
+            let options = Options { version: Some(engine.version_name()), ..on(&format!("{pp}x{device}")) };
             let said = cacheplan_serve::answer(&launch(&words), models(name), &options).unwrap();
             let sequences = said.sequences.unwrap_or_else(|| panic!("{name}: {words}: {:?}", said.reason));
             assert_ne!(said.starts, Starts::No, "{name}: {words}");
