@@ -40,6 +40,10 @@ const KNOW_NONE: [&str; 9] = [
     "FlexKVConnector",
 ];
 
+/// `KVConnectorFactory` of this version knows those above and these, which are not read.
+const REGISTRY: Version = Version(0, 33, 0);
+const NOT_READ: [&str; 2] = ["MultiConnector", "HiSparseConnector"];
+
 /// Reads the connectors that a command names.
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let names = names(question)?;
@@ -53,6 +57,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     let unknown = names.iter().find(|name| !KNOW_GROUPS.contains(&&***name) && !KNOW_NONE.contains(&&***name));
     let is_elsewhere = question.object(FLAG)?.is_some_and(|config| config.contains_key("kv_connector_module_path"));
     if let Some(name) = unknown.filter(|_| !is_elsewhere) {
+        if question.engine.version >= REGISTRY && !NOT_READ.contains(&&**name) {
+            return Err(question.refused(format!("Unsupported connector type: {name}"), [Remedy::Remove(FLAG)]));
+        }
         question.notes.push(format!(
             "no connector `{name}` was read: vLLM refuses one that it does not know, unless `kv_connector_module_path` says where it is"
         ));

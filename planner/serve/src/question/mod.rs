@@ -8,6 +8,7 @@ mod overrides;
 mod placed;
 mod quantization;
 mod radix;
+mod rules;
 mod sglang;
 mod speculation;
 mod tensorrt_llm;

@@ -1,6 +1,7 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
 mod pages;
+mod rules;
 mod states;
 
 use cacheplan_handlers::{DType, Kind};
@@ -10,6 +11,7 @@ use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
+use super::rules::{Case, look};
 use super::{HEADS, Limits, Question, dtype_named, of_config, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
@@ -48,6 +50,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     role(question, model)?;
     let defaults = Defaults::of(question);
     let max_num_tokens = chunk(question, &defaults);
+    let limits = Limits { max_seq_len, max_batch_size: None, max_num_tokens };
+    look(rules::RULES, &Case::of(question, model, limits)?)?;
     // Each replica takes a part of a step.
     let max_num_tokens = (max_num_tokens / replicas).max(1);
     let cuts = question.flag(CHUNK).is_none_or(|setting| setting.whole().is_some_and(|tokens| tokens > 0));

@@ -24,7 +24,7 @@ pub(super) fn is_by_a_model(question: &Question) -> Result<bool, ServeError> {
 }
 
 /// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
-fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
+pub(super) fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     const FLAG: &str = "--speculative-config";
     let mut config = question.object(FLAG)?.unwrap_or_default();
     let shortcuts =
@@ -40,6 +40,15 @@ fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
     }
     words::speculative(question, &config)?;
     Ok((!config.is_empty()).then_some(Value::Object(config)))
+}
+
+/// Families of which some have layers that predict (`SpeculativeConfig.hf_config_override` of vLLM 0.33.0).
+const PREDICT: &str = "bailing deepseek dots ernie exaone gemma4 glm hy_ inkling intern kimi longcat mimo minimax mistral mtp muse nemotron \
+    pangu qwen3_5 qwen3_next qwen4 step";
+
+/// Whether such a model may draft by layers of its own.
+pub(super) fn may_predict(model_type: &str) -> bool {
+    PREDICT.split_whitespace().any(|family| model_type.starts_with(family))
 }
 
 fn method(config: &Value) -> &str {

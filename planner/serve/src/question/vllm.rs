@@ -6,6 +6,8 @@ mod drafter;
 mod dtype;
 mod first;
 mod memory;
+mod names;
+mod rules;
 pub(super) mod words;
 
 use std::ops::Range;
@@ -14,6 +16,7 @@ use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
+use super::rules::{Case, look};
 use super::{HEADS, Limits, Question, calibrated, connectors, of_config, quantization, speculation};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -60,6 +63,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", batch.max_num_tokens);
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
+    look(rules::RULES, &Case::of(question, model, Limits { max_seq_len, ..batch })?)?;
     let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
     question.default_of("engine.prefix_caching", keeps);
     state_blocks(question, max_seq_len)?;

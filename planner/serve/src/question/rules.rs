@@ -1,0 +1,146 @@
+//! What engines refuse at start of words that their parsers take: each engine's table of such rules is beside its own, and this reads it.
+
+use std::ops::Range;
+
+use cacheplan_handlers::{Kind, ResourceHandler};
+use cacheplan_planner::engines::Version;
+use cacheplan_planner::{ModelCaches, PlanRequest};
+use serde_json::Value;
+
+use super::{Limits, Question};
+use crate::error::ServeError;
+use crate::flags::parse::Setting;
+use crate::remedy::Remedy;
+
+/// Behind every version that there is.
+const ALL: Version = Version(u32::MAX, 0, 0);
+
+/// One thing that an engine refuses.
+pub(super) struct Rule {
+    /// Versions that were read to refuse it.
+    versions: Range<Version>,
+    /// Flags of which one less may do.
+    flags: &'static [&'static str],
+    /// What the engine says; none of a command that keeps to the rule.
+    says: fn(&Case) -> Option<String>,
+}
+
+/// A rule of a version and of all behind it.
+pub(super) const fn since(version: Version, flags: &'static [&'static str], says: fn(&Case) -> Option<String>) -> Rule {
+    within(version..ALL, flags, says)
+}
+
+pub(super) const fn within(
+    versions: Range<Version>,
+    flags: &'static [&'static str],
+    says: fn(&Case) -> Option<String>,
+) -> Rule {
+    Rule { versions, flags, says }
+}
+
+/// The rule that a command breaks, in the engine's words.
+pub(super) fn look(rules: &[Rule], case: &Case) -> Result<(), ServeError> {
+    let question = case.question;
+    let mut of_version = rules.iter().filter(|rule| rule.versions.contains(&question.engine.version));
+    let Some((said, flags)) = of_version.find_map(|rule| Some(((rule.says)(case)?, rule.flags))) else {
+        return Ok(());
+    };
+    let stated = flags.iter().copied().filter(|flag| question.flag(flag).is_some());
+    Err(question.refused(said, stated.map(Remedy::Remove)))
+}
+
+/// A command and its model, as rules ask about them.
+pub(super) struct Case<'a> {
+    pub(super) question: &'a Question,
+    pub(super) model: &'a ModelCaches,
+    pub(super) limits: Limits,
+    kinds: Vec<Kind>,
+    has_states: bool,
+}
+
+impl<'a> Case<'a> {
+    pub(super) fn of(question: &'a Question, model: &'a ModelCaches, limits: Limits) -> Result<Self, ServeError> {
+        let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+        let kinds = caches.iter().map(|cache| cache.handler.kind().clone()).collect();
+        let has_states = caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler));
+        Ok(Self { question, model, limits, kinds, has_states })
+    }
+
+    pub(super) fn is_on(&self, flag: &str) -> bool {
+        self.question.is_on(flag)
+    }
+
+    pub(super) fn is_stated(&self, flag: &str) -> bool {
+        self.question.flag(flag).is_some()
+    }
+
+    /// A number that a flag states; of a size that nobody states 1.
+    pub(super) fn size(&self, flag: &str) -> u64 {
+        self.question.count(flag).unwrap_or(1)
+    }
+
+    pub(super) fn whole(&self, flag: &str) -> Option<i64> {
+        self.question.flag(flag).and_then(Setting::whole)
+    }
+
+    pub(super) fn word(&self, flag: &str) -> Option<&str> {
+        self.question.value(flag)
+    }
+
+    /// The word of a flag where a list of words has it not.
+    pub(super) fn unlisted(&self, flag: &str, list: &str) -> Option<&str> {
+        self.word(flag).filter(|word| !list.split_whitespace().any(|known| known == *word))
+    }
+
+    /// The object that a flag states.
+    pub(super) fn object(&self, flag: &'static str) -> serde_json::Map<String, Value> {
+        self.question.object(flag).ok().flatten().unwrap_or_default()
+    }
+
+    pub(super) fn model_type(&self) -> &str {
+        &self.model.info().model_type
+    }
+
+    pub(super) const fn has_states(&self) -> bool {
+        self.has_states
+    }
+
+    pub(super) fn keeps(&self, kind: &Kind) -> bool {
+        self.kinds.contains(kind)
+    }
+
+    /// The generation of the GPU, as CUDA counts.
+    pub(super) fn generation(&self) -> Option<u32> {
+        let devices = self.question.device()?.clone();
+        let request = PlanRequest::of(self.model.clone()).for_engine(self.question.engine).with_devices(devices);
+        request.budget().ok()?.engine.compute_capability.map(|capability| capability / 10)
+    }
+
+    /// Whether neither its type nor a key of its config speaks of experts.
+    pub(super) fn is_dense(&self) -> bool {
+        let config = self.model.model().map(|model| &model.config);
+        let is_of_experts = |name: &str| name.contains("moe") || name.contains("expert");
+        let states = |config: &serde_json::Map<String, Value>| {
+            config.iter().any(|(key, value)| any(key, value, &|key, value| is_of_experts(key) && !is_none(value)))
+        };
+        config.is_some_and(|config| !states(config))
+            && !is_of_experts(self.model_type())
+            && self.model_type() != "mixtral"
+    }
+}
+
+fn is_none(value: &Value) -> bool {
+    matches!(value, Value::Null | Value::Bool(false))
+        || value.as_f64() == Some(0.0)
+        || value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// Whether a key or one within its value is such a one.
+fn any(key: &str, value: &Value, of: &dyn Fn(&str, &Value) -> bool) -> bool {
+    of(key, value)
+        || match value {
+            Value::Object(inner) => inner.iter().any(|(key, value)| any(key, value, of)),
+            Value::Array(all) => all.iter().any(|value| value.is_object() && any("", value, of)),
+            _ => false,
+        }
+}

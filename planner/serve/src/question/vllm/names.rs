@@ -1,0 +1,41 @@
+//! Words that vLLM's configuration knows, as 0.33.0 lists them unless said.
+
+/// Fields of `CompilationConfig`.
+pub(super) const COMPILATION: &str = "mode debug_dump_path cache_dir compile_cache_save_format backend custom_ops ir_enable_torch_wrap splitting_ops \
+    compile_mm_encoder cudagraph_mm_encoder encoder_cudagraph_token_budgets encoder_cudagraph_max_vision_items_per_batch \
+    encoder_cudagraph_max_frames_per_batch cudagraph_decoder_replay decoder_replay_cudagraph_capture_sizes \
+    decoder_replay_trim_threshold compile_sizes compile_ranges_endpoints inductor_compile_config inductor_passes \
+    cudagraph_mode cudagraph_num_of_warmups cudagraph_capture_sizes cudagraph_copy_inputs cudagraph_specialize_lora \
+    use_inductor_graph_partition pass_config max_cudagraph_capture_size dynamic_shapes_config local_cache_dir \
+    fast_moe_cold_start enabled_custom_ops disabled_custom_ops traced_files compilation_time encoder_compilation_time \
+    static_forward_context static_all_moe_layers";
+
+/// `_TOOL_PARSERS_TO_REGISTER`.
+pub(super) const TOOLS: &str = "dots deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 cohere_command3 cohere_command4 ernie45 glm45 \
+    glm47 ling3 granite-20b-fc granite granite4 hermes hf beam poolside_v1 hunyuan_a13b hy_v3 hy_v4 internlm jamba lfm2 \
+    kimi_k2 kimi_k3 k2_horizon llama3_json llama4_json llama4_pythonic longcat mimo minimax_m2 minimax_m3 minicpm5 mistral \
+    olmo3 plamo3 muse muse_glimmer musespark1x openai phi4_mini_json pythonic qwen3_coder qwen3_json qwen3_xml seed_oss \
+    step3 step3p5 step5 inkling xlam gigachat3 functiongemma gemma4 apertus";
+
+/// `_REASONING_PARSERS_TO_REGISTER`.
+pub(super) const REASONING: &str = "deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 poolside_v1 cohere_command3 cohere_command4 ernie45 gemma4 glm45 \
+    glm47 ling3 openai_gptoss granite granite_thinking_parser hf beam holo2 hunyuan_a13b hy_v3 hy_v4 kimi_k2 kimi_k3 \
+    k2_horizon mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3 mistral nemotron_v3 olmo3 plamo3 muse \
+    muse_glimmer musespark1x qwen3 seed_oss step3 step3p5 step5 inkling";
+
+/// `_LOAD_FORMAT_TO_MODEL_LOADER`.
+pub(super) const FORMATS: &str = "auto hf dummy fastsafetensors instanttensor ipc_cache mistral modelexpress npcache pt runai_streamer \
+    runai_streamer_sharded safetensors sharded_state tensorizer";
+
+/// `QuantizationMethods`, and a name that commands have for files of one of them.
+pub(super) const QUANTIZATIONS: &str = "awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed auto_gptq gptq gptq_marlin \
+    awq_marlin humming compressed-tensors experts_int8 quark moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 \
+    online fp8_per_tensor fp8_per_block fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8 auto_round";
+
+/// `supported_kv_cache_dtypes` of `FlashAttentionBackend`.
+pub(super) const DTYPES_OF_FLASH_ATTN: &str = "auto float16 bfloat16 fp8 fp8_e4m3";
+
+/// `_Backend` of 0.11.0.
+pub(super) const BACKENDS_OF_0_11: &str = "FLASH_ATTN TRITON_ATTN XFORMERS ROCM_FLASH ROCM_AITER_MLA ROCM_AITER_FA TORCH_SDPA FLASHINFER FLASHINFER_MLA \
+    TRITON_MLA CUTLASS_MLA FLASHMLA FLASH_ATTN_MLA PALLAS IPEX DUAL_CHUNK_FLASH_ATTN DIFFERENTIAL_FLASH_ATTN NO_ATTENTION \
+    FLEX_ATTENTION TREE_ATTN ROCM_ATTN";

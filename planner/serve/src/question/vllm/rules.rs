@@ -1,0 +1,332 @@
+//! What vLLM refuses behind its parser, by the words of the versions that were read: 0.8.5, 0.11.0, 0.24.0 and 0.33.0.
+
+use cacheplan_handlers::Kind;
+use cacheplan_planner::engines::Version;
+use serde_json::Value;
+
+use super::super::rules::{Case, Rule, since, within};
+use super::super::speculation;
+use super::names::{BACKENDS_OF_0_11, COMPILATION, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
+use super::{attention, dtype};
+
+const READ: Version = Version(0, 33, 0);
+const EARLIER: Version = Version(0, 24, 0);
+const OLD: Version = Version(0, 11, 0);
+const BEHIND_OLD: Version = Version(0, 12, 0);
+const OLDEST: Version = Version(0, 8, 5);
+
+const COMPILE: &str = "--compilation-config";
+const SPECULATIVE: &str = "--speculative-config";
+const SIZES: &str = "--cudagraph-capture-sizes";
+const LARGEST: &str = "--max-cudagraph-capture-size";
+const EXPERTS: &str = "--enable-expert-parallel";
+const NODES: &str = "--nnodes";
+const RANK: &str = "--node-rank";
+const REPLICAS: &str = "--data-parallel-size";
+const LOCAL: &str = "--data-parallel-size-local";
+const REPLICA: &str = "--data-parallel-rank";
+const HYBRID: &str = "--data-parallel-hybrid-lb";
+const EXTERNAL: &str = "--data-parallel-external-lb";
+const BY: &str = "--data-parallel-backend";
+const SERVERS: &str = "--api-server-count";
+const BACKEND: &str = "--attention-backend";
+const CACHE_DTYPE: &str = "--kv-cache-dtype";
+const STATE_DTYPE: &str = "--mamba-ssm-cache-dtype";
+const ROUNDING: &str = "--enable-mamba-cache-stochastic-rounding";
+const INTERLEAVE: [&str; 2] = ["--dcp-kv-cache-interleave-size", "--cp-kv-cache-interleave-size"];
+const PROMPTS: &str = "--max-num-partial-prefills";
+const LONG_PROMPTS: &str = "--max-long-partial-prefills";
+
+/// How what it says of replicas and nodes begins.
+const LAUNCH: &str = "Invalid data-parallel launch options:";
+
+pub(super) const RULES: &[Rule] = &[
+    since(EARLIER, &["--optimization-level"], |case| {
+        let level = case.unlisted("--optimization-level", "0 1 2 3")?;
+        Some(format!("optimization_level: Input should be 0, 1, 2 or 3 (it is '{level}')"))
+    }),
+    since(READ, &[COMPILE], |case| {
+        let is_number = case.word(COMPILE)?.trim().parse::<i64>().is_ok();
+        is_number.then(|| "Input should be a dictionary or an instance of CompilationConfig".into())
+    }),
+    since(READ, &[COMPILE], |case| {
+        let key = case.object(COMPILE).keys().find(|key| !lists(COMPILATION, key))?.clone();
+        Some(format!("1 validation error for CompilationConfig: {key}: Unexpected keyword argument"))
+    }),
+    since(EARLIER, &[LARGEST, SIZES], |case| {
+        let eager = case.is_on("--enforce-eager") || case.word("--optimization-level") == Some("0");
+        let stated = case.question.flag(SIZES).filter(|_| !eager && !case.is_stated(COMPILE))?;
+        let sizes = stated.values.iter().filter_map(|size| size.trim().parse::<u64>().ok());
+        let most = sizes.filter(|size| *size <= case.limits.max_num_tokens).max()?;
+        let largest = case.question.count(LARGEST).filter(|largest| *largest != most)?;
+        Some(format!(
+            "customized max_cudagraph_capture_size(={largest}) should be consistent with the max value of cudagraph_capture_sizes(={most})"
+        ))
+    }),
+    since(OLD, &[SPECULATIVE], |case| {
+        let config = drafts(case, |method| method == "ngram")?;
+        let of = |key: &str| config.get(key).and_then(Value::as_u64);
+        let (least, most) = (of("prompt_lookup_min")?, of("prompt_lookup_max")?);
+        (least > most).then(|| format!("prompt_lookup_min={least} must be <= prompt_lookup_max={most}"))
+    }),
+    since(READ, &[SPECULATIVE, "--spec-method"], |case| {
+        let own = drafts(case, |method| method == "mtp" || method.ends_with("_mtp"))?.get("model").is_none()
+            && !speculation::may_predict(case.model_type());
+        own.then(|| "Unsupported speculative method: 'mtp'".into())
+    }),
+    within(OLD..BEHIND_OLD, &[SPECULATIVE], |case| {
+        // A drafter that learned from the model is known by its name.
+        const LEARNED: [&str; 3] = ["eagle", "medusa", "mlp"];
+        let config = speculation::speculative(case.question).ok()??;
+        let name = config.get("model").and_then(Value::as_str)?.to_lowercase();
+        let by_model =
+            speculation::is_by_a_model(case.question).ok()? && !LEARNED.iter().any(|part| name.contains(part));
+        by_model.then(|| {
+            "Speculative decoding with draft model is not supported yet. Please consider using other speculative decoding methods such as ngram, medusa, eagle, or mtp."
+                .into()
+        })
+    }),
+    within(OLD..BEHIND_OLD, &["--async-scheduling"], |case| {
+        let stages = case.is_on("--async-scheduling") && case.size("--pipeline-parallel-size") > 1;
+        stages.then(|| "Async scheduling is not supported with pipeline-parallel-size > 1.".into())
+    }),
+    within(OLD..BEHIND_OLD, &["--async-scheduling", SPECULATIVE], |case| {
+        let both = case.is_on("--async-scheduling") && case.is_stated(SPECULATIVE);
+        both.then(|| "Currently, speculative decoding is not supported with async scheduling.".into())
+    }),
+    within(OLD..READ, &[LONG_PROMPTS], |case| {
+        let (long, all) = (case.size(LONG_PROMPTS), case.size(PROMPTS));
+        (long > all).then(|| {
+            format!(
+                "max_long_partial_prefills ({long}) must be less than or equal to max_num_partial_prefills ({all})."
+            )
+        })
+    }),
+    within(OLD..BEHIND_OLD, &[], |case| {
+        let word = case.question.env.get("VLLM_ATTENTION_BACKEND")?;
+        let is_known = lists(BACKENDS_OF_0_11, word.trim_end_matches("_VLLM_V1"));
+        (!is_known).then(|| format!("Invalid attention backend: '{word}'. Valid backends are: {BACKENDS_OF_0_11}"))
+    }),
+    since(READ, &["--long-prefill-token-threshold"], |case| {
+        let (tokens, most) = (case.question.count("--long-prefill-token-threshold")?, case.limits.max_seq_len);
+        (tokens > most).then(|| {
+            format!("long_prefill_token_threshold ({tokens}) cannot be greater than the max_model_len ({most}).")
+        })
+    }),
+    since(OLDEST, &[EXPERTS], |case| {
+        (case.is_on(EXPERTS) && case.is_dense())
+            .then(|| "Number of experts in the model must be greater than 0 when expert parallelism is enabled.".into())
+    }),
+    since(READ, &[NODES, BY], |case| {
+        let (nodes, by) = (case.size(NODES), case.word(BY).filter(|by| *by != "mp")?);
+        (nodes > 1).then(|| {
+            format!(
+                "{LAUNCH} `--nnodes {nodes}` requires `--data-parallel-backend mp`; got `--data-parallel-backend {by}`. Use the MP backend or set `--nnodes 1`."
+            )
+        })
+    }),
+    since(READ, &[NODES], |case| {
+        let (nodes, ranks) = (case.size(NODES), ranks(case));
+        (nodes > 1 && !ranks.is_multiple_of(nodes))
+            .then(|| format!("{LAUNCH} `--nnodes {nodes}` must evenly divide the total world size ({ranks})."))
+    }),
+    since(READ, &[RANK], |case| {
+        let (nodes, rank) = (case.size(NODES), case.whole(RANK)?);
+        let is_there = u64::try_from(rank).is_ok_and(|rank| rank < nodes);
+        (nodes > 1 && !is_there).then(|| {
+            format!(
+                "{LAUNCH} `--node-rank` must be between 0 and {}; got `--node-rank {rank}`. Set it to this node's zero-based index.",
+                nodes - 1
+            )
+        })
+    }),
+    since(EARLIER, &[REPLICA, EXTERNAL], |case| {
+        let apart = (case.is_stated(REPLICA) || case.is_on(EXTERNAL)) && case.size(REPLICAS) > 1;
+        (apart && case.is_dense()).then(|| {
+            "Non-MoE models do not support external data parallel mode. For external load balancing, launch independent vLLM instances without --data-parallel-* arguments."
+                .into()
+        })
+    }),
+    since(READ, &[HYBRID], |case| {
+        let says_more = [LOCAL, REPLICA, EXTERNAL].iter().any(|flag| case.is_stated(flag)) || case.size(NODES) > 1;
+        (case.is_on(HYBRID) && !says_more).then(|| {
+            format!(
+                "{LAUNCH} `--data-parallel-hybrid-lb` requires `--data-parallel-size-local`. Set it to the number of data-parallel ranks on this node."
+            )
+        })
+    }),
+    since(EARLIER, &[SERVERS], |case| {
+        let servers = case.question.count(SERVERS).filter(|servers| *servers > 0 && case.is_on("--headless"))?;
+        Some(format!(
+            "--api-server-count={servers} cannot be used with --headless (no API servers are started in headless mode)."
+        ))
+    }),
+    since(EARLIER, &[BACKEND, attention::FLAG], |case| {
+        // Kernels of DeepSeek-V4 have names of their own.
+        let (name, _) = kernels(case).filter(|_| !case.model_type().starts_with("deepseek_v4"))?;
+        let keeps_latents = case.keeps(&Kind::MlaPaged);
+        let reads_latents = OF_LATENTS.iter().any(|(known, _)| *known == name);
+        let reads_keys = OF_KEYS.contains(&&*name);
+        let reason = match keeps_latents {
+            true if reads_keys => "MLA not supported",
+            false if reads_latents => "non-MLA not supported",
+            _ => return None,
+        };
+        Some(format!(
+            "Selected backend AttentionBackendEnum.{name} is not valid for this configuration. Reason: ['{reason}']"
+        ))
+    }),
+    since(READ, &[BACKEND, attention::FLAG], |case| {
+        let (name, generation) = kernels(case)?;
+        let (_, of) = OF_LATENTS.iter().find(|(known, _)| *known == name)?;
+        let unfit = !of.is_empty() && generation.is_some_and(|generation| !of.contains(&generation));
+        unfit.then(|| {
+            format!(
+                "Selected backend AttentionBackendEnum.{name} is not valid for this configuration. Reason: ['compute capability not supported']"
+            )
+        })
+    }),
+    since(READ, &[CACHE_DTYPE, BACKEND, attention::FLAG], |case| {
+        let (name, _) = kernels(case).filter(|(name, _)| name == "FLASH_ATTN")?;
+        case.unlisted(CACHE_DTYPE, DTYPES_OF_FLASH_ATTN)?;
+        Some(format!(
+            "Selected backend AttentionBackendEnum.{name} is not valid for this configuration. Reason: ['kv_cache_dtype not supported']"
+        ))
+    }),
+    since(READ, &[CACHE_DTYPE], |case| {
+        let packs =
+            case.word(CACHE_DTYPE).is_some_and(|word| word.starts_with("nvfp4")) && case.model_type() == "gpt_oss";
+        let reads = case.generation().is_none_or(|generation| !matches!(generation, 8 | 9 | 12));
+        (packs && !reads).then(|| {
+            "No valid attention backend found. Reasons: FLASHINFER: [fa2 prefill misreads an NVFP4 KV cache at head_size 64]"
+                .into()
+        })
+    }),
+    since(EARLIER, &[ROUNDING], |case| {
+        (case.is_on(ROUNDING) && case.word(STATE_DTYPE) != Some("float16")).then(|| {
+            "Stochastic rounding for Mamba cache requires the SSM cache to be float16. Please set it explicitly, by specifying `--mamba-ssm-cache-dtype float16`, or disable stochastic rounding by not specifying `--enable-mamba-cache-stochastic-rounding`."
+                .into()
+        })
+    }),
+    since(READ, &["--mamba-backend"], |case| {
+        let word = case.word("--mamba-backend")?.to_uppercase();
+        (!lists("TRITON FLASHINFER CPU", &word))
+            .then(|| format!("Unknown Mamba SSU backend: '{word}'. Valid options are: TRITON, FLASHINFER, CPU"))
+    }),
+    since(READ, &[STATE_DTYPE], |case| {
+        let word =
+            case.unlisted(STATE_DTYPE, "auto float32 bfloat16").filter(|_| case.model_type() == "kimi_linear")?;
+        Some(format!("KDA recurrent state supports only auto, float32, and bfloat16; got {word}"))
+    }),
+    since(EARLIER, &INTERLEAVE, |case| {
+        // Blocks that nobody states are powers of two, and not below this.
+        const LEAST: u64 = 16;
+        let by = INTERLEAVE.into_iter().filter_map(|flag| case.question.count(flag)).find(|by| *by > 1)?;
+        let divided = case.size("--decode-context-parallel-size") > 1 && case.word("--kv-transfer-config").is_none();
+        let stated = case.question.count("--block-size");
+        let block = stated.unwrap_or_else(|| by.next_power_of_two().max(LEAST));
+        (divided && !block.is_multiple_of(by)).then(|| {
+            let block = stated.map(|block| format!("({block})")).unwrap_or_default();
+            format!("Block_size{block} should be greater than or equal to and divisible by cp_kv_cache_interleave_size ({by}).")
+        })
+    }),
+    since(EARLIER, &["--enable-auto-tool-choice"], |case| {
+        let alone = case.is_on("--enable-auto-tool-choice") && !case.is_stated("--tool-call-parser");
+        alone.then(|| "Error: --enable-auto-tool-choice requires --tool-call-parser".into())
+    }),
+    since(OLD, &["--enable-log-outputs"], |case| {
+        let alone = case.is_on("--enable-log-outputs") && !case.is_on("--enable-log-requests");
+        alone.then(|| "Error: --enable-log-outputs requires --enable-log-requests".into())
+    }),
+    since(READ, &["--tool-call-parser", "--enable-auto-tool-choice"], |case| {
+        let looks = case.is_on("--enable-auto-tool-choice") && !case.is_stated("--tool-parser-plugin");
+        let word = case.unlisted("--tool-call-parser", TOOLS).filter(|_| looks)?;
+        Some(format!("invalid tool call parser: {word} (chose from {{ {} }})", listed(TOOLS)))
+    }),
+    since(READ, &["--reasoning-parser"], |case| {
+        let looks = !case.is_stated("--reasoning-parser-plugin");
+        let word = case.unlisted("--reasoning-parser", REASONING).filter(|word| looks && !word.is_empty())?;
+        Some(format!("invalid reasoning parser: {word} (chose from {{ {} }})", listed(REASONING)))
+    }),
+    since(READ, &["--load-format"], |case| {
+        let word = case.word("--load-format")?.to_lowercase();
+        (!lists(FORMATS, &word)).then(|| format!("Load format `{word}` is not supported"))
+    }),
+    since(READ, &["--quantization"], |case| {
+        let word = case.word("--quantization")?.to_lowercase();
+        (!lists(QUANTIZATIONS, &word))
+            .then(|| format!("Unknown quantization method: {word}. Must be one of {}.", listed(QUANTIZATIONS)))
+    }),
+    since(READ, &["--stream-interval"], |case| {
+        let below = case.whole("--stream-interval")? < 1;
+        below.then(|| "stream_interval: Input should be greater than or equal to 1".into())
+    }),
+    since(READ, &["--max-logprobs"], |case| {
+        let below = case.whole("--max-logprobs")? < -1;
+        below.then(|| "max_logprobs: Input should be greater than or equal to -1".into())
+    }),
+    since(READ, &["--kv-cache-metrics-sample"], |case| {
+        let share = case.question.share("--kv-cache-metrics-sample")?;
+        (!(share > 0.0 && share <= 1.0))
+            .then(|| "kv_cache_metrics_sample: Input should be greater than 0 and less than or equal to 1".into())
+    }),
+    since(READ, &["--watermark"], |case| {
+        let share = case.question.share("--watermark")?;
+        (!(0.0..1.0).contains(&share))
+            .then(|| "watermark: Input should be greater than or equal to 0 and less than 1".into())
+    }),
+    since(READ, &["--device-ids"], |case| {
+        let mut ids: Vec<&str> = case.word("--device-ids")?.split(',').map(str::trim).collect();
+        let all = ids.len();
+        ids.sort_unstable();
+        ids.dedup();
+        (ids.len() < all).then(|| "--device-ids must not contain duplicates".into())
+    }),
+    since(READ, &["--enable-dbo"], |case| {
+        const BY: &str = "deepep_low_latency deepep_high_throughput nixl_ep";
+        let by = case.word("--all2all-backend").unwrap_or("allgather_reducescatter");
+        (case.is_on("--enable-dbo") && !lists(BY, by)).then(|| {
+            format!(
+                "Microbatching currently only supports the {} all2all backends on this platform. {by} is not supported.",
+                listed(BY)
+            )
+        })
+    }),
+];
+
+/// Kernels that read latents, with the generations of GPUs that they are limited to.
+const OF_LATENTS: [(&str, &[u32]); 6] = [
+    ("FLASHMLA", &[9, 10]),
+    ("FLASH_ATTN_MLA", &[9]),
+    ("CUTLASS_MLA", &[10]),
+    ("FLASHINFER_MLA", &[10]),
+    ("TOKENSPEED_MLA", &[10]),
+    ("TRITON_MLA", &[]),
+];
+/// Kernels that read keys and values.
+const OF_KEYS: [&str; 4] = ["FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATTENTION"];
+
+/// The kernels that the command names, and the generation of the GPU.
+fn kernels(case: &Case) -> Option<(String, Option<u32>)> {
+    Some((dtype::backend(case.question)?.to_uppercase(), case.generation()))
+}
+
+/// Ranks of all replicas.
+fn ranks(case: &Case) -> u64 {
+    let sizes = ["--tensor-parallel-size", "--pipeline-parallel-size", REPLICAS];
+    sizes.iter().fold(1, |ranks, flag| ranks.saturating_mul(case.size(flag)))
+}
+
+/// The speculative config of a method.
+fn drafts(case: &Case, is_it: fn(&str) -> bool) -> Option<Value> {
+    let config = speculation::speculative(case.question).ok()??;
+    config.get("method").and_then(Value::as_str).is_some_and(is_it).then_some(config)
+}
+
+fn lists(list: &str, word: &str) -> bool {
+    list.split_whitespace().any(|known| known == word)
+}
+
+fn listed(list: &str) -> String {
+    list.split_whitespace().collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,213 @@
+//! What engines refuse at start of words that their parsers take, in their own words.
+
+mod common;
+
+use cacheplan_serve::{Options, ServeError, answer};
+use rstest::rstest;
+
+use common::{launch, models, on};
+
+const LLAMA: &str = "meta-llama__Llama-3.1-8B-Instruct";
+const DEEPSEEK: &str = "deepseek-ai__DeepSeek-V3";
+const NEXT: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
+const NEMOTRON: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
+const KIMI: &str = "moonshotai__Kimi-Linear-48B-A3B-Instruct";
+const GPT_OSS: &str = "openai__gpt-oss-120b";
+
+fn said(command: &str, model: &str, version: &str) -> Option<String> {
+    let options = Options { version: Some(version.into()), ..on("8xh200") };
+    match answer(&launch(command), models(model), &options) {
+        Err(error @ (ServeError::Engine { .. } | ServeError::Parser { .. })) => Some(error.to_string()),
+        Err(error) => panic!("{command}: {error}"),
+        Ok(_) => None,
+    }
+}
+
+/// Of the newest version, flags behind the model that it starts without.
+#[rstest]
+#[case::level(LLAMA, "-O4", "Input should be 0, 1, 2 or 3 (it is '4')")]
+#[case::part_of_a_level(LLAMA, "-O.cudagraph_mode=NONE", "Input should be 0, 1, 2 or 3")]
+#[case::number_of_compilation(LLAMA, "--compilation-config 3", "instance of CompilationConfig")]
+#[case::key_of_compilation(LLAMA, "--compilation-config {\"bogus\":1}", "bogus: Unexpected keyword argument")]
+#[case::sizes_of_graphs(
+    LLAMA,
+    "--cudagraph-capture-sizes 1 2 4 --max-cudagraph-capture-size 8",
+    "(=8) should be consistent with the max value of cudagraph_capture_sizes(=4)"
+)]
+#[case::lookups(
+    LLAMA,
+    "--speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":4,\"prompt_lookup_max\":2,\"prompt_lookup_min\":5}",
+    "prompt_lookup_min=5 must be <= prompt_lookup_max=2"
+)]
+#[case::no_predicting_layer(
+    LLAMA,
+    "--speculative-config {\"method\":\"mtp\",\"num_speculative_tokens\":1}",
+    "Unsupported speculative method: 'mtp'"
+)]
+#[case::threshold(LLAMA, "--long-prefill-token-threshold 200000", "greater than the max_model_len (131072)")]
+#[case::no_experts(LLAMA, "-ep", "Number of experts in the model must be greater than 0")]
+#[case::rank_of_a_node(LLAMA, "--nnodes 2 --node-rank 2 -tp 8", "`--node-rank` must be between 0 and 1")]
+#[case::nodes(LLAMA, "--nnodes 3 -tp 8", "must evenly divide the total world size (8)")]
+#[case::nodes_of_ray(LLAMA, "--data-parallel-backend ray -dp 2 --nnodes 2", "requires `--data-parallel-backend mp`")]
+#[case::hybrid_balance(LLAMA, "-dp 2 --data-parallel-hybrid-lb", "requires `--data-parallel-size-local`")]
+#[case::external_balance(LLAMA, "-dp 4 -dpn 2", "Non-MoE models do not support external data parallel mode")]
+#[case::headless(LLAMA, "--headless --api-server-count 2", "--api-server-count=2 cannot be used with --headless")]
+#[case::unknown_kernels(LLAMA, "--attention-backend XFORMERS", "Unknown attention backend: 'XFORMERS'")]
+#[case::removed_kernels(LLAMA, "--attention-backend TREE_ATTN", "Unknown attention backend: 'TREE_ATTN'")]
+#[case::kernels_of_latents(LLAMA, "--attention-backend FLASHMLA", "['non-MLA not supported']")]
+#[case::configured_kernels(LLAMA, "--attention-config {\"backend\":\"FLASHMLA\"}", "['non-MLA not supported']")]
+#[case::kernels_of_keys(DEEPSEEK, "-tp 8 --attention-backend FLASH_ATTN", "['MLA not supported']")]
+#[case::kernels_of_another_gpu(
+    DEEPSEEK,
+    "-tp 8 --attention-backend CUTLASS_MLA",
+    "['compute capability not supported']"
+)]
+#[case::dtype_of_kernels(
+    LLAMA,
+    "--kv-cache-dtype fp8_e5m2 --attention-backend FLASH_ATTN",
+    "['kv_cache_dtype not supported']"
+)]
+#[case::packed_dtype_of_kernels(
+    LLAMA,
+    "--kv-cache-dtype int8_per_token_head --attention-backend FLASH_ATTN",
+    "['kv_cache_dtype not supported']"
+)]
+#[case::packed_sinks(GPT_OSS, "-tp 2 --kv-cache-dtype nvfp4", "misreads an NVFP4 KV cache at head_size 64")]
+#[case::rounding(NEMOTRON, "--enable-mamba-cache-stochastic-rounding", "requires the SSM cache to be float16")]
+#[case::kernels_of_states(NEMOTRON, "--mamba-backend bogus", "Unknown Mamba SSU backend: 'BOGUS'")]
+#[case::dtype_of_states(
+    KIMI,
+    "-tp 2 --mamba-ssm-cache-dtype float16",
+    "supports only auto, float32, and bfloat16; got float16"
+)]
+#[case::interleaved_tokens(
+    DEEPSEEK,
+    "-tp 8 -dcp 2 --cp-kv-cache-interleave-size 48",
+    "cp_kv_cache_interleave_size (48)"
+)]
+#[case::fewer_interleaved_tokens(
+    DEEPSEEK,
+    "-tp 8 -dcp 2 --dcp-kv-cache-interleave-size 3",
+    "cp_kv_cache_interleave_size (3)"
+)]
+#[case::interleaved_blocks(
+    DEEPSEEK,
+    "-tp 8 -dcp 2 --cp-kv-cache-interleave-size 64 --block-size 32",
+    "Block_size(32) should be greater than or equal to"
+)]
+#[case::tools(LLAMA, "--enable-auto-tool-choice", "--enable-auto-tool-choice requires --tool-call-parser")]
+#[case::outputs(LLAMA, "--enable-log-outputs", "--enable-log-outputs requires --enable-log-requests")]
+#[case::unknown_tools(LLAMA, "--enable-auto-tool-choice --tool-call-parser bogus", "invalid tool call parser: bogus")]
+#[case::unknown_reasoning(LLAMA, "--reasoning-parser bogus", "invalid reasoning parser: bogus")]
+#[case::format_of_files(LLAMA, "--load-format bogus", "Load format `bogus` is not supported")]
+#[case::quantization(LLAMA, "-q bogus", "Unknown quantization method: bogus")]
+#[case::interval(LLAMA, "--stream-interval 0", "stream_interval: Input should be greater than or equal to 1")]
+#[case::probabilities(LLAMA, "--max-logprobs -2", "max_logprobs: Input should be greater than or equal to -1")]
+#[case::sample(LLAMA, "--kv-cache-metrics-sample 2", "kv_cache_metrics_sample: Input should be greater than 0")]
+#[case::free_blocks(LLAMA, "--watermark 1.5", "watermark: Input should be greater than or equal to 0 and less than 1")]
+#[case::devices(LLAMA, "--device-ids 0,0", "--device-ids must not contain duplicates")]
+#[case::small_batches(LLAMA, "--enable-dbo", "allgather_reducescatter is not supported")]
+#[case::connector(
+    LLAMA,
+    "--kv-transfer-config {\"kv_connector\":\"BogusConnector\",\"kv_role\":\"kv_both\"}",
+    "Unsupported connector type: BogusConnector"
+)]
+fn vllm_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
+    let found = said(&format!("vllm serve m {flags}"), model, "0.33.0").unwrap_or_else(|| panic!("{flags}: starts"));
+    assert!(found.contains(expected), "{found}");
+}
+
+#[rstest]
+#[case("0.11.0", "--compilation-config 3")]
+#[case("0.24.0", "--long-prefill-token-threshold 200000")]
+#[case("0.33.0", "-O3 --compilation-config {\"cudagraph_mode\":\"NONE\"}")]
+#[case("0.33.0", "--cudagraph-capture-sizes 1 2 4 --max-cudagraph-capture-size 4")]
+#[case("0.33.0", "-tp 8 --nnodes 2 --node-rank 1")]
+#[case("0.33.0", "--attention-backend FLASH_ATTN --kv-cache-dtype fp8_e4m3")]
+#[case("0.33.0", "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3")]
+#[case("0.33.0", "--reasoning-parser mine --reasoning-parser-plugin mine.py")]
+#[case("0.33.0", "--max-logprobs -1 --stream-interval 1 --watermark 0.1 --device-ids 0,1")]
+fn vllm_takes(#[case] version: &str, #[case] flags: &str) {
+    assert_eq!(said(&format!("vllm serve m {flags}"), LLAMA, version), None);
+}
+
+#[rstest]
+#[case("0.24.0", LLAMA, "-ep", "Number of experts")]
+#[case("0.24.0", LLAMA, "--max-num-partial-prefills 2 --max-long-partial-prefills 3", "(3) must be less than or equal")]
+#[case("0.11.0", LLAMA, "--max-num-partial-prefills 2 --max-long-partial-prefills 3", "(3) must be less than or equal")]
+#[case("0.11.0", LLAMA, "--async-scheduling -pp 2", "not supported with pipeline-parallel-size > 1")]
+#[case(
+    "0.11.0",
+    LLAMA,
+    "--async-scheduling --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":2}",
+    "speculative decoding is not supported with async scheduling"
+)]
+#[case(
+    "0.11.0",
+    LLAMA,
+    "--speculative-config {\"model\":\"Qwen3-0.6B\",\"num_speculative_tokens\":3}",
+    "Speculative decoding with draft model is not supported yet"
+)]
+fn older_vllm_refuses(#[case] version: &str, #[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
+    let found = said(&format!("vllm serve m {flags}"), model, version).unwrap_or_else(|| panic!("{flags}: starts"));
+    assert!(found.contains(expected), "{found}");
+}
+
+#[test]
+fn older_vllm_refuses_kernels_of_a_variable() {
+    let mut command = launch("vllm serve m");
+    command.env.insert("VLLM_ATTENTION_BACKEND".into(), "BOGUS".into());
+    let options = Options { version: Some("0.11.0".into()), ..on("h100") };
+    let error = answer(&command, models(LLAMA), &options).unwrap_err();
+    assert!(error.to_string().contains("Invalid attention backend: 'BOGUS'"), "{error}");
+}
+
+#[rstest]
+#[case::hierarchy(LLAMA, "--enable-hierarchical-cache --disable-radix-cache", "are mutually exclusive")]
+#[case::nodes(LLAMA, "--nnodes 3 --tp 8", "tp_size must be divisible by number of nodes")]
+#[case::replicas_on_nodes(LLAMA, "--nnodes 2 --tp 2 --dp 2", "multi-node data-parallel replicas are not supported")]
+#[case::stages(
+    LLAMA,
+    "--pp-size 2 --speculative-algorithm NGRAM --speculative-num-draft-tokens 8",
+    "Pipeline parallelism currently only supports EAGLE"
+)]
+#[case::padding(
+    LLAMA,
+    "--enable-torch-compile --disable-cuda-graph-padding",
+    "is incompatible with --enable-torch-compile"
+)]
+#[case::first_gpu(LLAMA, "--base-gpu-id -1", "base_gpu_id must be non-negative")]
+#[case::overlap(NEXT, "--tp 4 --mamba-radix-cache-strategy no_buffer", "no_buffer do not support overlap schedule")]
+#[case::pages(
+    NEXT,
+    "--tp 4 --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule --page-size 64",
+    "no_buffer only supports page_size=1"
+)]
+#[case::lazy(
+    NEXT,
+    "--tp 4 --mamba-radix-cache-strategy extra_buffer_lazy --disable-overlap-schedule",
+    "Lazy extra buffer requires overlap schedule"
+)]
+#[case::no_states(LLAMA, "--mamba-radix-cache-strategy extra_buffer", "extra_buffer needs mamba state")]
+#[case::reasoning(LLAMA, "--reasoning-parser bogus", "--reasoning-parser: invalid choice: 'bogus'")]
+#[case::tools(LLAMA, "--tool-call-parser bogus", "--tool-call-parser: invalid choice: 'bogus'")]
+#[case::sampling(LLAMA, "--sampling-backend bogus", "--sampling-backend: invalid choice: 'bogus'")]
+#[case::drafts(
+    LLAMA,
+    "--speculative-algorithm BOGUS --speculative-num-draft-tokens 4",
+    "Unknown speculative algorithm name: BOGUS"
+)]
+fn sglang_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
+    let command = format!("sglang serve --model-path m {flags}");
+    let found = said(&command, model, "0.5.23").unwrap_or_else(|| panic!("{flags}: starts"));
+    assert!(found.contains(expected), "{found}");
+}
+
+#[rstest]
+#[case(NEXT, "--tp 4 --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule")]
+#[case(NEXT, "--tp 4 --mamba-radix-cache-strategy extra_buffer_lazy")]
+#[case(LLAMA, "--tp 8 --nnodes 2 --reasoning-parser qwen3 --tool-call-parser llama3 --sampling-backend pytorch")]
+#[case(LLAMA, "--speculative-algorithm ngram --speculative-num-draft-tokens 8")]
+fn sglang_takes(#[case] model: &str, #[case] flags: &str) {
+    assert_eq!(said(&format!("sglang serve --model-path m {flags}"), model, "0.5.23"), None);
+}
