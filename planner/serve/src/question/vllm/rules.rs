@@ -273,6 +273,12 @@ pub(super) const RULES: &[Rule] = &[
         ids.dedup();
         (ids.len() < all).then(|| "--device-ids must not contain duplicates".into())
     }),
+    since(READ, &["--distributed-executor-backend"], |case| {
+        // Another is a class by its module.
+        let word = case.unlisted("--distributed-executor-backend", "ray mp uni external_launcher")?;
+        (!word.contains('.'))
+            .then(|| format!("{word} is no class by its module: not enough values to unpack (expected 2, got 1)"))
+    }),
     since(READ, &["--enable-dbo"], |case| {
         const BY: &str = "deepep_low_latency deepep_high_throughput nixl_ep";
         let by = case.word("--all2all-backend").unwrap_or("allgather_reducescatter");
