@@ -585,7 +585,7 @@ fn changed_commands_keep_the_variables_of_their_engine() {
 #[test]
 fn a_connector_that_nobody_read_is_noted() {
     let is_noted = |config: &str| {
-        let answer = told(&format!("{SERVE} --kv-transfer-config {config}"), "Qwen__Qwen3-8B", "0.33.0").unwrap();
+        let answer = told(&format!("{SERVE} --kv-transfer-config {config}"), "Qwen__Qwen3-8B", "0.32.0").unwrap();
         answer.notes.iter().any(|note| note.contains("was read: vLLM refuses one that it does not know"))
     };
     assert!(is_noted(r#"{"kv_connector":"NixelConnector","kv_role":"kv_both"}"#));

@@ -12,7 +12,6 @@ const DEEPSEEK: &str = "deepseek-ai__DeepSeek-V3";
 const NEXT: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
 const NEMOTRON: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
 const KIMI: &str = "moonshotai__Kimi-Linear-48B-A3B-Instruct";
-const GPT_OSS: &str = "openai__gpt-oss-120b";
 
 fn said(command: &str, model: &str, version: &str) -> Option<String> {
     let options = Options { version: Some(version.into()), ..on("8xh200") };
@@ -72,7 +71,6 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
     "--kv-cache-dtype int8_per_token_head --attention-backend FLASH_ATTN",
     "['kv_cache_dtype not supported']"
 )]
-#[case::packed_sinks(GPT_OSS, "-tp 2 --kv-cache-dtype nvfp4", "misreads an NVFP4 KV cache at head_size 64")]
 #[case::rounding(NEMOTRON, "--enable-mamba-cache-stochastic-rounding", "requires the SSM cache to be float16")]
 #[case::kernels_of_states(NEMOTRON, "--mamba-backend bogus", "Unknown Mamba SSU backend: 'BOGUS'")]
 #[case::dtype_of_states(
@@ -106,6 +104,7 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
 #[case::sample(LLAMA, "--kv-cache-metrics-sample 2", "kv_cache_metrics_sample: Input should be greater than 0")]
 #[case::free_blocks(LLAMA, "--watermark 1.5", "watermark: Input should be greater than or equal to 0 and less than 1")]
 #[case::devices(LLAMA, "--device-ids 0,0", "--device-ids must not contain duplicates")]
+#[case::executor(LLAMA, "--distributed-executor-backend bogus", "bogus is no class by its module")]
 #[case::small_batches(LLAMA, "--enable-dbo", "allgather_reducescatter is not supported")]
 #[case::connector(
     LLAMA,

@@ -22,24 +22,28 @@ pub(super) struct Rule {
     /// Flags of which one less may do.
     flags: &'static [&'static str],
     /// What the engine says; none of a command that keeps to the rule.
-    says: fn(&Case) -> Option<String>,
+    says: fn(&Case<'_>) -> Option<String>,
 }
 
 /// A rule of a version and of all behind it.
-pub(super) const fn since(version: Version, flags: &'static [&'static str], says: fn(&Case) -> Option<String>) -> Rule {
+pub(super) const fn since(
+    version: Version,
+    flags: &'static [&'static str],
+    says: fn(&Case<'_>) -> Option<String>,
+) -> Rule {
     within(version..ALL, flags, says)
 }
 
 pub(super) const fn within(
     versions: Range<Version>,
     flags: &'static [&'static str],
-    says: fn(&Case) -> Option<String>,
+    says: fn(&Case<'_>) -> Option<String>,
 ) -> Rule {
     Rule { versions, flags, says }
 }
 
 /// The rule that a command breaks, in the engine's words.
-pub(super) fn look(rules: &[Rule], case: &Case) -> Result<(), ServeError> {
+pub(super) fn look(rules: &[Rule], case: &Case<'_>) -> Result<(), ServeError> {
     let question = case.question;
     let mut of_version = rules.iter().filter(|rule| rule.versions.contains(&question.engine.version));
     let Some((said, flags)) = of_version.find_map(|rule| Some(((rule.says)(case)?, rule.flags))) else {

@@ -85,12 +85,12 @@ pub(super) const RULES: &[Rule] = &[
     }),
 ];
 
-fn keeps_without_buffers(case: &Case) -> bool {
+fn keeps_without_buffers(case: &Case<'_>) -> bool {
     case.word(STRATEGY) == Some("no_buffer") && case.has_states() && !case.is_on("--disable-radix-cache")
 }
 
 /// The parser's words for a choice that it has not.
-fn invalid(case: &Case, flag: &str, list: &str) -> Option<String> {
+fn invalid(case: &Case<'_>, flag: &str, list: &str) -> Option<String> {
     let word = case.unlisted(flag, list)?;
     let choices: Vec<String> = list.split_whitespace().map(|known| format!("'{known}'")).collect();
     Some(format!("argument {flag}: invalid choice: '{word}' (choose from {})", choices.join(", ")))

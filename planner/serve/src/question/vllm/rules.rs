@@ -193,15 +193,6 @@ pub(super) const RULES: &[Rule] = &[
             "Selected backend AttentionBackendEnum.{name} is not valid for this configuration. Reason: ['kv_cache_dtype not supported']"
         ))
     }),
-    since(READ, &[CACHE_DTYPE], |case| {
-        let packs =
-            case.word(CACHE_DTYPE).is_some_and(|word| word.starts_with("nvfp4")) && case.model_type() == "gpt_oss";
-        let reads = case.generation().is_none_or(|generation| !matches!(generation, 8 | 9 | 12));
-        (packs && !reads).then(|| {
-            "No valid attention backend found. Reasons: FLASHINFER: [fa2 prefill misreads an NVFP4 KV cache at head_size 64]"
-                .into()
-        })
-    }),
     since(EARLIER, &[ROUNDING], |case| {
         (case.is_on(ROUNDING) && case.word(STATE_DTYPE) != Some("float16")).then(|| {
             "Stochastic rounding for Mamba cache requires the SSM cache to be float16. Please set it explicitly, by specifying `--mamba-ssm-cache-dtype float16`, or disable stochastic rounding by not specifying `--enable-mamba-cache-stochastic-rounding`."
@@ -282,6 +273,12 @@ pub(super) const RULES: &[Rule] = &[
         ids.dedup();
         (ids.len() < all).then(|| "--device-ids must not contain duplicates".into())
     }),
+    since(READ, &["--distributed-executor-backend"], |case| {
+        // Another is a class by its module.
+        let word = case.unlisted("--distributed-executor-backend", "ray mp uni external_launcher")?;
+        (!word.contains('.'))
+            .then(|| format!("{word} is no class by its module: not enough values to unpack (expected 2, got 1)"))
+    }),
     since(READ, &["--enable-dbo"], |case| {
         const BY: &str = "deepep_low_latency deepep_high_throughput nixl_ep";
         let by = case.word("--all2all-backend").unwrap_or("allgather_reducescatter");
@@ -307,18 +304,18 @@ const OF_LATENTS: [(&str, &[u32]); 6] = [
 const OF_KEYS: [&str; 4] = ["FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATTENTION"];
 
 /// The kernels that the command names, and the generation of the GPU.
-fn kernels(case: &Case) -> Option<(String, Option<u32>)> {
+fn kernels(case: &Case<'_>) -> Option<(String, Option<u32>)> {
     Some((dtype::backend(case.question)?.to_uppercase(), case.generation()))
 }
 
 /// Ranks of all replicas.
-fn ranks(case: &Case) -> u64 {
+fn ranks(case: &Case<'_>) -> u64 {
     let sizes = ["--tensor-parallel-size", "--pipeline-parallel-size", REPLICAS];
     sizes.iter().fold(1, |ranks, flag| ranks.saturating_mul(case.size(flag)))
 }
 
 /// The speculative config of a method.
-fn drafts(case: &Case, is_it: fn(&str) -> bool) -> Option<Value> {
+fn drafts(case: &Case<'_>, is_it: fn(&str) -> bool) -> Option<Value> {
     let config = speculation::speculative(case.question).ok()??;
     config.get("method").and_then(Value::as_str).is_some_and(is_it).then_some(config)
 }
