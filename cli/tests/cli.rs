@@ -345,7 +345,7 @@ fn numbers<const N: usize, T>(file: &safetensors::SafeTensors<'_>, name: &str, r
 #[case::too_long(&["--prompt-ids", "1", "--max-new-tokens", "1000000000"], 1, "max_seq_len")]
 #[case::unknown_device(&["--prompt-ids", "1", "--device", "tpu"], 2, "`cpu` or `cuda:N`")]
 #[case::an_assumption_that_nothing_reads(&["--prompt-ids", "1", "--assume", "no_such_key=1"], 1, "no_such_key")]
-#[case::an_engines_flag(&["--prompt-ids", "1", "--cache-bytes", "5GiB"], 2, "--cache-bytes tells an engine something")]
+#[case::an_engines_flag(&["--prompt-ids", "1", "--cache-bytes", "5GiB"], 2, "`engine.cache_bytes` tells an engine something")]
 #[case::logits_of_two(&["--prompt-ids", "1", "--prompt-ids", "2", "--logits", "x"], 2, "single")]
 fn a_bad_request_is_a_clear_error(#[case] args: &[&str], #[case] code: i32, #[case] says: &str) {
     let model = fixture_model("llama");
@@ -645,7 +645,7 @@ fn every_row_of_fit_is_what_plan_says_of_it(
 }
 
 #[rstest]
-#[case("Qwen__Qwen2.5-7B-Instruct.json", &["--tp", "8"], "1, 2, 4, 7")]
+#[case("Qwen__Qwen2.5-7B-Instruct.json", &["--tp", "8"], "1, 2, 4, 28")]
 #[case("deepseek-ai__DeepSeek-V3.json", &["--device-memory", "3xb300"], "1, 2")]
 #[case("meta-llama__Llama-3.1-8B-Instruct.json", &["--tp", "64"], "1, 2, 4, 8, 16, 32")]
 fn ranks_that_do_not_divide_the_query_heads_are_refused_with_those_that_do(

@@ -210,7 +210,7 @@ fn every_format_of_a_text_prints_the_engine(#[case] format: &str, #[case] says: 
 #[case(&["--memory-bytes", "-1"], "-1")]
 #[case(&["--mtp-layers", "4294967295", "--draft-tokens", "1"], "4294967295 is not in 0..=1024")]
 #[case(&["--prompt", "{}"], "flag --prompt: expected one of `fixed`, `uniform`")]
-#[case(&["--device-memory", "h1000"], "nor a device whose memory is known: a10, a100-40gb")]
+#[case(&["--device-memory", "h1000"], "did you mean h100? Those are: a10, a100-40gb")]
 #[case(&["--max-seq-len", "18446744073709551615"], "is not in 1..=4294967296")]
 #[case(&["--max-seq-len", "-1"], "invalid value '-1' for '--max-seq-len")]
 #[case(&["--max-batch-size", "0"], "0 is not in 1..=4294967296")]
@@ -655,6 +655,7 @@ fn a_stage_is_explained_with_what_all_ranks_agreed_on(#[case] stage: &str) {
 )]
 #[case("CACHEPLAN__MAX_BATCH_SIZE", "4", 2, "`max_batch_size` is what fit looks for")]
 #[case("CACHEPLAN__MEMORY__SAFE", "true", 0, "")]
+#[case("CACHEPLAN__MEMORY__FRACTION", "0.01", 3, "nothing tried holds")]
 #[case("CACHEPLAN__MEMORY__RESERVE", "200GiB", 3, "nothing tried holds")]
 fn fit_takes_of_the_environment_what_holds_of_every_device(
     #[case] name: &str,

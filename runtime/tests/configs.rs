@@ -95,7 +95,7 @@ fn the_readme_names_every_model_type_that_has_a_decoder() {
 #[case::nothing_to_read("gemma4", json!({ "num_kv_shared_layers": 4 }), "none of the first 1 layers is of its kind")]
 #[case::all_directions("gemma4", json!({ "use_bidirectional_attention": "all" }), "`use_bidirectional_attention`")]
 #[case::unknown_choice("gemma4_moe", json!({ "top_k_experts": null }), "`top_k_experts`")]
-#[case::shared_keys("llama", json!({ "num_kv_shared_layers": 1 }), "`num_kv_shared_layers`")]
+#[case::shared_keys("llama", json!({ "num_kv_shared_layers": 2 }), "`num_kv_shared_layers`")]
 #[case::nested_word("gemma3", json!({ "rope_parameters": { "full_attention": 3 } }), "`rope_parameters")]
 #[case::more_than_a_head("bamba", json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1e18 } }), "`partial_rotary_factor` is")]
 #[case::no_base("llama", json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 0 } }), "`rope_theta` is `0`")]

@@ -17,7 +17,7 @@ const NOT_KNOWN: &str = "\
     cohere_compass cosmos3_edge deepseek_ocr2 deepseek_vl deepseek_vl_hybrid diffusion_gemma doge dots3_note \
     electra emu3 ernie4_5_vl_moe fast_vlm fun_asr_nano fuyu git glmasr got_ocr2 granite4_vision granite_docling \
     granite_speech granite_speech_plus hunyuan_vl hyperclovax_vision_v2 idefics idefics2 inkling_mm_model \
-    instructblip instructblipvideo janus kyutai_speech_to_text lfm3_vl lighton_ocr \
+    instructblip instructblipvideo janus kosmos-2 kosmos-2.5 kyutai_speech_to_text lfm3_vl lighton_ocr \
     longcat_flash minicpm_ocr minicpmv4_6 minicpmv4_7 mistral_large4 molmo2 moshi moss_transcribe_diarize \
     muse_glimmer muse_spark nemo_speechlm nemotron_h_omni ovis2 paligemma perception_lm phi4_multimodal pi0 \
     pp_chart2table qianfan_ocr qwen2_5_omni qwen3_asr qwen3_omni_moe qwen4_exp rembert roc_bert roformer step3p7 \

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::Limit;
 use cacheplan::planner::fit::Answer;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
+use cacheplan::planner::{
+    ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Memory, Override, PlanRequest, Prices,
+};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::ServeError;
 use cacheplan_serve::fit::Asks;
@@ -188,7 +190,7 @@ fn of_model(
         let needed = "--context and --sequences are needed: so many sequences of so many tokens, such as --context 32k --sequences 10";
         return Err(Failure::new(2, needed));
     };
-    let stated = stated(args, question.devices.first().map(|(_, device)| device))?;
+    let stated = stated(args, &question.devices)?;
     let request = PlanRequest::of(open(path, read, |error| args.facts.unread(path, error))?).with_config(stated);
     let mut question = FitQuestion { model: Some(path.to_string_lossy().into_owned()), ..question };
     let asks = Asks::of_model(&request, question.model.as_deref());
@@ -201,23 +203,34 @@ fn of_model(
 }
 
 /// What the environment and flags say of every device; what is being looked for they cannot.
-fn stated(args: &Args, device: Option<&DeviceInfo>) -> Result<Config, Failure> {
+fn stated(args: &Args, devices: &[(String, DeviceInfo)]) -> Result<Config, Failure> {
     const SOUGHT: [&str; 4] = ["memory.bytes", "engine.cache_bytes", "max_batch_size", "max_seq_len"];
+    let device = devices.first().map(|(_, device)| device);
     let stated = Config::resolve_on(device, None, &environment()?, &args.dtypes());
     let mut stated = stated.map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
-    if let Some(sought) =
-        stated.settings.iter().find(|setting| setting.origin.is_stated() && SOUGHT.contains(&setting.key))
-    {
+    let by_somebody =
+        |key: &str| stated.settings.iter().find(|setting| setting.origin.is_stated() && setting.key == key);
+    if let Some(sought) = SOUGHT.into_iter().find_map(by_somebody) {
         let said = format!(
             "{}: `{}` is what fit looks for; leave it out, and state --context, --sequences and --gpus",
             sought.origin, sought.key
         );
         return Err(Failure::new(2, said));
     }
+    if by_somebody("memory.fraction").is_some() {
+        return Ok(stated);
+    }
     // Each device has a usual share of its own.
-    let is_own = stated.settings.iter().any(|setting| setting.key == "memory.fraction" && !setting.origin.is_stated());
-    if let Some(memory) = stated.budget.memory.as_mut().filter(|_| is_own) {
-        memory.fraction = None;
+    let memory = stated.budget.memory.take();
+    let says_more = |memory: &Memory| Memory { fraction: None, ..memory.clone() } != Memory::default();
+    if let Some(memory) = memory.filter(says_more) {
+        let mut shares = devices.iter().map(|(_, device)| device.usual_share());
+        let first = shares.next();
+        if shares.any(|share| Some(share) != first) {
+            let said = "the devices have several usual shares of memory; state CACHEPLAN__MEMORY__FRACTION too";
+            return Err(Failure::new(2, said));
+        }
+        stated.budget.memory = Some(memory);
     }
     Ok(stated)
 }

@@ -217,7 +217,7 @@ fn ranks_of_several_nodes_are_offered_with_their_nodes(#[case] command: &str, #[
 
 #[test]
 fn caches_on_a_cpu_take_what_its_variable_says_in_blocks_of_128() {
-    let command = |rest: &str| format!("VLLM_CPU_KVCACHE_SPACE=1 vllm serve m --max-model-len 2048 {rest}");
+    let command = |rest: &str| format!("VLLM_CPU_KVCACHE_SPACE=1 vllm serve m --max-model-len 2048{rest}");
     let options = Options { version: Some("0.29.0".into()), ..Options::default() };
     let found = told(&command(""), "Qwen__Qwen3.5-2B", &options);
     let says = |fact: Fact| found.facts[&fact].low;
@@ -225,6 +225,6 @@ fn caches_on_a_cpu_take_what_its_variable_says_in_blocks_of_128() {
     assert_eq!([says(Fact::TokensPerBlock), says(Fact::Tokens), says(Fact::Concurrency)], [640, 27_852, 1360]);
     // It captures no graphs, so that fewer blocks than sequences are enough.
     assert!(found.starts != Starts::No, "{:?}", found.reason);
-    let plain = told(&command("--block-size 32"), "Qwen__Qwen3-0.6B", &options);
+    let plain = told(&command(" --block-size 32"), "Qwen__Qwen3-0.6B", &options);
     assert_eq!(plain.facts[&Fact::TokensPerBlock].low, 32);
 }
