@@ -655,7 +655,6 @@ fn a_stage_is_explained_with_what_all_ranks_agreed_on(#[case] stage: &str) {
 )]
 #[case("CACHEPLAN__MAX_BATCH_SIZE", "4", 2, "`max_batch_size` is what fit looks for")]
 #[case("CACHEPLAN__MEMORY__SAFE", "true", 0, "")]
-#[case("CACHEPLAN__MEMORY__FRACTION", "0.01", 3, "nothing tried holds")]
 #[case("CACHEPLAN__MEMORY__RESERVE", "200GiB", 3, "nothing tried holds")]
 fn fit_takes_of_the_environment_what_holds_of_every_device(
     #[case] name: &str,

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::Limit;
 use cacheplan::planner::fit::Answer;
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{
-    ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Memory, Override, PlanRequest, Prices,
-};
+use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::ServeError;
 use cacheplan_serve::fit::Asks;
@@ -221,9 +219,9 @@ fn stated(args: &Args, devices: &[(String, DeviceInfo)]) -> Result<Config, Failu
         return Ok(stated);
     }
     // Each device has a usual share of its own.
-    let memory = stated.budget.memory.take();
-    let says_more = |memory: &Memory| Memory { fraction: None, ..memory.clone() } != Memory::default();
-    if let Some(memory) = memory.filter(says_more) {
+    let is_stated =
+        stated.settings.iter().any(|setting| setting.origin.is_stated() && setting.key.starts_with("memory."));
+    if let Some(memory) = stated.budget.memory.take().filter(|_| is_stated) {
         let mut shares = devices.iter().map(|(_, device)| device.usual_share());
         let first = shares.next();
         if shares.any(|share| Some(share) != first) {

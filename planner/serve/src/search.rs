@@ -176,6 +176,8 @@ impl Search<'_> {
         let now = |flag: &str| {
             let (Program { engine, .. }, parsed) = self.program()?;
             let number = match flag {
+                // Of all slots together.
+                "--ctx-size" => None,
                 _ if flag == engine.engine.length_flag() => Some(limits.max_seq_len),
                 _ if flag == engine.engine.sequences_flag() => limits.max_batch_size,
                 "--max-num-batched-tokens" => Some(limits.max_num_tokens),

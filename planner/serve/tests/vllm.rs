@@ -217,14 +217,16 @@ fn ranks_of_several_nodes_are_offered_with_their_nodes(#[case] command: &str, #[
 
 #[test]
 fn caches_on_a_cpu_take_what_its_variable_says_in_blocks_of_128() {
-    let command = |rest: &str| format!("VLLM_CPU_KVCACHE_SPACE=1 vllm serve m --max-model-len 2048{rest}");
+    let command = |rest: &str| format!("VLLM_CPU_KVCACHE_SPACE={rest}");
     let options = Options { version: Some("0.29.0".into()), ..Options::default() };
-    let found = told(&command(""), "Qwen__Qwen3.5-2B", &options);
+    let found = told(&command("1 vllm serve m --max-model-len 2048"), "Qwen__Qwen3.5-2B", &options);
     let says = |fact: Fact| found.facts[&fact].low;
     // As a public start of the sister with the same caches logged: five blocks of 128 hold a state.
     assert_eq!([says(Fact::TokensPerBlock), says(Fact::Tokens), says(Fact::Concurrency)], [640, 27_852, 1360]);
     // It captures no graphs, so that fewer blocks than sequences are enough.
     assert!(found.starts != Starts::No, "{:?}", found.reason);
-    let plain = told(&command(" --block-size 32"), "Qwen__Qwen3-0.6B", &options);
-    assert_eq!(plain.facts[&Fact::TokensPerBlock].low, 32);
+    // 2 GiB are 18,724 tokens.
+    let tokens = |rest: &str| told(&command(rest), "Qwen__Qwen3-0.6B", &options).facts[&Fact::Tokens].low;
+    let stated = tokens("2 vllm serve m --max-model-len 2048 --block-size 32");
+    assert_eq!([tokens("2 vllm serve m --max-model-len 2048"), stated], [146 * 128, 585 * 32]);
 }
