@@ -264,26 +264,9 @@ impl PlanRequest {
                 PlanError::DoesNotFit(shortfall)
             }
             PlanError::Budget(why) => PlanError::Budget(why + &self.another_layout()),
-            error => self.with_another_layout(error),
-        })
-    }
-
-    fn with_another_layout(&self, error: PlanError) -> PlanError {
-        match error {
             PlanError::Layout(why) => PlanError::Layout(why + &self.another_layout()),
             error => error,
-        }
-    }
-
-    /// What the planner makes of it where `engine` is to run it.
-    fn asked_of<T>(
-        &self,
-        engine: EngineSpec,
-        ask: impl FnOnce(&Inputs<'_>) -> Result<T, PlanError>,
-    ) -> Result<T, PlanError> {
-        let asked = self.clone().for_engine(engine);
-        let said = asked.settled().and_then(|settled| ask(&settled.inputs()));
-        said.map_err(|error| asked.with_another_layout(error))
+        })
     }
 
     /// The same without suggestions where it does not fit.
@@ -362,7 +345,7 @@ impl PlanRequest {
     /// A budget that does not hold one sequence, or without any bytes where the engine needs them; an option that the
     /// engine does not consume, and what it refuses.
     pub fn predict(&self, engine: EngineSpec) -> Result<EnginePrediction, PlanError> {
-        self.asked_of(engine, |inputs| inputs.predict(engine))
+        self.clone().for_engine(engine).settled()?.inputs().predict(engine)
     }
 
     /// Bytes that `engine` has for its caches: at least, as they are taken to be, and at most. They are one number where they are
@@ -371,7 +354,7 @@ impl PlanRequest {
     /// # Errors
     /// As [`predict`](Self::predict).
     pub fn cache_bytes(&self, engine: EngineSpec) -> Result<Option<[u64; 3]>, PlanError> {
-        self.asked_of(engine, |inputs| inputs.bytes_between(engine))
+        self.clone().for_engine(engine).settled()?.inputs().bytes_between(engine)
     }
 
     /// What the engine has beside its caches, line by line, while it measures its largest step.
@@ -379,7 +362,7 @@ impl PlanRequest {
     /// # Errors
     /// As [`predict`](Self::predict).
     pub fn beside_caches(&self, engine: EngineSpec) -> Result<Vec<LedgerLine>, PlanError> {
-        self.asked_of(engine, |inputs| inputs.beside_caches())
+        self.clone().for_engine(engine).settled()?.inputs().beside_caches()
     }
 
     /// Compares `by-key` with `engine` at the same bytes, both with the dtypes that the engine would choose.

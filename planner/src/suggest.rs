@@ -8,7 +8,6 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::solver::solve::last;
-use crate::stated::Stated;
 
 /// How many changes are shown.
 const SHOWN: usize = 3;
@@ -210,28 +209,18 @@ impl PlanRequest {
         tried.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
     }
 
-    /// How else so many devices divide the model, where nobody said how and they cannot be tensor parallel ranks, or a command
-    /// tells an engine what it cannot do.
+    /// Where nobody said how several devices divide the model and they cannot be tensor parallel ranks: how else.
     pub(crate) fn another_layout(&self) -> String {
-        let told = self.engine().filter(|_| self.stated() == Stated::Command);
-        let ranks = || Some(told.and(self.budget().ok())?.parallel.world_size());
-        let devices = self.assumes_ranks().or_else(|| u32::try_from(ranks()?).ok().filter(|ranks| *ranks > 1));
+        let devices = self.assumes_ranks();
         let layouts = devices
             .zip(self.model().divisible())
             .map(|(devices, divisible)| divisible.layouts(devices, Parallel::default(), |tp| self.divides_over(tp)));
-        let layouts = layouts.into_iter().flatten().filter(|it| Some(it.world_size()) == devices.map(u64::from));
-        let plans = layouts.filter_map(|parallel| {
-            let divided = self.divided(parallel);
-            Some(match told {
-                Some(engine) => {
-                    let held = divided.settled().ok()?.inputs().predict_among(engine).ok()?.sequences;
-                    (held.saturating_mul(parallel.dp.into()), engine.words_of(parallel)?)
-                }
-                None => (served(&divided.planned()?), self.stated().settings(&parallel.changes(Parallel::default()))),
-            })
+        let plans = layouts.into_iter().flatten().filter_map(|parallel| {
+            let plan = self.divided(parallel).planned()?;
+            (Some(parallel.world_size()) == devices.map(u64::from)).then(|| (served(&plan), parallel))
         });
-        let best = plans.max_by_key(|(sequences, _)| *sequences).filter(|(sequences, _)| *sequences > 0);
-        best.map(|(_, words)| format!("; {words} would do")).unwrap_or_default()
+        let Some((_, best)) = plans.max_by_key(|(sequences, _)| *sequences) else { return String::new() };
+        format!("; {} would do", self.stated().settings(&best.changes(Parallel::default())))
     }
 
     /// Whether so many tensor parallel ranks divide every cache, whatever memory they have.

@@ -327,13 +327,3 @@ fn vllm_runs_no_gemma_in_float16(#[case] version: &str, #[case] word: &str, #[ca
     let found = cacheplan_serve::answer(&command, models("google__gemma-3-1b-it"), &options);
     assert_eq!(found.is_err_and(|error| error.to_string().contains("does not support float16")), refused);
 }
-
-/// Its convolutions have 8 groups, so that 16 ranks have no equal share.
-#[test]
-fn a_layout_that_does_not_divide_a_model_comes_with_one_that_does() {
-    let models = models("nvidia__NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16");
-    let refused = cacheplan_serve::answer(&launch("vllm serve m -tp 16 --max-model-len 8192"), models, &on("16xh100"))
-        .unwrap_err();
-    let said = "; --tensor-parallel-size 8 --pipeline-parallel-size 2 would do";
-    assert!(refused.to_string().ends_with(said), "{refused}");
-}

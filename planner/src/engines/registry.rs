@@ -19,7 +19,7 @@ use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
 use super::stored::{Stored, Telling};
 use super::version::Version;
-use crate::budget::{Budget, Dtypes, nearest};
+use crate::budget::{Budget, nearest};
 use crate::error::EngineRefusal;
 use crate::export::dialect::Key;
 use crate::export::{Dialect, FlagMeaning, TargetFile};
@@ -235,14 +235,6 @@ impl EngineSpec {
     /// The flags of a layout; `None` where it cannot be told one.
     pub fn flags_of(self, layout: &Layout) -> Option<Vec<LayoutFlag>> {
         (self.engine.0.told.flags)(layout)
-    }
-
-    /// How it is told to divide a model; `None` where it cannot be.
-    pub(crate) fn words_of(self, parallel: Parallel) -> Option<String> {
-        let told = self.flags_of(&Layout { parallel, ..Layout::alone(1, 1, Dtypes::default()) })?.into_iter();
-        let sizes = told.filter(|(flag, _)| self.flags_of_sizes().contains(flag));
-        let word = |(flag, value): LayoutFlag| value.map_or_else(|| flag.to_owned(), |value| format!("{flag} {value}"));
-        Some(sizes.map(word).collect::<Vec<_>>().join(" "))
     }
 
     /// The dtype of 8 bits that it can be told to keep keys and values in.
