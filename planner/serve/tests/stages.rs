@@ -34,7 +34,7 @@ fn fit_and_plan_and_command_say_what_the_poorest_stage_holds(
             context: 8192,
             sequences: 3,
             devices: vec![(device.into(), device.parse().unwrap())],
-            max_devices: pp.into(),
+            max_devices: pp,
             margin: 0,
             weights: None,
             prices: Prices::default(),
