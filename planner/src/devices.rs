@@ -34,6 +34,9 @@ impl Devices {
         self.word.as_deref()
     }
 
+    /// The GPUs of a usual node.
+    pub const USUAL_NODE: u32 = 8;
+
     /// Another number of the same.
     pub fn times(&self, count: u32) -> Self {
         Self { count, ..self.clone() }

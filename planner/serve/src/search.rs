@@ -15,8 +15,6 @@ use crate::remedy::Remedy;
 
 /// The most changes that are shown.
 const SHOWN: usize = 3;
-/// GPUs of a usual node.
-const USUAL_NODE: u32 = 8;
 /// Shares of a device for weights and caches that are tried of SGLang.
 const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
 
@@ -97,7 +95,7 @@ impl Search<'_> {
 
     /// GPUs of a node: as many as are named, or as a usual one has.
     fn node(&self) -> u32 {
-        self.options.devices.as_ref().map_or(0, Devices::count).max(USUAL_NODE)
+        self.options.devices.as_ref().map_or(0, Devices::count).max(Devices::USUAL_NODE)
     }
 
     /// A change, with the nodes that its ranks need where they are more than one has.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::known::{sglang, vllm};
 use super::version::Version;
 use crate::budget::{Budget, EngineOptions};
+use crate::devices::Devices;
 use crate::export::dialect::{Dialect, dtype, flag, own, plan};
 use crate::export::file::{nested, quoted};
 use crate::export::input::{Class, Input, Sourced, listed};
@@ -17,9 +18,6 @@ use crate::export::target_file::TargetFile;
 use crate::parallel::Parallel;
 use crate::plan::{Pool, Unit};
 use crate::size::ByteSize;
-
-/// GPUs of a usual node.
-const USUAL_NODE: u64 = 8;
 
 /// The first version of vLLM with flags for offloading, and with states in 16 bits.
 const OFFLOADING: usize = 1;
@@ -200,7 +198,7 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
         }),
         // Its documents: "tokens_per_block must be a power of 2".
         flag("kv_cache_config.tokens_per_block", "engine.block_size", |input| {
-            raised(input.tokens_per_block()?, u64::checked_next_power_of_two, "as a power of 2")
+            taken(input.tokens_per_block()?, u64::checked_next_power_of_two, "as a power of 2")
         }),
         own("kv_cache_config.enable_block_reuse", |input| {
             has_no_checkpoints(input).then(|| (json!(false), "the plan has no slots for checkpoints".into()))
@@ -273,18 +271,18 @@ fn block_size(input: &Input<'_>) -> Sourced {
     let block = input.tokens_per_block().filter(|_| !input.has_states())?;
     let latent = input.resources().any(|resource| *resource.handler.kind() == Kind::MlaPaged);
     let (least, kernels) = if latent { (64, "kernels for latents") } else { (16, "kernels") };
-    raised(
+    taken(
         block,
         |tokens| tokens.checked_next_multiple_of(least),
         &format!("as a multiple of the {least} that {kernels} read"),
     )
 }
 
-/// A number of the plan's, raised to what the engine takes.
-fn raised((value, source): (Value, String), to: impl Fn(u64) -> Option<u64>, why: &str) -> Sourced {
+/// A number of the plan's as the engine takes it, which may be another.
+fn taken((value, source): (Value, String), to: impl Fn(u64) -> Option<u64>, why: &str) -> Sourced {
     let planned = value.as_u64()?;
-    match to(planned).filter(|taken| *taken != planned) {
-        Some(taken) => Some((json!(taken), format!("{source} {planned}, {why}"))),
+    match to(planned).filter(|number| *number != planned) {
+        Some(number) => Some((json!(number), format!("{source} {planned}, {why}"))),
         None => Some((value, source)),
     }
 }
@@ -293,7 +291,7 @@ fn raised((value, source): (Value, String), to: impl Fn(u64) -> Option<u64>, why
 fn whole_pages(input: &Input<'_>) -> Sourced {
     let page = input.tokens_per_block().filter(|_| !input.has_states()).and_then(|(page, _)| page.as_u64());
     let page = page.unwrap_or(1).max(1);
-    raised(
+    taken(
         input.max_num_tokens()?,
         |tokens| Some((tokens / page * page).max(page)),
         &format!("in whole pages of {page}"),
@@ -303,10 +301,9 @@ fn whole_pages(input: &Input<'_>) -> Sourced {
 /// What an engine must be told where its ranks are more than one node has GPUs.
 fn nodes(input: &Input<'_>, how: &str) -> Option<String> {
     let ranks = input.parallel().world_size();
-    (ranks > USUAL_NODE).then(|| {
-        format!(
-            "the nodes: {ranks} ranks are more than the {USUAL_NODE} GPUs of a usual one; start it on each with {how}"
-        )
+    (ranks > Devices::USUAL_NODE.into()).then(|| {
+        let node = Devices::USUAL_NODE;
+        format!("the nodes: {ranks} ranks are more than the {node} GPUs of a usual one; start it on each with {how}")
     })
 }
 

@@ -42,5 +42,5 @@ pub mod sglang {
 
 /// What commands of llama.cpp are read by as well as its plans.
 pub mod llama_cpp {
-    pub use super::known::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, MOST_SEQUENCES};
+    pub use super::known::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES};
 }

@@ -128,7 +128,7 @@ fn names(question: &Question) -> Result<Vec<String>, ServeError> {
 
 /// Whether some layers keep all tokens and others states or a window.
 fn has_several_kinds(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
-    let caches = cacheplan_planner::PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     let keeps_all = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
     let all = caches.iter().filter(|resource| keeps_all(resource.handler.growth())).count();
     Ok(0 < all && all < caches.iter().count())

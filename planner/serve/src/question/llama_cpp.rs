@@ -3,7 +3,7 @@
 use cacheplan_handlers::DType;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, MOST_SEQUENCES};
+use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES};
 
 use super::{Limits, Question};
 use crate::error::ServeError;
@@ -64,21 +64,8 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
     Ok(trained)
 }
 
-/// `kv_cache_types` of `common/arg.cpp`, whose names in ggml are ours.
-const CACHE_TYPES: [DType; 9] = [
-    DType::F32,
-    DType::F16,
-    DType::Bf16,
-    DType::Q8_0,
-    DType::Q4_0,
-    DType::Q4_1,
-    DType::Iq4Nl,
-    DType::Q5_0,
-    DType::Q5_1,
-];
-
 fn cache_type(word: &str) -> Option<DType> {
-    CACHE_TYPES.into_iter().find(|dtype| dtype.name() == word)
+    KV_DTYPES.into_iter().find(|dtype| dtype.name() == word)
 }
 
 /// What its parser refuses of values that are text in its help: names of dtypes, which it takes as they are written alone, and layers.

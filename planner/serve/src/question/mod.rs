@@ -15,6 +15,7 @@ mod tensorrt_llm;
 mod vllm;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use cacheplan_handlers::{DType, Kind as CacheKind, ResourceHandler};
 use cacheplan_planner::device::BadDevice;
@@ -24,7 +25,7 @@ use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{
     Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanError, PlanRequest, Stated,
 };
-use cacheplan_transforms::Model;
+use cacheplan_transforms::{Model, Resources};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -564,9 +565,14 @@ impl Question {
         Ok(Some(device.total_bytes.saturating_sub(least)))
     }
 
+    /// The caches of the model as the engine keeps them.
+    fn caches(&self, model: &ModelCaches) -> Result<Arc<Resources>, ServeError> {
+        Ok(PlanRequest::of(model.clone()).for_engine(self.engine).caches()?)
+    }
+
     /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.
     fn leave_out_dtypes(&mut self, model: &ModelCaches) -> Result<(), ServeError> {
-        let caches = PlanRequest::of(model.clone()).for_engine(self.engine).caches()?;
+        let caches = self.caches(model)?;
         let any = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|cache| of(&cache.handler));
         let has_convs = any(|handler| *handler.kind() == CacheKind::CausalConv);
         let has_states = any(|handler| handler.is_state() && *handler.kind() != CacheKind::CausalConv);

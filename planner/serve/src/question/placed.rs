@@ -6,7 +6,7 @@
 use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
-use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override, PlanRequest};
+use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override};
 use cacheplan_transforms::{Resource, Resources};
 
 use super::Question;
@@ -114,7 +114,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
             "weights of {weights} are those of the config, in {dtype}; state those of a quantised file with --weights"
         ));
     }
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     let cells = offloaded(question, &caches);
     if cells.is_some_and(|cells| cells.on > 0 && cells.on < cells.all && !cells.alike) {
         question.notes.push("the size is that of all layers together, on the GPU and on the host".into());

@@ -1,9 +1,9 @@
 //! How SGLang's radix cache keeps states: whether it does, and in how many slots for each request (`_handle_mamba_radix_cache`).
 
 use cacheplan_handlers::ResourceHandler;
+use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::sglang::{EXTRA_BUFFER as BUFFERS, SLOTS_WITH_RADIX as SLOTS};
-use cacheplan_planner::{ModelCaches, PlanRequest};
 
 use super::Question;
 use crate::error::ServeError;
@@ -18,7 +18,7 @@ const REFUSES_DRAFTS: Version = Version(0, 5, 10);
 const WITHOUT_STATES: [(&str, Version); 1] = [("kimi_linear", BUFFERS)];
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     let is_off = question.is_on("--disable-radix-cache");
     if is_off || !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)) {
         return Ok(());

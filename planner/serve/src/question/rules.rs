@@ -64,7 +64,7 @@ pub(super) struct Case<'a> {
 
 impl<'a> Case<'a> {
     pub(super) fn of(question: &'a Question, model: &'a ModelCaches, limits: Limits) -> Result<Self, ServeError> {
-        let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+        let caches = question.caches(model)?;
         let kinds = caches.iter().map(|cache| cache.handler.kind().clone()).collect();
         let has_states = caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler));
         Ok(Self { question, model, limits, kinds, has_states })

@@ -236,7 +236,7 @@ fn role(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> 
 fn platform(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     let device = question.value("--device").unwrap_or("cuda");
     let is_known = ["engine.cache_bytes", "engine.max_total_tokens"].iter().any(|key| question.is_stated(key));
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     let why = match device {
         "cuda" | "gpu" => return Ok(()),
         "cpu" if !is_known => {

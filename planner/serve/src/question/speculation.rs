@@ -1,7 +1,7 @@
 //! What drafts for vLLM, by its speculative config and the shortcuts to it.
 
 use cacheplan_handlers::Growth;
-use cacheplan_planner::{ModelCaches, PlanRequest};
+use cacheplan_planner::ModelCaches;
 use serde_json::Value;
 
 use super::Question;
@@ -82,7 +82,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     match method(&config) {
         // `deepseek_mtp`, `qwen3_5_mtp` and their like are names of one method.
         name if name == "mtp" || name.ends_with("_mtp") => {
-            let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+            let caches = question.caches(model)?;
             let is_full = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
             // Those that predict are like its full attention, which every model with such layers has.
             if !caches.iter().any(|cache| is_full(cache.handler.growth())) {

@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::FlagMeaning;
-use cacheplan_planner::{Engine, ModelCaches, Override, PlanRequest};
+use cacheplan_planner::{Engine, ModelCaches, Override};
 
 use super::{HEADS, Limits, Question, of_config, overrides};
 use crate::error::ServeError;
@@ -142,7 +142,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 fn windows(question: &Question, model: &ModelCaches, longest: u64) -> Result<(), ServeError> {
     let Some(value) = option(question, WINDOWS).filter(|value| *value != "null") else { return Ok(()) };
     let stated: Vec<u64> = serde_json::from_str(value).unwrap_or_default();
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     let own = caches.iter().filter_map(|cache| match cache.handler.growth() {
         Growth::Paged { window, .. } => Some(window.map_or(longest, u64::from).min(longest)),
         _ => None,
@@ -157,7 +157,7 @@ fn windows(question: &Question, model: &ModelCaches, longest: u64) -> Result<(),
 /// The mean length by which bytes are divided between states and pages.
 fn mean(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let Some(value) = option(question, MEAN).filter(|value| *value != "null").map(str::to_owned) else { return Ok(()) };
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     if caches.iter().any(|cache| cache.handler.is_state()) {
         question.notes.push(format!(
             "{MEAN} {value} divides bytes between states and pages; counted are states for the largest batch, and pages of the rest"

@@ -93,7 +93,7 @@ fn variables(question: &Question, model: &ModelCaches) -> Result<(), ServeError>
     const WITHOUT_LATENTS: &str = "VLLM_MLA_DISABLE";
     question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
     let is_off = question.env.get(WITHOUT_LATENTS).is_some_and(|value| value.trim().parse::<i64>() != Ok(0));
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     if is_off && caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged) {
         let why = "keys and values in full in place of latents are not planned".to_owned();
         return Err(ServeError::NotHandled { flag: WITHOUT_LATENTS.into(), why, remedies: Vec::new() });
@@ -147,7 +147,7 @@ fn class(question: &Question) -> Result<(), ServeError> {
 
 /// Whether the model keeps states, and whether it keeps pages.
 fn kinds(question: &Question, model: &ModelCaches) -> Result<(bool, bool), ServeError> {
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     let has = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|resource| of(&resource.handler));
     Ok((has(ResourceHandler::is_state), has(ResourceHandler::is_paged)))
 }

@@ -39,8 +39,8 @@ const FEW_LOGITS: Version = Version(9592, 0, 0);
 const SHORT_MASKS: Version = Version(9849, 0, 0);
 /// Tokens of a pass where nobody says.
 pub const DEFAULT_UBATCH: u64 = 512;
-/// What `-ctk` and `-ctv` take.
-pub(crate) const KV_DTYPES: [DType; 9] = [
+/// What `-ctk` and `-ctv` take (`kv_cache_types` of `common/arg.cpp`), whose names in ggml are ours.
+pub const KV_DTYPES: [DType; 9] = [
     DType::F32,
     DType::F16,
     DType::Bf16,

@@ -2,8 +2,8 @@
 //! so.
 
 use cacheplan_handlers::Kind;
+use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::{ModelCaches, PlanRequest};
 
 use super::super::Question;
 use super::capability;
@@ -50,7 +50,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
     if named_by(question, "fa4", true).is_some()
         && capability(question, model).is_some_and(|capability| capability / 10 == 10)
     {
-        let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+        let caches = question.caches(model)?;
         let keeps_latents = caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged);
         page = if keeps_latents { page } else { Some(128) };
     }

@@ -98,7 +98,7 @@ fn run_in(question: &mut Question, model: &ModelCaches, dtype: DType) -> Result<
 /// States of linear attention, which have no convolution beside them: what is said of that is their own (`linear_attention_state_dtype`).
 fn without_convs(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const OWN: &str = "dtypes.ssm";
-    let caches = PlanRequest::of(model.clone()).for_engine(question.engine).caches()?;
+    let caches = question.caches(model)?;
     let has = |kind: Kind| caches.iter().any(|cache| *cache.handler.kind() == kind);
     if !has(Kind::Ssm) || has(Kind::CausalConv) {
         return Ok(());
