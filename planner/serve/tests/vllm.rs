@@ -143,7 +143,7 @@ fn vllm_divides_the_vocabulary_as_well(#[case] model: &str, #[case] tp: u64, #[c
 #[case("--speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":3}", None, None)]
 #[case("--max-num-seqs 8", Some("0"), Some(4))]
 #[case("--max-num-seqs 8", Some("1"), None)]
-fn vllms_first_engine_is_not_answered(#[case] flags: &str, #[case] chosen: Option<&str>, #[case] code: Option<u8>) {
+fn vllms_v0_engine_is_not_answered(#[case] flags: &str, #[case] chosen: Option<&str>, #[case] code: Option<u8>) {
     let mut command = launch(&format!("vllm serve m {flags}"));
     command.env.extend(chosen.map(|chosen| ("VLLM_USE_V1".to_owned(), chosen.to_owned())));
     let options = Options { version: Some("0.8.5".into()), ..on("h100") };

@@ -93,7 +93,7 @@ impl<'a> Case<'a> {
 
     /// The word of a flag where a list of words has it not.
     pub(super) fn unlisted(&self, flag: &str, list: &str) -> Option<&str> {
-        self.word(flag).filter(|word| !list.split_whitespace().any(|known| known == *word))
+        self.word(flag).filter(|word| !lists(list, word))
     }
 
     /// The object that a flag states.
@@ -131,6 +131,11 @@ impl<'a> Case<'a> {
             && !is_of_experts(self.model_type())
             && self.model_type() != "mixtral"
     }
+}
+
+/// Whether a list of words has one.
+pub(super) fn lists(list: &str, word: &str) -> bool {
+    list.split_whitespace().any(|known| known == word)
 }
 
 fn is_none(value: &Value) -> bool {

@@ -4,10 +4,10 @@ mod attention;
 mod batch;
 mod drafter;
 mod dtype;
-mod first;
 mod memory;
 mod names;
 mod rules;
+mod v0;
 pub(super) mod words;
 
 use std::ops::Range;
@@ -56,7 +56,7 @@ pub(super) fn look_at_caches(
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let (max_seq_len, fits_length) = batch::length(question, model)?;
     let (has_states, has_pages) = kinds(question, model)?;
-    first::refuse(question)?;
+    v0::refuse(question)?;
     variables(question, model)?;
     parallel(question, model)?;
     let batch = batch::batch(question, model, max_seq_len)?;

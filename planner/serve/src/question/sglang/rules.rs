@@ -2,7 +2,7 @@
 
 use cacheplan_planner::engines::Version;
 
-use super::super::rules::{Case, Rule, since};
+use super::super::rules::{Case, Rule, lists, since};
 
 const READ: Version = Version(0, 5, 23);
 const STRATEGY: &str = "--mamba-radix-cache-strategy";
@@ -80,8 +80,7 @@ pub(super) const RULES: &[Rule] = &[
     since(READ, &["--sampling-backend"], |case| invalid(case, "--sampling-backend", SAMPLING)),
     since(READ, &[DRAFTS], |case| {
         let word = case.word(DRAFTS).map(str::to_uppercase)?;
-        let is_known = ALGORITHMS.split_whitespace().any(|known| known == word);
-        (!is_known).then(|| format!("Unknown speculative algorithm name: {word}"))
+        (!lists(ALGORITHMS, &word)).then(|| format!("Unknown speculative algorithm name: {word}"))
     }),
 ];
 

@@ -4,7 +4,7 @@ use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::{Case, Rule, since, within};
+use super::super::rules::{Case, Rule, lists, since, within};
 use super::super::speculation;
 use super::names::{BACKENDS_OF_0_11, COMPILATION, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
 use super::{attention, dtype};
@@ -318,10 +318,6 @@ fn ranks(case: &Case<'_>) -> u64 {
 fn drafts(case: &Case<'_>, is_it: fn(&str) -> bool) -> Option<Value> {
     let config = speculation::speculative(case.question).ok()??;
     config.get("method").and_then(Value::as_str).is_some_and(is_it).then_some(config)
-}
-
-fn lists(list: &str, word: &str) -> bool {
-    list.split_whitespace().any(|known| known == word)
 }
 
 fn listed(list: &str) -> String {

@@ -1,4 +1,4 @@
-//! The engine that vLLM had before the one that is modelled: what is asked of it has no answer.
+//! vLLM's V0 engine, before the one that is modelled: what is asked of it has no answer.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use crate::remedy::Remedy;
 /// Versions that have both and choose (`_is_v1_supported_oracle`, read in 0.8.5 and 0.11.0).
 const HAS_BOTH: Range<Version> = Version(0, 8, 0)..Version(0, 11, 0);
 const VARIABLE: &str = "VLLM_USE_V1";
-/// Flags of the first engine alone, where they say something else than their default.
-const OF_THE_FIRST: [&str; 9] = [
+/// Flags of V0 alone, where they say something else than their default.
+const OF_V0: [&str; 9] = [
     "--num-scheduler-steps",
     "--preemption-mode",
     "--disable-async-output-proc",
@@ -25,17 +25,17 @@ const OF_THE_FIRST: [&str; 9] = [
 ];
 const SPECULATIVE: &str = "--speculative-config";
 
-/// Refuses what starts the first engine.
+/// Refuses what starts V0.
 pub(super) fn refuse(question: &Question) -> Result<(), ServeError> {
     if !HAS_BOTH.contains(&question.engine.version) {
         return Ok(());
     }
     let chosen = question.env.get(VARIABLE).and_then(|value| value.trim().parse::<i64>().ok());
-    let why = "it starts vLLM's first engine, whose caches were not read";
+    let why = "it starts vLLM's V0 engine, whose caches were not read";
     if chosen == Some(0) {
         return Err(ServeError::unread(VARIABLE, why, []));
     }
-    let stated = OF_THE_FIRST.into_iter().filter_map(|flag| question.flag(flag));
+    let stated = OF_V0.into_iter().filter_map(|flag| question.flag(flag));
     let of_flag = stated.filter(|setting| !question.states_default(setting)).map(|setting| setting.flag.name).next();
     let drafts = speculation::is_by_a_model(question)?.then_some(SPECULATIVE);
     let Some(flag) = of_flag.or(drafts) else { return Ok(()) };
