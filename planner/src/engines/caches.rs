@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cacheplan_handlers::{DType, Growth, Kind, Recurrence, ResourceHandler, Shape};
+use cacheplan_handlers::{DType, Dim, Growth, Kind, Recurrence, ResourceHandler, Shape, Split};
 
 use super::version::Version;
 use crate::budget::Budget;
@@ -24,6 +24,8 @@ pub(super) struct Storage {
     pub(super) index_per_latent_before: Version,
     /// A window that no sequence outgrows stays one.
     pub(super) keeps_long_windows: bool,
+    /// What a layer keeps beside attention or a recurrence is no part of its state.
+    pub(super) sets_apart: bool,
     /// Bytes of a latent of sparse attention in 8 bits, where it lies beside its scales and a rope key of 16 bits.
     pub(super) packed: fn(&Packing<'_>) -> Option<u64>,
 }
@@ -46,6 +48,7 @@ impl Storage {
         quantises_index: false,
         index_per_latent_before: Version(0, 0, 0),
         keeps_long_windows: false,
+        sets_apart: false,
         packed: |_| None,
     };
 }
@@ -59,6 +62,8 @@ pub(super) struct Caches<'a> {
     pub(super) states: Vec<State>,
     /// What entries of several tokens are formed of, a state of its layer in `states` too.
     pub(super) forming: Vec<Forming<'a>>,
+    /// What layers keep beside attention or a recurrence, where that is no part of their state.
+    pub(super) beside: Vec<Beside<'a>>,
     /// Whether an indexer chooses the tokens that a latent's attention looks at.
     pub(super) sparse: bool,
 }
@@ -67,6 +72,7 @@ pub(super) struct Caches<'a> {
 #[derive(Clone)]
 pub(super) struct Attention<'a> {
     pub(super) name: &'a str,
+    pub(super) layer: Option<u32>,
     pub(super) handler: &'a ResourceHandler,
     /// Bytes per entry; an entry is a token except for compressed caches.
     pub(super) bytes: u64,
@@ -83,6 +89,38 @@ pub(super) struct Forming<'a> {
     pub(super) handler: &'a ResourceHandler,
     /// Bytes of one token's row.
     pub(super) row_bytes: u64,
+}
+
+/// A convolution over a layer's keys, values or outputs, or a state of no recurrence beside one.
+#[derive(Clone, Copy)]
+pub(super) struct Beside<'a> {
+    pub(super) layer: Option<u32>,
+    pub(super) handler: &'a ResourceHandler,
+}
+
+impl Beside<'_> {
+    pub(super) fn is_convolution(&self) -> bool {
+        *self.handler.kind() == Kind::CausalConv
+    }
+
+    /// Channels of a convolution on this rank, the heads whose they are, and its columns.
+    pub(super) fn channels(&self) -> Option<Channels> {
+        let [channels, columns] = self.handler.shape() else { return None };
+        let heads = match channels.split {
+            Split::KvChannels(heads) => Some(heads),
+            _ => None,
+        };
+        self.is_convolution().then_some(Channels { size: channels.size, heads, columns: columns.size })
+    }
+}
+
+/// What a convolution goes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Channels {
+    pub(super) size: u64,
+    /// None of channels that every rank holds whole.
+    pub(super) heads: Option<u64>,
+    pub(super) columns: u64,
 }
 
 /// The states of one layer.
@@ -106,11 +144,13 @@ impl<'a> Caches<'a> {
     where
         'a: 'b,
     {
-        let mut all = Self { attention: Vec::new(), states: Vec::new(), forming: Vec::new(), sparse: false };
-        for Self { attention, states, forming, sparse } in ranks {
+        let (attention, states, forming, beside) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut all = Self { attention, states, forming, beside, sparse: false };
+        for Self { attention, states, forming, beside, sparse } in ranks {
             all.attention.extend(attention.iter().cloned());
             all.states.extend(states);
             all.forming.extend(forming);
+            all.beside.extend(beside);
             all.sparse |= sparse;
         }
         all
@@ -140,9 +180,11 @@ impl<'a> Caches<'a> {
             _ => entry_bytes(handler, mla_cache),
         };
         let mut states: BTreeMap<Option<u32>, State> = BTreeMap::new();
-        let mut forming = Vec::new();
-        let compressed: BTreeSet<Option<u32>> =
-            held.resources.iter().filter(|it| is_strided(&it.handler)).map(|it| it.layer).collect();
+        let (mut forming, mut beside) = (Vec::new(), Vec::new());
+        let layers = |has: fn(&ResourceHandler) -> bool| -> BTreeSet<Option<u32>> {
+            held.resources.iter().filter(|it| has(&it.handler)).map(|it| it.layer).collect()
+        };
+        let (compressed, convolved) = (layers(is_strided), layers(is_beside));
         for (resource, draft) in held.iter() {
             let handler = &resource.handler;
             let growth = handler.growth();
@@ -151,6 +193,7 @@ impl<'a> Caches<'a> {
                     let readers = if storage.copies_shared { resource.shared_by.len() } else { 0 };
                     attention.extend((0..=readers).map(|_| Attention {
                         name: &resource.name,
+                        layer: resource.layer,
                         handler,
                         bytes: bytes(handler),
                         stride: stride.into(),
@@ -160,21 +203,22 @@ impl<'a> Caches<'a> {
                 }
                 Growth::PerSequence => {
                     let scored = *handler.kind() == Kind::State && compressed.contains(&resource.layer);
+                    let is_plain = *handler.kind() == Kind::State && handler.recurrence().is_none();
+                    let apart = is_beside(handler) || is_plain && convolved.contains(&resource.layer);
+                    if storage.sets_apart && apart {
+                        beside.push(Beside { layer: resource.layer, handler });
+                        continue;
+                    }
                     let rows = handler.shape().iter().rev().nth(1).filter(|_| scored || handler.as_ring().is_some());
                     forming.extend(
                         rows.map(|rows| Forming { handler, row_bytes: handler.unit_bytes() / rows.size.max(1) }),
                     );
                     let state = states.entry(resource.layer).or_default();
-                    let elements: u64 = handler.shape().iter().map(|dim| dim.size).product();
                     if *handler.kind() == Kind::CausalConv {
-                        let columns = handler.shape().last().map_or(1, |dim| dim.size);
-                        state.conv += handler.unit_bytes();
-                        state.conv_column += handler.unit_bytes() / columns;
-                        state.conv_elements += elements;
-                        state.conv_column_elements += elements / columns;
+                        state.add_convolution(handler);
                     } else {
                         state.ssm += handler.unit_bytes();
-                        state.ssm_elements += elements;
+                        state.ssm_elements += elements(handler);
                         state.recurrence = state.recurrence.or(handler.recurrence());
                     }
                 }
@@ -184,11 +228,11 @@ impl<'a> Caches<'a> {
         if let (true, Some(handler)) = (version < storage.index_per_latent_before, indexer) {
             let latents = attention.iter().filter(|cache| *cache.handler.kind() == Kind::MlaPaged).count();
             let indexed = attention.iter().filter(|cache| is_indexer(cache.handler)).count();
-            let (name, window) = ("", None);
-            let index = || Attention { name, handler, bytes: bytes(handler), stride: 1, window, draft: false };
+            let (name, layer, window) = ("", None, None);
+            let index = || Attention { name, layer, handler, bytes: bytes(handler), stride: 1, window, draft: false };
             attention.extend((indexed..latents).map(|_| index()));
         }
-        Self { attention, states: states.into_values().collect(), forming, sparse: indexer.is_some() }
+        Self { attention, states: states.into_values().collect(), forming, beside, sparse: indexer.is_some() }
     }
 
     /// Bytes per token of all layers for which `of` holds; rounded up for compressed caches.
@@ -215,6 +259,12 @@ impl<'a> Caches<'a> {
             .sum();
         paged + u128::from(self.state_bytes())
     }
+}
+
+/// Whether it is a convolution that is no part of a recurrence's mixer.
+pub(super) fn is_beside(handler: &ResourceHandler) -> bool {
+    let of_a_mixer = |dim: &Dim| matches!(dim.split, Split::Sections(_));
+    *handler.kind() == Kind::CausalConv && !handler.shape().iter().any(of_a_mixer)
 }
 
 /// Whether an entry stands for several tokens.
@@ -263,7 +313,19 @@ fn entry_bytes(handler: &ResourceHandler, mla_cache: Option<MlaCache>) -> u64 {
     }
 }
 
+fn elements(handler: &ResourceHandler) -> u64 {
+    handler.shape().iter().map(|dim| dim.size).product()
+}
+
 impl State {
+    pub(super) fn add_convolution(&mut self, handler: &ResourceHandler) {
+        let columns = handler.shape().last().map_or(1, |dim| dim.size);
+        self.conv += handler.unit_bytes();
+        self.conv_column += handler.unit_bytes() / columns;
+        self.conv_elements += elements(handler);
+        self.conv_column_elements += elements(handler) / columns;
+    }
+
     pub(super) const fn bytes(&self) -> u64 {
         self.ssm + self.conv
     }

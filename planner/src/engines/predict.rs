@@ -1,9 +1,9 @@
 //! Asks an engine's rules what it would allocate for a request.
 
-use cacheplan_handlers::{DType, Dim, Growth, Kind, Split};
+use cacheplan_handlers::{DType, Growth, Kind};
 use cacheplan_transforms::Resource;
 
-use super::caches::Caches;
+use super::caches::{Caches, is_beside};
 use super::prediction::EnginePrediction;
 use super::registry::{Engine, EngineSpec};
 use super::rules::EngineRules;
@@ -79,10 +79,8 @@ impl Inputs<'_> {
         };
         // A ring of what an entry is formed of, or a convolution beside attention, which engines keep as pages or not at all.
         let beside = |resource: &&Resource| {
-            let of_a_mixer = |dim: &Dim| matches!(dim.split, Split::Sections(_));
-            let is_conv = *resource.handler.kind() == Kind::CausalConv;
             let is_ring = resource.handler.as_ring().is_some() && !rules.forms_entries;
-            is_ring || (is_conv && !resource.handler.shape().iter().any(of_a_mixer))
+            is_ring || (is_beside(&resource.handler) && !(rules.convolves)(&self.model.model_type))
         };
         let compressed = resources().find(of_several_tokens).filter(|_| !rules.compresses);
         if let Some(unread) = compressed.or_else(|| resources().find(beside)) {

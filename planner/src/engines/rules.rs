@@ -34,6 +34,8 @@ pub(crate) struct EngineRules {
     pub(super) compresses: bool,
     /// Whether its rules for rings of what such an entry is formed of were read.
     pub(super) forms_entries: bool,
+    /// Model types whose convolutions beside attention it keeps by rules that were read.
+    pub(super) convolves: fn(&str) -> bool,
     /// Its options: the keys of `[engine]` that its rules go by, besides those that all go by.
     pub(crate) consumes: &'static [&'static str],
     /// The sizes of `[parallel]` that divide the tokens of a sequence in it: of `dcp` and `cp` those that it has.

@@ -302,44 +302,40 @@ fn every_version_of_vllm_that_was_asked_plans_as_its_model_says(
     docs_state(&format!("| {version} | {set} | {caching} | {asked} | {answered} | {equal} |"));
 }
 
-/// The configs beside the zoo.
-#[test]
-fn vllm_plans_the_models_beside_the_zoo_as_its_model_says() {
+/// The configs beside the zoo, and the defaults of transformers' classes, as far as it loads them.
+#[rstest]
+#[case("models", &[])]
+#[case("classes", &CLASSES_OTHERWISE)]
+fn vllm_plans_what_is_beside_the_zoo_as_its_model_says(#[case] set: &str, #[case] otherwise: &[(&str, &str)]) {
     let engine: EngineSpec = "vllm@0.33.0".parse().unwrap();
-    let questions: Vec<Question> = lines(&fixture("models.jsonl"));
-    let answers = fixture("vllm-0.33.0.models.txt");
+    let questions: Vec<Question> = lines(&fixture(&format!("{set}.jsonl")));
+    let answers = fixture(&format!("vllm-0.33.0.{set}.txt"));
     assert_eq!(questions.len(), answers.lines().count());
     let (mut answered, mut differ) = (0, Vec::new());
     for (question, answers) in questions.iter().zip(answers.lines()) {
         for (answer, caching) in answers.split(", ").zip([false, true]) {
-            let Some(answer) = Answer::parse(answer) else {
-                assert_eq!(answer, "-", "{}", question.model);
-                continue;
+            let difference = match (Answer::parse(answer), TooFew::parse(answer)) {
+                (Some(answer), _) => difference(&model(question), &told(question, caching), engine, &answer),
+                (None, Some(too_few)) => too_few.difference(predicted(&model(question), &told(question, caching), engine)),
+                (None, None) => {
+                    assert_eq!(answer, "-", "{}", question.model);
+                    continue;
+                }
             };
             answered += 1;
-            if let Some(why) = difference(&model(question), &told(question, caching), engine, &answer) {
-                differ.push((question.model.as_str(), why));
-            }
+            differ.extend(difference.map(|why| (question.model.as_str(), why)));
         }
     }
-    let is_known = |name: &str| BESIDE_THE_ZOO.iter().any(|(known, _)| *known == name);
+    let is_known = |name: &str| otherwise.iter().any(|(known, _)| *known == name);
     let unexpected: Vec<_> = differ.iter().filter(|(name, _)| !is_known(name)).collect();
     assert!(unexpected.is_empty(), "{unexpected:#?}");
-    assert_eq!(differ.len(), 2 * BESIDE_THE_ZOO.len());
+    assert_eq!(differ.len(), 2 * otherwise.len());
     let [asked, answered, equal] = [2 * questions.len(), answered, answered - differ.len()].map(written);
-    docs_state(&format!("| 0.33.0 | others | both | {asked} | {answered} | {equal} |"));
+    docs_state(&format!("| 0.33.0 | {set} | both | {asked} | {answered} | {equal} |"));
 }
 
-/// Models beside the zoo that are not predicted, or otherwise, and why.
-const BESIDE_THE_ZOO: [(&str, &str); 7] = [
-    ("thinkingmachines__Inkling", "its convolutions over keys and values are refused"),
-    ("transformers__zaya", "its convolutions of attention are refused"),
-    ("../published/zaya1_8b", "its convolutions of attention are refused"),
-    ("../published/qwen3_8_flash_next", "its convolution behind n-grams is refused"),
-    ("../published/ling_2_6_1t", "the page of its linear attention is a quarter of ours; why was not traced"),
-    ("../published/ling_3_flash", "the page of its linear attention is a quarter of ours; why was not traced"),
-    ("../published/mimo_7b", "code beside its weights turns the window off, which the oracle does not run"),
-];
+/// Classes whose defaults are predicted otherwise, and why.
+const CLASSES_OTHERWISE: [(&str, &str); 0] = [];
 
 /// What is rare: stages of a pipeline, prediction heads, too few bytes, flags that turn the usual off; and a Blackwell GPU.
 /// Both ways, of every answer.

@@ -20,6 +20,15 @@ CLASSES = {
     "step3_vl": "Step3VLForConditionalGeneration",
 }
 
+# The code that some repositories bring beside their weights, for their configs: such a class of transformers as it is, of which
+# `PretrainedConfig` stores all keys as they are. Without it, a class that transformers has for the type reads other sizes, or none reads it.
+CODE = """import transformers
+
+
+class Config(transformers.{base}):
+    model_type = "{kind}"
+"""
+
 
 def table(folder):
     """Defaults of transformers' config classes, by name, from the table beside the folder of the zoo."""
@@ -35,9 +44,9 @@ def config_of(folder, model):
     return json.loads((pathlib.Path(folder) / f"{model}.json").read_text())
 
 
-def whole(config, registered=()):
+def whole(config, read=()):
     """A config as an engine needs it: with the class that generates where the file does not name it, and of a type that can be
-    read where only code beside the weights reads it, which stores the keys as they are; not of those that the engine registers."""
+    read where nothing reads it, which stores the keys as they are; what the engine or code beside the weights reads is `read`."""
     from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto import modeling_auto as auto
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -47,9 +56,18 @@ def whole(config, registered=()):
     found = [name for names in (CLASSES, *mappings) if (name := names.get(kind))]
     if found:
         config.setdefault("architectures", [found[0]] if isinstance(found[0], str) else list(found[0]))
-    if kind and kind not in CONFIG_MAPPING and kind not in registered:
+    if kind and kind not in CONFIG_MAPPING and kind not in read:
         AutoConfig.register(kind, type("Stored", (PretrainedConfig,), {"model_type": kind}))
     return config
+
+
+def write(config, folder, code=None):
+    """The files of a model: its config, and the code that reads it, if any."""
+    folder = pathlib.Path(folder)
+    if code:
+        config["auto_map"] = {"AutoConfig": "configuration.Config"}
+        (folder / "configuration.py").write_text(CODE.format(base=code, kind=config["model_type"]))
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def change(config, changes):

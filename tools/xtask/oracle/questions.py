@@ -10,7 +10,7 @@ import pathlib
 import random
 import sys
 
-from configs import beside_the_zoo, classes
+from configs import beside_the_zoo, classes, config_of
 
 GIB = 2**30
 
@@ -22,13 +22,28 @@ LEFT_OUT = {
         "rope_theta": 10000, "compress_rope_theta": 160000, "num_hash_layers": 0, "routed_scaling_factor": 1.5,
         "norm_topk_prob": True, "scoring_func": "sqrtsoftplus", "hidden_act": "silu", "swiglu_limit": 10.0,
     },
-    "thinkingmachines__Inkling": {"shared_expert_sink": True},
+    "ibm-granite__granite-4.0-h-350m": {
+        "layer_types": ["attention" if layer in (10, 13, 17, 27) else "mamba" for layer in range(32)],
+    },
+    "nvidia__NVIDIA-Nemotron-3-Nano-4B": {
+        "hybrid_override_pattern": "M" * 21 + "*" * 4 + "-" * 17, "mamba_ssm_cache_dtype": "float16",
+    },
+    "thinkingmachines__Inkling": {
+        "shared_expert_sink": True, "local_layer_ids": [layer for layer in range(66) if (layer + 1) % 6],
+    },
     "zai-org__GLM-5.3-Flash": {"mhc": True, "mla_use_nope": True},
     **dict.fromkeys("sglang__nanbeige transformers__hrm_text transformers__jetmoe transformers__zaya vllm__dory".split(), {}),
     "../published/qwen3_8_flash_next": {"eos_token_id": 1},
     "transformers:glm5_next": {"mhc": True, "mla_use_nope": True},
     "transformers:muse_spark": {"rope_parameters": ROPE},
     "transformers:qwen4_exp": {"eos_token_id": 1},
+}
+
+# Models whose config code beside their weights reads, and as which class of transformers.
+CODE = {
+    "../published/ling_2_6_1t": "PretrainedConfig",
+    "../published/ling_3_flash": "PretrainedConfig",
+    "../published/mimo_7b": "Qwen2Config",
 }
 
 # Models of more than one kind of cache, or of another kind than every token's keys and values.
@@ -68,20 +83,22 @@ def zoo(folder):
 def models(folder):
     """Those that are not in the zoo, and those of which its files leave out what engines read."""
     of_the_zoo = [model for model in LEFT_OUT if model in in_the_zoo(folder)]
-    yield from map(asked_whole, [*of_the_zoo, *beside_the_zoo(folder)])
+    yield from (asked_whole(folder, model) for model in [*of_the_zoo, *beside_the_zoo(folder)])
 
 
 def defaults(folder):
-    yield from map(asked_whole, classes(folder))
+    yield from (asked_whole(folder, model) for model in classes(folder))
 
 
-def asked_whole(model):
-    return {**plainly(model), **completed(model)}
+def asked_whole(folder, model):
+    return {**plainly(model), **completed(folder, model)}
 
 
-def completed(model):
-    changes = {f"text_config.{key}": value for key, value in LEFT_OUT.get(model, {}).items()}
-    return {"whole": True, "changes": changes} if changes else {"whole": True}
+def completed(folder, model):
+    prefix = section_of(config_of(folder, model))[1]
+    changes = {prefix + key: value for key, value in LEFT_OUT.get(model, {}).items()}
+    code = {"code": CODE[model]} if model in CODE else {}
+    return {"whole": True, **({"changes": changes} if changes else {}), **code}
 
 
 def plainly(model):
@@ -89,8 +106,10 @@ def plainly(model):
 
 
 def pools(folder):
+    # What it takes a step for on the device that it is told of.
+    words = ["--chunked-prefill-size", "8192"]
     for model in [*in_the_zoo(folder), *beside_the_zoo(folder), *classes(folder)]:
-        yield {"model": model, "words": [], "gib": 20, "capability": 90, **completed(model)}
+        yield {"model": model, "words": words, "gib": 20, "capability": 90, **completed(folder, model)}
 
 
 def section_of(config):

@@ -3,7 +3,7 @@
 Usage: sglang_pools.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "file": a script that starts the server}. An
 answer is {"admits": how many sequences of the context's length the pools hold that the script asks for, within 20 GiB, "tokens", "window"
 and "slots": how these are divided without the script's flags}, or in quotes why it refuses. Or a question is {"model", "words": flags of
-the server, "gib", "capability": of the GPU, times ten, "config": keys that the file lacks, "changes": others by their paths, "whole": whether what such a file leaves out is added}, and the answer how so many GiB are divided: {"tokens", "window", "slots", "page"}.
+the server, "gib", "capability": of the GPU, times ten, "config": keys that the file lacks, "changes": others by their paths, "whole": whether what such a file leaves out is added, and whether its class must be there, "code": as for vLLM}, and the answer how so many GiB are divided: {"tokens", "window", "slots", "page"}.
 
 Platforms are told apart when modules are imported, as if there were no GPU; then there is a CUDA device that is not there.
 """
@@ -27,11 +27,12 @@ os.environ["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
 
 import sglang.srt.model_executor.pool_configurator
 import torch
-from configs import change, config_of, whole
+from configs import change, config_of, whole, write
 from sglang.srt.arg_groups import mamba_hook
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
 from sglang.srt.model_executor.model_runner_components.layer_setup import ModelLayerInfo
+from sglang.srt.model_loader.utils import resolve_transformers_arch
 from sglang.srt.platforms import current_platform
 from sglang.srt.runtime_context import get_context, get_schedule
 from sglang.srt.server_args import ServerArgs
@@ -87,7 +88,7 @@ def configurator(args):
     layers = ModelLayerInfo(
         start_layer=0,
         end_layer=model.num_hidden_layers,
-        num_effective_layers=model.num_hidden_layers,
+        num_effective_layers=model.num_attention_layers,
         swa_attention_layer_ids=getattr(model, "swa_attention_layer_ids", None),
         full_attention_layer_ids=getattr(model, "full_attention_layer_ids", None),
     )
@@ -130,13 +131,24 @@ def pools(args, gib):
 
 @functools.cache
 def implemented():
-    """Classes that it has; of any other the sizes are those of attention in every layer. Their files are read, not run."""
+    """Classes that it has. Their files are read, not run."""
     found = set()
     for file in pathlib.Path(sglang.srt.__path__[0], "models").glob("**/*.py"):
         for node in ast.parse(file.read_text()).body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", None) == "EntryClass":
                 found.update(name.id for name in ast.walk(node.value) if isinstance(name, ast.Name))
     return found
+
+
+def must_load(model):
+    """Raises where it has no class of its own, and transformers none that it can run."""
+    named = getattr(model.hf_config, "architectures", None) or []
+    if implemented().intersection(named):
+        return
+    resolve_transformers_arch(model, named)
+    # Keys of transformers' code are put where there is room for a head.
+    if getattr(model.hf_text_config, "qk_head_dim", model.head_dim) != model.head_dim:
+        raise ValueError("keys are wider than the pool's")
 
 
 def told(question, folder):
@@ -150,7 +162,10 @@ def told(question, folder):
         known = getattr(common, name, None)
         if hasattr(known, "cache_clear"):
             known.cache_clear()
-    args = parsed(["--model-path", folder, "--context-length", str(LENGTH), *question["words"]], folder)
+    trusted = ["--trust-remote-code"] if question.get("code") else []
+    args = parsed(["--model-path", folder, "--context-length", str(LENGTH), *trusted, *question["words"]], folder)
+    if question.get("whole"):
+        must_load(ModelConfig.from_server_args(args))
     config, slots, _ = pools(args, question["gib"])
     return {
         "tokens": config.max_total_num_tokens,
@@ -163,16 +178,12 @@ def told(question, folder):
 def answer(question, folder):
     config = config_of(sys.argv[1], question["model"])
     if question.get("whole"):
-        whole(config, _CONFIG_REGISTRY)
+        whole(config, [config.get("model_type")] if question.get("code") else _CONFIG_REGISTRY)
     change(config, question.get("changes", {}))
     # How weights are stored decides kernels that are not here.
     config.pop("quantization_config", None)
     config.update(question.get("config", {}))
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump(config, file)
-    named = config.get("architectures") or []
-    if question.get("whole") and not implemented().intersection(named):
-        raise ValueError(f"no class of {named}")
+    write(config, folder, question.get("code"))
     if "words" in question:
         return told(question, folder)
     asked, _, requests = pools(parsed(words(question["file"]), folder), PLANNED)

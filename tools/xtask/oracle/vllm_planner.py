@@ -1,7 +1,7 @@
 """vLLM's own planner on a CPU: one line of answers per question, which is a line of JSON.
 
 Usage: vllm_planner.py FOLDER_OF_CONFIGS. A question is {"model": one of them, "layers": [first, end] of those that the model has, "changes": keys of the
-config that differ, "whole": whether what such a file leaves out is added, "flags": arguments of EngineArgs, "bytes": bytes for caches of each rank}. It is asked with
+config that differ, "whole": whether what such a file leaves out is added, "code": the class of transformers that code beside the weights reads the config by, "flags": arguments of EngineArgs, "bytes": bytes for caches of each rank}. It is asked with
 prefix caching off and on, unless its flags say; an answer is "blocks groups block tokens", "! needed longest" where the
 bytes do not hold one sequence (GiB that would, and the longest sequence that these hold, 0 where it says none), or "-" where
 the engine refuses for another reason, and answers of a line stand in that order with a comma between. Why goes to stderr.
@@ -32,7 +32,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
 import vllm.platforms
-from configs import change, config_of, whole
+from configs import change, config_of, whole, write
 from torch.overrides import TorchFunctionMode
 from vllm.platforms.cuda import CudaPlatformBase
 from vllm.platforms.interface import DeviceCapability
@@ -152,12 +152,11 @@ def folder_of(question):
     folder = tempfile.mkdtemp()
     config = config_of(sys.argv[1], question["model"])
     if question.get("whole"):
-        whole(config, _CONFIG_REGISTRY)
+        whole(config, [config.get("model_type")] if question.get("code") else _CONFIG_REGISTRY)
     if "layers" in question:
         cut(config, *question["layers"])
     change(config, question.get("changes", {}))
-    with open(os.path.join(folder, "config.json"), "w") as file:
-        json.dump(config, file)
+    write(config, folder, question.get("code"))
     return folder
 
 
@@ -220,6 +219,8 @@ def configured(question, caching, folder):
     if question.get("whole"):
         # A tower keeps nothing, and needs a processor that is no part of a config.
         flags["language_model_only"] = True
+    if question.get("code"):
+        flags["trust_remote_code"] = True
     args = EngineArgs(model=folder, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, **flags)
     config = args.create_engine_config()
     if engram := getattr(config, "engram_config", None):

@@ -89,6 +89,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
     compresses: true,
     forms_entries: false,
+    convolves: |_| false,
     consumes: &["state_slots", "context", "ubatch", "cache_type_k", "cache_type_v", "swa_full"],
     divides_tokens: &[],
     changes: &[

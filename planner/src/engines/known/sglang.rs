@@ -3,6 +3,7 @@
 //! Rules: read in the 0.5.9 and 0.5.23 wheels; the logged sizes under `tests/fixtures/groundtruth` agree.
 
 mod compressed;
+mod convolutions;
 mod log;
 mod states;
 
@@ -11,6 +12,7 @@ use cacheplan_transforms::CacheDTypes;
 
 use crate::budget::{Budget, EngineOptions, Fraction};
 use crate::engines::caches::{Attention, Caches, Packing, State, Storage, index_bytes, packed_bytes};
+use crate::engines::expanded;
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
@@ -45,9 +47,11 @@ pub(crate) static RULES: EngineRules = EngineRules {
     },
     // Those that nothing in `srt/models` of 0.5.23 has, and whose caches its fallback on transformers cannot keep.
     lacks: &["Motif", "motif", "alice_ai", "pangu_ultra_moe", "rwkv5", "rwkv6", "rwkv7"],
-    descriptors: |_| None,
+    // Run by transformers' code, which multiplies latents out.
+    descriptors: |model| (model.model_type == "mistral4").then(|| expanded::latents(|_, value| value)),
     compresses: true,
     forms_entries: true,
+    convolves: convolutions::known,
     consumes: &[
         "block_size",
         "max_total_tokens",
@@ -82,6 +86,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         quantises_index: true,
         index_per_latent_before: INDEXES_WHERE_CHOSEN,
         keeps_long_windows: true,
+        sets_apart: true,
         packed: packed_latent,
     },
     stored,
@@ -131,16 +136,21 @@ fn wants_scales(model: &str, version: Version, capability: u32, told: Option<&st
 }
 
 /// Model types whose windows have a pool of their own; of all others every token is kept.
-pub(crate) const WITH_WINDOWS: [&str; 15] = [
+pub(crate) const WITH_WINDOWS: [&str; 20] = [
+    "beam",
     "deepseek_v4",
+    "diffusion_gemma",
     "gemma4",
     "gemma4_text",
     "gemma4_unified",
     "gemma4_unified_text",
     "gpt_oss",
+    "granite_swa",
+    "granitemoe_swa",
+    "inkling_mm_model",
+    "inkling_text",
     "laguna",
     "llama4",
-    "llama4_text",
     "mellum",
     "mimo_v2",
     "mimo_v2_flash",
@@ -170,22 +180,28 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
     let Caches { attention, forming, .. } = &situation.caches;
     let compressed = |cache: &&Attention<'_>| cache.stride > 1 || *cache.handler.kind() == Kind::CompressedLatent;
     let beside = attention.first().filter(|_| !forming.is_empty());
-    let unread = attention.iter().find(compressed).or(beside).filter(|_| !pools_index(situation))?;
+    let unread = attention.iter().find(compressed).or(beside).filter(|_| !pools_index(situation));
+    let unread = unread.or_else(|| attention.first().filter(|_| !convolutions::are_read(situation)))?;
     Some(EngineRefusal::Unread { engine: RULES.name, cache: unread.name.to_owned() })
 }
 
-/// Whether the keys of an indexer stand for several tokens, and nothing else does: GLM-5.3.
+/// Whether the keys of an indexer stand for several tokens, and nothing else does: GLM-5.3 and Qwen4.
 fn pools_index(situation: &Situation<'_>) -> bool {
-    let is_glm = situation.model.model_type.starts_with("glm5_next") && situation.version >= INDEXES_WHERE_CHOSEN;
+    let model = &*situation.model.model_type;
+    let is_known = (model.starts_with("glm5_next") || convolutions::is_qwen4(situation))
+        && situation.version >= INDEXES_WHERE_CHOSEN;
     let strided = |cache: &Attention<'_>| cache.stride > 1;
-    is_glm && situation.caches.attention.iter().all(|cache| !strided(cache) || *cache.handler.kind() == Kind::IndexKey)
+    is_known && situation.caches.attention.iter().all(|cache| !strided(cache) || *cache.handler.kind() == Kind::IndexKey)
 }
 
 /// The same with an index as it is stored; what its keys are made of lies beside the pools.
 fn with_pooled_index(mut situation: Situation<'_>) -> Situation<'_> {
     situation.caches.states.retain(State::is_recurrent);
     situation.stages.iter_mut().for_each(|stage| stage.caches.states.retain(State::is_recurrent));
-    for cache in situation.caches.attention.iter_mut().filter(|cache| *cache.handler.kind() == Kind::IndexKey) {
+    // Qwen4's is in 16 bits (`resolve_qsa_indexer_dtype`).
+    let quantised = !convolutions::is_qwen4(&situation);
+    let index = situation.caches.attention.iter_mut().filter(|cache| *cache.handler.kind() == Kind::IndexKey);
+    for cache in index.filter(|_| quantised) {
         if let Some(Shape::Vector { head_dim }) = cache.handler.known_shape() {
             cache.bytes = index_bytes(head_dim);
         }
@@ -196,6 +212,7 @@ fn with_pooled_index(mut situation: Situation<'_>) -> Situation<'_> {
 /// What it allocates as a plan has it started: told how many requests run, but where it then starts with none, or runs fewer
 /// than it would untold.
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
+    let situation = &with_every_layer(convolutions::among_states(situation));
     let told = started(situation);
     let Some(batch) = situation.budget.max_batch_size.filter(|_| situation.stated != Stated::Command) else {
         return told;
@@ -213,6 +230,22 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         }
         _ => told,
     }
+}
+
+/// Model types that it has no class of and runs by transformers' code, with keys and values in every layer: what else these keep is lost
+/// after each step.
+const EVERY_LAYER: [&str; 2] = ["minimax", "recurrent_gemma"];
+
+fn with_every_layer(mut situation: Situation<'_>) -> Situation<'_> {
+    if EVERY_LAYER.contains(&&*situation.model.model_type) {
+        let Situation { caches, stages, .. } = &mut situation;
+        for caches in stages.iter_mut().map(|stage| &mut stage.caches).chain([caches]) {
+            let layers = std::mem::take(&mut caches.states).len();
+            let attention = caches.attention.first().cloned();
+            caches.attention.extend(attention.into_iter().cycle().take(layers));
+        }
+    }
+    situation
 }
 
 /// What it allocates of what it is told.
@@ -241,6 +274,7 @@ fn on_rank(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     // The kernels of sparse attention read pages of 64 tokens.
     let keys = caches.attention.iter().filter(|cache| *cache.handler.kind() == Kind::IndexKey);
     let pooled = keys.map(|cache| cache.stride).max().filter(|stride| *stride > 1 || caches.sparse);
+    let pooled = pooled.map(|stride| if convolutions::is_qwen4(situation) { 1 } else { stride });
     let page = situation.options.block_size.unwrap_or(pooled.map_or(1, |stride| 64 * stride));
     let model_type = situation.model.model_type.as_str();
     let apart = situation.options.hybrid_kv_cache.unwrap_or(true) && situation.version >= POOLS_WINDOWS;
@@ -270,7 +304,7 @@ fn on_rank(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         return Err(situation.does_not_fit("max_mamba_cache_size"));
     }
     let whole_pages = |tokens: u128| tokens / u128::from(page) * u128::from(page);
-    let ratio = ratio(situation.options.window_ratio, WINDOW_RATIO_MILLIONTHS);
+    let ratio = ratio(situation.options.window_ratio, convolutions::window_ratio(situation));
     let window = caches.attention.iter().filter(|_| windowed > 0).filter_map(|cache| cache.window).max();
     let of_requests = window.and_then(|window| of_requests(situation, window, page));
     let of_bytes = situation.bytes.filter(|_| full > 0).map(|bytes| {
@@ -366,17 +400,26 @@ fn notes(situation: &Situation<'_>, windows: bool, slots_per_request: u64, seque
             .push(format!("it starts, but its pool is smaller than one sequence of {length} tokens, which it refuses"));
     }
     if !situation.caches.states.is_empty() {
-        notes.push(format!("states get 0.{} times the tokens' bytes unless stated", STATE_RATIO_MILLIONTHS / 100_000));
+        notes.push(format!(
+            "states get 0.{} times the tokens' bytes unless stated",
+            convolutions::state_ratio(situation) / 100_000
+        ));
         notes.push(format!("{slots_per_request} state slots per running request"));
     }
     if windows {
         notes.push(match sizes_by_requests(situation) && situation.budget.max_batch_size.is_some() {
             true => "windows get what the stated requests hold at worst".into(),
-            false => format!("windows get 0.{} times the tokens unless stated", WINDOW_RATIO_MILLIONTHS / 100_000),
+            false => format!(
+                "windows get 0.{} times the tokens unless stated",
+                convolutions::window_ratio(situation) / 100_000
+            ),
         });
     }
     if situation.caches.sparse {
         notes.push("an index for every latent, in pages of 64 tokens".into());
+    }
+    if EVERY_LAYER.contains(&&*situation.model.model_type) {
+        notes.push("it has no class of this model and runs transformers' code, with keys and values in every layer: what else these keep is lost after each step".into());
     }
     if notes.is_empty() {
         notes.push("every token has a slot of its own".into());

@@ -31,6 +31,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     descriptors: |_| None,
     compresses: false,
     forms_entries: false,
+    convolves: |_| false,
     consumes: &["block_size", "state_slots"],
     divides_tokens: &[],
     changes: &[],

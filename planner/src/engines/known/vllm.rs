@@ -4,6 +4,7 @@
 //! `tests/fixtures/groundtruth` agree, and so do the answers of the planners of 0.32.0 and 0.33.0 under
 //! `tests/fixtures/oracles`.
 
+mod beside;
 mod blocks;
 mod changes;
 mod count;
@@ -28,6 +29,7 @@ use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solver::solve::last;
 
+use beside::Keeps;
 use blocks::{SMALL_BLOCKS_OF_LATENTS, block_size, sparse_block};
 use count::{blocks_of_group, blocks_per_request, sequences, tokens};
 use groups::{Division, divide};
@@ -73,6 +75,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     },
     compresses: true,
     forms_entries: true,
+    convolves: |model| beside::Keeps::of(model).is_some(),
     consumes: &[
         "block_size",
         "num_blocks",
@@ -93,6 +96,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         quantises_index: true,
         packed: kernels::packed,
         keeps_long_windows: true,
+        sets_apart: true,
         ..Storage::AS_MODELLED
     },
     stored: kernels::told,
@@ -169,6 +173,9 @@ fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
         let (path, value) = ("engine.mamba_cache_mode", "all");
         return Some(EngineRefusal::Gone { engine, version, path, value, instead: "\"align\" is what it does" });
     }
+    if let Some(refusal) = beside::refuses(situation) {
+        return Some(refusal);
+    }
     let compressed = situation.caches.attention.iter().find(|cache| cache.stride > 1);
     match (compressed, Family::of(model)) {
         // Ranks that divide a sequence's tokens keep windows whole, which was not read.
@@ -203,7 +210,7 @@ fn capability(situation: &Situation<'_>) -> u32 {
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     // Layers are grouped before they are divided over stages, and the config is one for all.
-    let situation = &packed::without_forming(situation.of_all_stages());
+    let situation = &beside::among_states(packed::without_forming(situation.of_all_stages()));
     let block = block_size(situation);
     let division = match Family::of(&situation.model.model_type) {
         Some(family) => packed::divide(family, situation, block),
@@ -288,6 +295,9 @@ fn notes(situation: &Situation<'_>, size: Option<u64>, groups: u64, page: u64) -
         notes.push(format!("{groups} groups of layers whose pages differ in size, side by side in a block"));
     }
     notes.push("one pool for all groups; block 0 is the null block".into());
+    if Keeps::of(&situation.model.model_type) == Some(Keeps::Nothing) {
+        notes.push("it has no class of this model and runs transformers' code, of which it keeps keys and values alone: what convolutions keep is lost after each step".into());
+    }
     notes
 }
 

@@ -10,10 +10,12 @@ use crate::{sh, venv};
 
 const VERSION: &str = "0.5.23";
 
-/// Asks about the exports that the planner's tests have written, and about models with compressed caches.
+/// Asks about the exports that the planner's tests have written, about models with compressed caches, and about every config.
 pub(super) fn run() -> Result<(), String> {
     let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
-    for what in ["exports", "compressed"] {
+    let every = answers(Command::new(&python).arg(script("questions.py")).args(["pools", CONFIGS]), "")?;
+    write("pools.sglang.jsonl", &every)?;
+    for what in ["exports", "compressed", "pools"] {
         let path = format!("{ROWS}/{what}.sglang.jsonl");
         let questions = text(path)?;
         let said = answers(Command::new(&python).arg(script("sglang_pools.py")).arg(CONFIGS), &questions)?;

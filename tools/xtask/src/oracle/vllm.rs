@@ -48,9 +48,10 @@ fn vllm(version: &str, random: u64) -> Result<(), String> {
     let python = home.join("bin/python");
     let random = random.to_string();
     let newest = version == EXPORTED;
-    for (set, arguments) in [("zoo", &[CONFIGS][..]), ("random", &[CONFIGS, &random]), ("models", &[CONFIGS])] {
+    let sets = [("zoo", &[CONFIGS][..]), ("random", &[CONFIGS, &random]), ("models", &[CONFIGS]), ("classes", &[CONFIGS])];
+    for (set, arguments) in sets {
         // Older versions lack most of the others.
-        if set == "models" && !newest {
+        if matches!(set, "models" | "classes") && !newest {
             continue;
         }
         let questions = answers(Command::new(&python).arg(script("questions.py")).arg(set).args(arguments), "")?;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cacheplan_handlers::{Growth, ResourceHandler, Shape};
 
 use super::RULES;
+use super::beside::windows;
 use super::states::{exported, state_page};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
@@ -24,6 +25,8 @@ pub(super) enum Spec {
     Full(Entry),
     Window {
         window: u32,
+        /// Tokens in a block, where they are its own.
+        block: Option<u64>,
         entry: Entry,
     },
     State {
@@ -90,7 +93,8 @@ pub(super) struct Division {
 pub(super) fn divide(situation: &Situation<'_>, block: u64) -> Result<Division, PlanError> {
     let specs = specs(situation)?;
     let bytes_of = |spec: &Spec| match *spec {
-        Spec::Full(entry) | Spec::Window { entry, .. } => entry.bytes * block,
+        Spec::Full(entry) => entry.bytes * block,
+        Spec::Window { entry, block: own, .. } => entry.bytes * own.unwrap_or(block),
         Spec::State { bytes, .. } => bytes,
         Spec::Ring => 0,
     };
@@ -147,14 +151,14 @@ fn specs(situation: &Situation<'_>) -> Result<BTreeMap<Spec, Vec<u64>>, PlanErro
             let (heads, head_dim) = shape(cache.handler);
             let entry = Entry { bytes: cache.bytes.div_ceil(cache.stride), heads, head_dim };
             match cache.handler.growth() {
-                Growth::Paged { window: Some(window), .. } => Spec::Window { window, entry },
+                Growth::Paged { window: Some(window), .. } => Spec::Window { window, block: None, entry },
                 _ => Spec::Full(entry),
             }
         });
         let states = stage.caches.states.iter();
         let states = states
             .map(|state| Spec::State { bytes: state_page(situation, state), exported: exported(situation, state) });
-        for spec in attention.chain(states) {
+        for spec in attention.chain(states).chain(windows(situation, &stage.caches)) {
             specs.entry(spec).or_insert_with(|| vec![0; stages])[at] += 1;
         }
     }

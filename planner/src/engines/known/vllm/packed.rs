@@ -1,12 +1,13 @@
 //! Layers whose pages differ in size, which vLLM lays side by side in a block: compressed attention and what it is formed of.
 //!
 //! Rules: `group_and_unify_kv_cache_specs`, later `_get_packed_kv_cache_groups`, of 0.21.0 to 0.33.0, and the specs of
-//! `models/deepseek_v4`, `deepseek_v41` and `glm5next`.
+//! `models/deepseek_v4`, `deepseek_v41`, `glm5next` and `qwen4_exp`.
 
 use std::collections::BTreeMap;
 
 use cacheplan_handlers::{Growth, Kind, ResourceHandler, Shape};
 
+use super::beside;
 use super::groups::{Bucket, Division, Entry, Spec};
 use super::lcm;
 use super::states::{exported, state_page};
@@ -36,6 +37,7 @@ pub(super) enum Family {
     V4,
     V41,
     Glm5Next,
+    Qwen4,
 }
 
 impl Family {
@@ -44,6 +46,7 @@ impl Family {
             "deepseek_v4" => Some(Self::V4),
             "deepseek_v41" | "deepseek_v41_text" => Some(Self::V41),
             "glm5_next" | "glm5_next_text" => Some(Self::Glm5Next),
+            "qwen4_exp" | "qwen4_exp_text" => Some(Self::Qwen4),
             _ => None,
         }
     }
@@ -53,6 +56,7 @@ impl Family {
         match self {
             Self::V4 => Version(0, 20, 0),
             Self::V41 | Self::Glm5Next => PACKS_ANY,
+            Self::Qwen4 => beside::READ,
         }
     }
 
@@ -114,7 +118,7 @@ impl Family {
             Self::V4 => Some(256),
             Self::V41 if capability / 10 == 9 => Some(64),
             Self::V41 => Some(128),
-            Self::Glm5Next => None,
+            Self::Glm5Next | Self::Qwen4 => None,
         }
     }
 }
@@ -200,7 +204,7 @@ const fn spec(holds: Holds) -> Spec {
     let entry = Entry { bytes: 0, heads: 0, head_dim: 0 };
     match holds {
         Holds::All => Spec::Full(entry),
-        Holds::Window(window) => Spec::Window { window, entry },
+        Holds::Window(window) => Spec::Window { window, block: None, entry },
         Holds::Ring => Spec::Ring,
         Holds::State { bytes, exported } => Spec::State { bytes, exported },
     }
@@ -259,7 +263,7 @@ fn page(family: Family, record: &Record, cache: &Attention<'_>, block: u64) -> (
     }
     let bytes = match family {
         Family::Glm5Next if is_index => entries * index_bytes(width),
-        Family::Glm5Next => entries * cache.bytes,
+        Family::Glm5Next | Family::Qwen4 => entries * cache.bytes,
         Family::V4 | Family::V41 if is_index => (entries * index_bytes(width)).next_multiple_of(record.page),
         Family::V4 | Family::V41 => (entries * record.entry).next_multiple_of(record.page),
     };

@@ -82,9 +82,9 @@ pub(super) fn state_blocks(situation: &Situation<'_>, exported: u64, block: u64)
 /// The chunk of the scan that blocks must be multiples of: where it writes states inside a prefill, all layers alike.
 pub(super) fn chunk(situation: &Situation<'_>) -> u64 {
     const GATED_DELTA_CHUNK: u64 = 64;
-    let states = &situation.caches.states;
+    let mut recurrent = situation.caches.states.iter().filter(|state| state.ssm > 0).peekable();
     let exported = situation.version >= EXPORTS_GATED_DELTA && cache_mode(situation) == MambaCacheMode::Align;
-    if exported && !states.is_empty() && states.iter().all(is_gated_delta) { GATED_DELTA_CHUNK } else { 1 }
+    if exported && recurrent.peek().is_some() && recurrent.all(is_gated_delta) { GATED_DELTA_CHUNK } else { 1 }
 }
 
 fn is_gated_delta(state: &State) -> bool {
