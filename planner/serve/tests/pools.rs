@@ -112,6 +112,22 @@ fn compressed_caches_have_the_pools_of_the_engine() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Encoders, which keep nothing, although it has pools for them.
+const ENCODERS: [&str; 12] = [
+    "bert",
+    "bert-generation",
+    "camembert",
+    "data2vec-text",
+    "electra",
+    "ernie",
+    "roberta",
+    "roberta-prelayernorm",
+    "roc_bert",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+];
+
 /// Models whose pools are otherwise, and why.
 const OTHERWISE: [(&str, &str); 6] = [
     ("state-spaces__mamba2-2.7b", "a file of another library, of which it reads nothing"),
@@ -133,8 +149,12 @@ fn models_that_it_loads_have_the_pools_of_the_engine() {
     for (question, said) in questions {
         // What it does not load is the oracle's to say.
         let Ok(said) = said else { continue };
-        loaded += 1;
         let ours = question.ours();
+        if question.model.strip_prefix("transformers:").is_some_and(|class| ENCODERS.contains(&class)) {
+            assert_eq!(ours, Ok([None; 3]), "{}", question.model);
+            continue;
+        }
+        loaded += 1;
         // Tokens that take no bytes are as many as the context has.
         let same = match (&ours, said) {
             (Ok([None, window, Some(slots)]), [Some(4096), its_window, its_slots]) => {

@@ -16,6 +16,7 @@ GIB = 2**30
 
 # What engines read of models, besides sizes of caches, and files in the fixtures leave out; of some a file is no published one.
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+WINDOWS_OF_INKLING = [layer for layer in range(66) if (layer + 1) % 6]
 LEFT_OUT = {
     "deepseek-ai__DeepSeek-V4.1-Flash": {
         "vocab_size": 129280, "n_routed_experts": 256, "num_experts_per_tok": 6, "hc_eps": 1e-6, "hc_sinkhorn_iters": 20,
@@ -28,13 +29,12 @@ LEFT_OUT = {
     "nvidia__NVIDIA-Nemotron-3-Nano-4B": {
         "hybrid_override_pattern": "M" * 21 + "*" * 4 + "-" * 17, "mamba_ssm_cache_dtype": "float16",
     },
-    "thinkingmachines__Inkling": {
-        "shared_expert_sink": True, "local_layer_ids": [layer for layer in range(66) if (layer + 1) % 6],
-    },
+    "thinkingmachines__Inkling": {"shared_expert_sink": True, "local_layer_ids": WINDOWS_OF_INKLING},
     "zai-org__GLM-5.3-Flash": {"mhc": True, "mla_use_nope": True},
     **dict.fromkeys("sglang__nanbeige transformers__hrm_text transformers__jetmoe transformers__zaya vllm__dory".split(), {}),
     "../published/qwen3_8_flash_next": {"eos_token_id": 1},
     "transformers:glm5_next": {"mhc": True, "mla_use_nope": True},
+    "transformers:inkling_mm_model": {"local_layer_ids": WINDOWS_OF_INKLING},
     "transformers:muse_spark": {"rope_parameters": ROPE},
     "transformers:qwen4_exp": {"eos_token_id": 1},
 }

@@ -43,7 +43,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
         // Read in 0.5.3 to 0.5.23 (`_dsa_kv_cache_dtype_default`).
         let narrow = SPARSE_LATENTS.contains(&model.model_type.as_str()) && capability >= BLACKWELL;
         let kv = if narrow { Some(DType::F8E4m3) } else { kv };
-        CacheDTypes { kv, state: Some(DType::F32), conv: Some(DType::Bf16), ..CacheDTypes::default() }
+        let states_unread = READS_NO_STATES.contains(&model.model_type.as_str());
+        CacheDTypes { kv, state: Some(DType::F32), conv: Some(DType::Bf16), states_unread, ..CacheDTypes::default() }
     },
     // Those that nothing in `srt/models` of 0.5.23 has, and whose caches its fallback on transformers cannot keep.
     lacks: &["Motif", "motif", "alice_ai", "pangu_ultra_moe", "rwkv5", "rwkv6", "rwkv7"],
@@ -95,6 +96,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
     arguments: None,
 };
 
+/// Model types whose config says the dtype of states by another key than `mamba_ssm_dtype`, which it alone reads (`mamba2_state_dtype`).
+const READS_NO_STATES: [&str; 3] = ["nemotron_h", "nemotron_h_puzzle", "NemotronH_Nano_VL_V2"];
 /// Model types with latents of sparse attention: `is_deepseek_dsa`, which looks for `index_topk` beside the class and so misses
 /// GLM-5.3-Flash's.
 const SPARSE_LATENTS: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];

@@ -68,8 +68,8 @@ pub(crate) static RULES: EngineRules = EngineRules {
     // Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
     lacks: &["Motif", "inkling2", "inkling2_text", "motif", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7"],
     descriptors: |model| match model.model_type.as_str() {
-        // Values are as wide as keys.
-        "minicpm3" => Some(expanded::latents(|key, _| key)),
+        // Values are as wide as keys; the others are run by transformers' code.
+        "minicpm3" | "mistral4" | "youtu" => Some(expanded::latents(|key, _| key)),
         "zamba2" => Some(expanded::heads()),
         _ => None,
     },
@@ -123,12 +123,13 @@ const WITHOUT_MODE_ALL: Version = Version(0, 32, 0);
 const STATES_OF_NEMOTRON_IN_FLOAT32: Version = Version(0, 20, 0);
 /// Model types whose config is asked for the dtype of states, and since when: the classes that `MODELS_CONFIG_MAP` names with a
 /// rule for it, in the releases from 0.12.0 to 0.33.0. Of all others it reads none.
-const READS_STATES: [(Version, &[&str]); 4] = [
+const READS_STATES: [(Version, &[&str]); 5] = [
     (Version(0, 13, 0), &["nemotron_h"]),
     (Version(0, 16, 0), &["nemotron_h_puzzle"]),
     // Logged by builds behind 0.16.0, which has none.
     (Version(0, 16, 1), &["qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text"]),
     (Version(0, 18, 0), &["NemotronH_Nano_VL_V2"]),
+    (beside::READ, &["qwen4_exp", "qwen4_exp_text"]),
 ];
 /// Compute capabilities, times ten, for which FlashInfer's kernels are chosen.
 const BLACKWELL: (u32, u32) = (100, 110);
