@@ -41,7 +41,8 @@ impl Question {
             Some(class) => {
                 let table = fixture("transformers/parameters.tsv");
                 let mut rows = table.lines().map(|row| row.split('\t').collect::<Vec<_>>());
-                rows.find(|row| row[0] == class && row[2] != "-").unwrap_or_else(|| panic!("no class {class}"))[2].into()
+                rows.find(|row| row[0] == class && row[2] != "-").unwrap_or_else(|| panic!("no class {class}"))[2]
+                    .into()
             }
             None => fixture(&format!("configs/{}.json", self.model)),
         };

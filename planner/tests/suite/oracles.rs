@@ -316,7 +316,9 @@ fn vllm_plans_what_is_beside_the_zoo_as_its_model_says(#[case] set: &str) {
         for (answer, caching) in answers.split(", ").zip([false, true]) {
             let difference = match (Answer::parse(answer), TooFew::parse(answer)) {
                 (Some(answer), _) => difference(&model(question), &told(question, caching), engine, &answer),
-                (None, Some(too_few)) => too_few.difference(predicted(&model(question), &told(question, caching), engine)),
+                (None, Some(too_few)) => {
+                    too_few.difference(predicted(&model(question), &told(question, caching), engine))
+                }
                 (None, None) => {
                     assert_eq!(answer, "-", "{}", question.model);
                     continue;

@@ -194,7 +194,8 @@ fn pools_index(situation: &Situation<'_>) -> bool {
     let is_known = (model.starts_with("glm5_next") || convolutions::is_qwen4(situation))
         && situation.version >= INDEXES_WHERE_CHOSEN;
     let strided = |cache: &Attention<'_>| cache.stride > 1;
-    is_known && situation.caches.attention.iter().all(|cache| !strided(cache) || *cache.handler.kind() == Kind::IndexKey)
+    is_known
+        && situation.caches.attention.iter().all(|cache| !strided(cache) || *cache.handler.kind() == Kind::IndexKey)
 }
 
 /// The same with an index as it is stored; what its keys are made of lies beside the pools.

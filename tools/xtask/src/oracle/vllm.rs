@@ -48,7 +48,8 @@ fn vllm(version: &str, random: u64) -> Result<(), String> {
     let python = home.join("bin/python");
     let random = random.to_string();
     let newest = version == EXPORTED;
-    let sets = [("zoo", &[CONFIGS][..]), ("random", &[CONFIGS, &random]), ("models", &[CONFIGS]), ("classes", &[CONFIGS])];
+    let sets =
+        [("zoo", &[CONFIGS][..]), ("random", &[CONFIGS, &random]), ("models", &[CONFIGS]), ("classes", &[CONFIGS])];
     for (set, arguments) in sets {
         // Older versions lack most of the others.
         if matches!(set, "models" | "classes") && !newest {

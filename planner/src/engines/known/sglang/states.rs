@@ -71,7 +71,8 @@ pub(super) fn slots(situation: &Situation<'_>, per_slot: u64, each: u64) -> Resu
         None if !shares => return Ok(UNSTATED),
         _ => {}
     }
-    let ratio = situation.options.state_ratio.map_or(convolutions::state_ratio(situation), |ratio| ratio.millionths().into());
+    let ratio =
+        situation.options.state_ratio.map_or(convolutions::state_ratio(situation), |ratio| ratio.millionths().into());
     let (drafts, each, per_slot) = (u128::from(situation.draft_tokens), u128::from(each), u128::from(per_slot));
     let bytes = u128::from(situation.bytes()?);
     let bytes = match copies_beside(situation) {

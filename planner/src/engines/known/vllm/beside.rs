@@ -72,7 +72,8 @@ pub(super) fn windows(situation: &Situation<'_>, caches: &Caches<'_>) -> Vec<Spe
     let window = |convolutions: &Vec<(Channels, u64)>| {
         let heads = convolutions.iter().find_map(|(channels, _)| channels.heads)?;
         let (first, element) = *convolutions.first()?;
-        let of_rank = |(channels, _): &(Channels, u64)| channels.size / if channels.heads.is_some() { 1 } else { ranks };
+        let of_rank =
+            |(channels, _): &(Channels, u64)| channels.size / if channels.heads.is_some() { 1 } else { ranks };
         let head_dim = (convolutions.iter().map(of_rank).sum::<u64>() / heads).next_power_of_two();
         let block = first.columns + 1;
         let entry = Entry { bytes: heads * head_dim * element, heads, head_dim };
