@@ -188,9 +188,6 @@ fn older_vllm_refuses_kernels_of_a_variable() {
     "Lazy extra buffer requires overlap schedule"
 )]
 #[case::no_states(LLAMA, "--mamba-radix-cache-strategy extra_buffer", "extra_buffer needs mamba state")]
-#[case::reasoning(LLAMA, "--reasoning-parser bogus", "--reasoning-parser: invalid choice: 'bogus'")]
-#[case::tools(LLAMA, "--tool-call-parser bogus", "--tool-call-parser: invalid choice: 'bogus'")]
-#[case::sampling(LLAMA, "--sampling-backend bogus", "--sampling-backend: invalid choice: 'bogus'")]
 #[case::drafts(
     LLAMA,
     "--speculative-algorithm BOGUS --speculative-num-draft-tokens 4",

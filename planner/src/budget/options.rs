@@ -30,7 +30,7 @@ section! {
         /// Blocks whatever the bytes: vLLM's num_gpu_blocks_override.
         key("--num-blocks", SEQUENCES, "what the bytes give", "1000")
         pub num_blocks: Option<u64>,
-        /// The most tokens whatever the bytes: SGLang's max_total_tokens.
+        /// The most tokens whatever the bytes: SGLang's max_total_tokens, TensorRT-LLM's max_tokens.
         key("--max-total-tokens", TOKENS, "what the bytes give", "100000")
         #[serde(deserialize_with = "tokens")]
         pub max_total_tokens: Option<u64>,

@@ -97,8 +97,8 @@ fn due<'a>(facts: &Facts<'_>, request: &Inputs<'a>) -> Vec<Due<'a>> {
     let last = request.resources.iter().rfind(alike).map(|of| of.layer);
     let mut like: Vec<&Resource> = request.resources.iter().filter(alike).filter(|of| Some(of.layer) == last).collect();
     let kinds: Vec<&Kind> = like.iter().map(|of| of.handler.kind()).collect();
-    // A head over chosen latents chooses by itself.
-    if kinds.contains(&&Kind::MlaPaged) && !kinds.contains(&&Kind::IndexKey) {
+    // A head over chosen latents chooses by itself; one with a window chooses none.
+    if !windowed && kinds.contains(&&Kind::MlaPaged) && !kinds.contains(&&Kind::IndexKey) {
         like.extend(request.resources.of_kind(&Kind::IndexKey).last());
     }
     let here = last.is_some_and(|layer| in_stage(request, layer, request.model.layers));

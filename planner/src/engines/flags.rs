@@ -193,6 +193,7 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
         plan("max_num_tokens", "max_num_tokens"),
         plan("max_seq_len", "max_seq_len"),
         plan("kv_cache_config.max_gpu_total_bytes", "engine.cache_bytes"),
+        plan("kv_cache_config.max_tokens", "engine.max_total_tokens"),
         own("kv_cache_config.free_gpu_memory_fraction", |_| {
             Input::not_binding_fraction("the smaller of this share of free memory and max_gpu_total_bytes decides")
         }),

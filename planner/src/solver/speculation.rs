@@ -40,7 +40,8 @@ pub(crate) fn extend(
 }
 
 /// The caches of the model's prediction head, `mtp_0` and so on: like those of its last full-attention layer, or of its last
-/// with a window where its head has one; with an index where latents are chosen by one, also where that layer has none.
+/// with a window where its head has one; with an index where latents are chosen by one, also where that layer has none. Within a window
+/// none are chosen.
 pub(crate) fn head(
     resources: &Resources,
     speculation: &Speculation,
@@ -54,7 +55,7 @@ pub(crate) fn head(
     let last = resources.iter().rfind(is_like).and_then(|last| last.layer);
     let of_last = || resources.iter().filter(is_like).filter(|resource| resource.layer == last);
     let has = |kind: &Kind| of_last().any(|resource| resource.handler.kind() == kind);
-    let chooses = has(&Kind::MlaPaged) && !has(&Kind::IndexKey);
+    let chooses = !has_window && has(&Kind::MlaPaged) && !has(&Kind::IndexKey);
     let index = resources.iter().rfind(|resource| chooses && *resource.handler.kind() == Kind::IndexKey);
     // Sparse attention keeps the keys of its indexer beside its latents.
     let like = || of_last().chain(index);

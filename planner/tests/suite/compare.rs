@@ -138,7 +138,7 @@ fn an_engine_refuses_every_option_that_it_does_not_consume() {
     let options = [
         ("block_size = 16", &["vllm", "sglang", "tensorrt-llm"][..]),
         ("num_blocks = 100000", &["vllm"]),
-        ("max_total_tokens = 100000", &["sglang"]),
+        ("max_total_tokens = 100000", &["sglang", "tensorrt-llm"]),
         ("prefix_caching = true", &["vllm", "sglang"]),
         ("mamba_cache_mode = 'align'", &["vllm"]),
         ("state_slots = 64", &["sglang", "tensorrt-llm", "llama.cpp"]),

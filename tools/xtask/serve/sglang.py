@@ -7,7 +7,7 @@ import ast
 
 from rows import Constants, keywords_of, name_of, parts_of, row
 
-PATHS = ("srt/server_args.py", "srt/arg_groups/")
+PATHS = ("srt/server_args.py", "srt/arg_groups/", "reasoning_parser", "function_call_parser.py", "function_call/parser_names.py")
 
 
 def rows(modules):
@@ -21,7 +21,8 @@ def rows(modules):
                 found += filter(None, (of_field(part, constants, node.name) for part in fields))
             if isinstance(node, ast.FunctionDef) and node.name == "add_cli_args" and path.endswith("server_args.py"):
                 calls = [part for part in ast.walk(node) if isinstance(part, ast.Call) and name_of(part) == "add_argument"]
-                found += [of_call(call, constants, switches) for call in calls if call.args]
+                choices = Choices(modules.values(), node, constants)
+                found += [of_call(call, constants, switches, choices) for call in calls if call.args]
     unique = {}
     for one in found:
         unique.setdefault(one["flag"], one)
@@ -99,7 +100,52 @@ def switch_actions(module):
                     yield node.name
 
 
-def of_call(call, constants, switches):
+class Choices:
+    """What is listed while flags are added: words of a variable, of a function, or the keys of a class's dictionary."""
+
+    def __init__(self, modules, adds, constants):
+        self.constants, self.nodes, self.more = constants, {}, {}
+        for module in modules:
+            for node in module.body:
+                if isinstance(node, ast.FunctionDef):
+                    self.nodes.update({node.name: last for last in node.body if isinstance(last, ast.Return)})
+                elif isinstance(node, ast.ClassDef):
+                    kept = [part for part in node.body if isinstance(part, (ast.Assign, ast.AnnAssign))]
+                    self.nodes.update({target.id: part for part in kept for target in targets(part) if isinstance(part.value, ast.Dict)})
+        for node in ast.walk(adds):
+            if isinstance(node, ast.Assign):
+                self.nodes.update({target.id: node for target in targets(node)})
+            # A variable that adds a word, whatever it is told.
+            if isinstance(node, ast.Call) and name_of(node) == "add" and isinstance(node.func.value, ast.Name):
+                self.more.setdefault(node.func.value.id, []).extend(self.constants.value(word) for word in node.args)
+
+    def of(self, node):
+        """The words; None where they take running the module."""
+        known = self.constants.value(node)
+        if isinstance(known, list):
+            return known
+        if isinstance(node, ast.Dict):
+            return [self.constants.value(key) for key in node.keys]
+        if isinstance(node, ast.BinOp):
+            parts = [self.of(node.left), self.of(node.right)]
+            return None if None in parts else parts[0] + parts[1]
+        if isinstance(node, ast.Call) and name_of(node) == "keys":
+            return self.of(node.func.value)
+        if isinstance(node, ast.Call) and name_of(node) in ("list", "set", "frozenset") and node.args:
+            return self.of(node.args[0])
+        name = name_of(node)
+        if name in self.nodes:
+            words = self.of(self.nodes[name].value)
+            return words and words + self.more.get(name, [])
+        return self.of(self.constants.nodes[name]) if name in self.constants.nodes else None
+
+
+def targets(node):
+    """The names that an assignment gives values to."""
+    return [target for target in getattr(node, "targets", [getattr(node, "target", None)]) if isinstance(target, ast.Name)]
+
+
+def of_call(call, constants, switches, choices):
     names = [name.value for name in call.args if isinstance(name, ast.Constant)]
     first = next(name for name in names if name.startswith("--"))
     keywords = keywords_of(call)
@@ -113,6 +159,6 @@ def of_call(call, constants, switches):
         [name for name in names if name != first],
         values="0" if flag else value.get("nargs") or "1",
         type="bool" if flag else special or (kind if kind in ("int", "float") else "str"),
-        choices=value["choices"] if isinstance(value.get("choices"), list) else [],
+        choices=choices.of(keywords["choices"]) or [] if "choices" in keywords else [],
         group="ServerArgs",
     )

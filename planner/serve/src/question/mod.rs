@@ -342,6 +342,11 @@ impl Question {
         }
     }
 
+    /// The share of a device for weights and caches, in millionths; one that is less leaves as little as one.
+    fn share_of_device(&mut self, share: f64) {
+        self.default_of("memory.fraction", (share * 1e6).round().max(1.0) / 1e6);
+    }
+
     /// The same in place of what flags of the command say of the key.
     fn put(&mut self, path: &'static str, value: impl std::fmt::Display) {
         self.stated.retain(|stated| stated.key != path);

@@ -25,6 +25,8 @@ const BESIDE_CACHES: [&str; 8] = [
     "is_matryoshka",
     "matryoshka_dimensions",
 ];
+/// Next-token layers, which only what drafts has.
+const NEXT_TOKEN_LAYERS: &str = "num_nextn_predict_layers";
 const SCALED: [&str; 2] = ["rope_scaling", "rope_parameters"];
 const LENGTH: &str = "max_position_embeddings";
 
@@ -86,10 +88,18 @@ fn read(question: &Question, flag: &'static str) -> Result<(Option<u64>, Option<
             Value::Number(_) if key == LENGTH => length = Some(value.as_u64().ok_or_else(|| refused(key))?),
             Value::Object(rope) if SCALED.contains(&&**key) => scaled = Some(rope.clone()),
             _ if BESIDE_CACHES.contains(&&**key) => {}
+            _ if key == NEXT_TOKEN_LAYERS && has_no_other_drafts(question, value) => {}
             _ => return Err(refused(key)),
         }
     }
     Ok((length, scaled))
+}
+
+/// Whether so many next-token layers change nothing in SGLang: where nothing drafts with them, or the one that is planned does
+/// (`_compute_model_num_layers`).
+fn has_no_other_drafts(question: &Question, layers: &Value) -> bool {
+    let drafts = question.flag("--speculative-algorithm").is_some();
+    question.engine.engine.name() == "sglang" && (!drafts || layers.as_u64() == Some(1))
 }
 
 /// The scalings of a config.

@@ -37,7 +37,7 @@ pub(crate) struct Placed {
     scores: u64,
     /// Contexts as they were measured; else they are what logs say of such a device.
     context: Option<u64>,
-    devices: u64,
+    split: Split,
     /// The first of them, as its backend calls it.
     device: &'static str,
     /// Whether slots share their cells.
@@ -48,6 +48,20 @@ pub(crate) struct Placed {
     pub(crate) cells: Option<Offloaded>,
     /// What it does where that is too little.
     pub(crate) short: Short,
+}
+
+/// How layers are divided over devices: the one with the most has so many of all.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    most: u64,
+    all: u64,
+}
+
+impl Split {
+    /// What all devices have where this one has so much.
+    fn of_all(self, bytes: u64) -> u64 {
+        u64::try_from(u128::from(bytes) * u128::from(self.all) / u128::from(self.most)).unwrap_or(u64::MAX)
+    }
 }
 
 /// What it does where its devices are too small.
@@ -103,8 +117,10 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let compute = either(stated.activations, measured(lines.activations));
     let context = either(stated.context, measured(lines.context));
     let others = [either(stated.graphs, measured(lines.graphs)), stated.reserve.map(|size| size.0)];
+    let caches = question.caches(model)?;
     let devices = used(question)?;
-    let room = question.device().map(|device| device.total_bytes.saturating_mul(devices.into()));
+    let split = split(question, layers(&caches), devices);
+    let room = question.device().map(|device| split.of_all(device.total_bytes));
     // Layers are divided over devices, and no layer's cells are.
     question.devices = question.device().cloned().map(Devices::from);
     let of_config = model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && room.is_some());
@@ -114,7 +130,6 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
             "weights of {weights} are those of the config, in {dtype}; state those of a quantised file with --weights"
         ));
     }
-    let caches = question.caches(model)?;
     let cells = offloaded(question, &caches);
     if cells.is_some_and(|cells| cells.on > 0 && cells.on < cells.all && !cells.alike) {
         question.notes.push("the size is that of all layers together, on the GPU and on the host".into());
@@ -124,19 +139,18 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     }
     let others = others.into_iter().flatten().fold(0, u64::saturating_add);
     let short = short(question, &caches);
-    let spared = spared(question, short)?.saturating_mul(devices.into());
+    let spared = split.of_all(spared(question, short)?);
     let room = room.map(|room| room.saturating_sub(spared));
     let is_shared = question.is_stated("engine.context");
     let scores = if llama_cpp::is_without_flash_attention(question) { scores(question, model) } else { 0 };
-    let (device, devices) = (device(question), devices.into());
-    Ok(Placed { room, weights, compute, scores, context, devices, device, is_shared, others, cells, short })
+    let device = device(question);
+    Ok(Placed { room, weights, compute, scores, context, split, device, is_shared, others, cells, short })
 }
 
 /// The devices that layers lie on: one where it splits nothing, and those with a share where it is told shares.
-fn used(question: &mut Question) -> Result<u32, ServeError> {
+fn used(question: &Question) -> Result<u32, ServeError> {
     const SPLIT: &str = "--split-mode";
     const MAIN: &str = "--main-gpu";
-    const SHARES: &str = "--tensor-split";
     let Some(all) = question.devices.as_ref().map(Devices::count) else { return Ok(1) };
     if question.value(SPLIT) == Some("none") {
         let main = question.flag(MAIN).and_then(Setting::whole).unwrap_or(0);
@@ -149,11 +163,39 @@ fn used(question: &mut Question) -> Result<u32, ServeError> {
             Err(_) => Err(ServeError::unread(MAIN, "layers lie on no device then", [Remedy::Remove(MAIN)])),
         };
     }
-    let Some(shares) = question.value(SHARES).filter(|_| all > 1) else { return Ok(all) };
-    let shares = shares.split([',', '/']).take(all as usize).map(|share| share.trim().parse::<f64>().unwrap_or(0.0));
-    let with_any = shares.filter(|share| *share > 0.0).count();
-    question.notes.push(format!("devices are taken to be filled alike; {SHARES} fills each by its share"));
-    Ok(u32::try_from(with_any).ok().filter(|used| *used > 0).unwrap_or(all))
+    let with_any = shares(question, all).map(|shares| shares.iter().filter(|share| **share > 0.0).count());
+    Ok(with_any.and_then(|used| u32::try_from(used).ok()).unwrap_or(all))
+}
+
+/// The shares of layers that a command states for its devices, if any.
+fn shares(question: &Question, devices: u32) -> Option<Vec<f32>> {
+    let stated = question.value("--tensor-split").filter(|_| devices > 1)?;
+    let share = |share: &str| share.trim().parse::<f32>().unwrap_or(0.0);
+    let stated: Vec<f32> = stated.split([',', '/']).take(devices as usize).map(share).collect();
+    stated.iter().any(|share| *share > 0.0).then_some(stated)
+}
+
+/// Each layer lies on the first device of which the share ends behind it (`load_tensors`), the output behind the last.
+fn split(question: &mut Question, layers: u64, devices: u32) -> Split {
+    let alike = Split { most: 1, all: devices.max(1).into() };
+    let count = question.devices.as_ref().map_or(1, Devices::count);
+    let Some(shares) = shares(question, count).filter(|_| devices > 1) else { return alike };
+    let all = offered(question).unwrap_or(u64::MAX).min(layers + 1).max(1);
+    let sum: f32 = shares.iter().sum();
+    let ends: Vec<f32> = shares
+        .iter()
+        .scan(0.0, |end, share| {
+            *end += share;
+            Some(*end / sum)
+        })
+        .collect();
+    let on = |device: usize| {
+        let of = |layer: &u64| ends.partition_point(|end| *end <= *layer as f32 / all as f32) == device;
+        (0..all).filter(of).count() as u64
+    };
+    let most = (0..ends.len()).map(on).max().unwrap_or(1).max(1);
+    question.notes.push(format!("the device with the largest share has {most} of {all} layers, and decides"));
+    Split { most, all }
 }
 
 /// What it leaves free of a device where it fits itself to it.
@@ -240,7 +282,7 @@ impl Placed {
             }
             (None, None) => [0; 3],
         };
-        [0, 1, 2].map(|at| compute[at].saturating_add(context[at]).saturating_mul(self.devices))
+        [0, 1, 2].map(|at| self.split.of_all(compute[at].saturating_add(context[at])))
     }
 
     /// What is assumed beside weights and caches, in words.
@@ -297,7 +339,9 @@ impl Placed {
                 "CUDA0" | "ROCm0" => "cudaMalloc failed: out of memory".to_owned(),
                 device => format!("failed to allocate {device} buffer"),
             };
-            (needed > room).then(|| format!("{does}: {parts} are more than the {} of the devices", ByteSize(room)))
+            let filled = if self.split.most > 1 { ", each filled by its share" } else { "" };
+            let room = ByteSize(room);
+            (needed > room.0).then(|| format!("{does}: {parts} are more than the {room} of the devices{filled}"))
         })
     }
 

@@ -313,7 +313,7 @@ fn memory(
     if stated.is_none() {
         question.notes.push("mem_fraction_static is the heuristic's that leaves room for graphs; sizing after graphs are captured gives more".into());
     }
-    question.default_of("memory.fraction", share);
+    question.share_of_device(share);
     question.default_of("memory.of", "total");
     question.default_of("memory.activations", "0B");
     question.default_of("memory.graphs", "0B");

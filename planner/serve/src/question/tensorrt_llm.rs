@@ -1,5 +1,7 @@
 //! TensorRT-LLM's own flags and defaults, as `commands/serve.py` has them.
 
+use std::collections::BTreeSet;
+
 use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::{Engine, ModelCaches, Override};
@@ -41,6 +43,7 @@ const OF_NO_CACHE: [&str; 18] = [
 /// Keys that are looked at with the model.
 const WINDOWS: &str = "kv_cache_config.max_attention_window";
 const MEAN: &str = "kv_cache_config.avg_seq_len";
+const TOKENS: &str = "kv_cache_config.max_tokens";
 
 /// The settings of a file of options as the flags that say the same, and those that no flag says.
 pub(super) fn settings(
@@ -109,6 +112,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     }
     windows(question, model, max_seq_len)?;
     mean(question, model)?;
+    let max_seq_len = cut_to_tokens(question, model, max_seq_len)?;
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let tp = size("--tensor_parallel_size");
     let ranks = tp.saturating_mul(size("--pipeline_parallel_size"));
@@ -132,7 +136,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         stated.key != "engine.cache_bytes" || stated.value.parse::<u64>().map_or(true, |bytes| bytes <= most)
     });
     if !question.is_stated("engine.cache_bytes") && question.device().is_some() {
-        question.default_of("memory.fraction", share);
+        question.share_of_device(share);
         question.default_of("memory.of", "free");
     }
     Ok((Limits { max_seq_len, max_batch_size: Some(batch), max_num_tokens }, false))
@@ -164,6 +168,35 @@ fn mean(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> 
         ));
     }
     Ok(())
+}
+
+/// What is longer than the one pool with so many tokens is cut to it (`_validate_and_adjust_attention_windows`).
+fn cut_to_tokens(question: &mut Question, model: &ModelCaches, longest: u64) -> Result<u64, ServeError> {
+    let number = |key: &str| option(question, key).and_then(|value| value.parse::<u64>().ok());
+    let Some(stated) = number(TOKENS) else { return Ok(longest) };
+    let block = number("kv_cache_config.tokens_per_block").filter(|block| *block > 0).unwrap_or(32);
+    let caches = question.caches(model)?;
+    if caches.iter().any(|cache| cache.handler.is_state()) {
+        return Err(ServeError::unread(TOKENS, "how states share bytes with so many tokens was not read", []));
+    }
+    let windows = caches.iter().filter_map(|cache| match cache.handler.growth() {
+        Growth::Paged { window, .. } => Some(window),
+        _ => None,
+    });
+    if windows.collect::<BTreeSet<_>>().len() > 1 {
+        question.stated.retain(|said| said.key != "engine.max_total_tokens");
+        question.notes.push(format!(
+            "{TOKENS} is not None ({stated}) but we are operating on VSWA scheme. Ignoring the configuration."
+        ));
+        return Ok(longest);
+    }
+    let most = stated / block * block;
+    if !(1..longest).contains(&most) {
+        return Ok(longest);
+    }
+    question.stated.retain(|said| said.key != "max_seq_len");
+    question.notes.push(format!("Adjusted max_seq_len to {most}"));
+    Ok(most)
 }
 
 fn option<'a>(question: &'a Question, key: &str) -> Option<&'a str> {

@@ -280,7 +280,11 @@ fn bytes_per_cell(cache: &Attention<'_>, situation: &Situation<'_>) -> u64 {
         Some(Ok(handler)) => handler.unit_bytes() / 2,
         _ => part,
     };
-    let options = situation.options;
-    let first = if expanded::is_of_values(cache.name) { options.cache_type_v } else { options.cache_type_k };
-    bytes(first) + if parts == 2 { bytes(options.cache_type_v) } else { 0 }
+    // The context of what drafts has types of its own, which nothing states here.
+    let [keys, values] = match cache.draft {
+        true => [Some(DType::F16); 2],
+        false => [situation.options.cache_type_k, situation.options.cache_type_v],
+    };
+    let first = if expanded::is_of_values(cache.name) { values } else { keys };
+    bytes(first) + if parts == 2 { bytes(values) } else { 0 }
 }

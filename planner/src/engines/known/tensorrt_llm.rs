@@ -32,7 +32,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: false,
     forms_entries: false,
     convolves: |_| false,
-    consumes: &["block_size", "state_slots"],
+    consumes: &["block_size", "max_total_tokens", "state_slots"],
     divides_tokens: &[],
     changes: &[],
     divides_whole_models: false,
@@ -86,16 +86,20 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let Rank { windows, per_state, .. } = &ranks[situation.stage];
     let per_state = *per_state;
     // All ranks have the blocks of the poorest (`allreduce` of `max_tokens` with `MPI.MIN`).
+    let all: BTreeSet<Option<u32>> = ranks.iter().flat_map(|rank| rank.windows.keys().copied()).collect();
+    // Several pools take no notice of it (`calculate_max_num_blocks_for_vswa`).
+    let stated = situation.options.max_total_tokens.filter(|_| all.len() == 1);
+    let most = stated.map_or(u64::MAX, |tokens| tokens / block);
     let blocks_of = |slots: u64| {
         let mut least: BTreeMap<Option<u32>, u64> = BTreeMap::new();
         for rank in &ranks {
             for (window, blocks) in rank.blocks(slots, block)? {
+                let blocks = blocks.min(most);
                 least.entry(window).and_modify(|least| *least = blocks.min(*least)).or_insert(blocks);
             }
         }
         Some(least)
     };
-    let all: BTreeSet<Option<u32>> = ranks.iter().flat_map(|rank| rank.windows.keys().copied()).collect();
     let demands: Vec<(Option<u32>, Demand)> = all
         .into_iter()
         .map(|window| (window, Demand::new(Growth::Paged { stride: 1, window }, 1, block, load)))

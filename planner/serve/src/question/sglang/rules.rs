@@ -9,19 +9,8 @@ const STRATEGY: &str = "--mamba-radix-cache-strategy";
 const DRAFTS: &str = "--speculative-algorithm";
 const NO_OVERLAP: &str = "--disable-overlap-schedule";
 
-/// `REASONING_PARSER_NAMES`.
-const REASONING: &str = "auto apertus2509 beam deepseek-r1 deepseek-v3 deepseek-v4 deepseek-v41 dots glm45 ling3 hunyuan gpt-oss \
-    k2_horizon kimi kimi_k2 kimi_k3 mimo muse poolside_v1 qwen3 qwen3-thinking minimax minimax-append-think minimax-m3 nanbeige step3 \
-    step3p5 mistral nemotron_3 granite_thinking_parser interns1 gemma4 inkling iquest_q1 cohere_command4 gigachat35 response_template";
-/// `TOOL_CALL_PARSER_NAMES`.
-const TOOLS: &str = "auto apertus2509 beam cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 deepseekv41 dots glm glm45 glm47 \
-    gpt-oss k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3 mimo minicpm5 mistral muse poolside_v1 pythonic qwen qwen25 qwen3_coder spark25 \
-    step3 step3p5 minimax-m2 minimax-m3 nanbeige trinity interns1 hermes hunyuan gigachat3 gigachat35 gemma4 inkling iquest_q1 \
-    response_template";
 /// `SpeculativeAlgorithm`, with the other name of one.
 const ALGORITHMS: &str = "DFLASH UNO DSPARK EAGLE EAGLE3 FROZEN_KV_MTP STANDALONE NGRAM NONE NEXTN";
-/// `BUILT_IN_SAMPLING_BACKENDS`, and one that a variable adds.
-const SAMPLING: &str = "flashinfer pytorch ascend intel_xpu token_oracle";
 
 pub(super) const RULES: &[Rule] = &[
     since(READ, &["--enable-hierarchical-cache", "--disable-radix-cache"], |case| {
@@ -75,9 +64,6 @@ pub(super) const RULES: &[Rule] = &[
         let buffers = buffers.filter(|_| !case.has_states() && !case.is_on("--disable-radix-cache"))?;
         Some(format!("--mamba-radix-cache-strategy {buffers} needs mamba state, got {}.", case.model_type()))
     }),
-    since(READ, &["--reasoning-parser"], |case| invalid(case, "--reasoning-parser", REASONING)),
-    since(READ, &["--tool-call-parser"], |case| invalid(case, "--tool-call-parser", TOOLS)),
-    since(READ, &["--sampling-backend"], |case| invalid(case, "--sampling-backend", SAMPLING)),
     since(READ, &[DRAFTS], |case| {
         let word = case.word(DRAFTS).map(str::to_uppercase)?;
         (!lists(ALGORITHMS, &word)).then(|| format!("Unknown speculative algorithm name: {word}"))
@@ -86,11 +72,4 @@ pub(super) const RULES: &[Rule] = &[
 
 fn keeps_without_buffers(case: &Case<'_>) -> bool {
     case.word(STRATEGY) == Some("no_buffer") && case.has_states() && !case.is_on("--disable-radix-cache")
-}
-
-/// The parser's words for a choice that it has not.
-fn invalid(case: &Case<'_>, flag: &str, list: &str) -> Option<String> {
-    let word = case.unlisted(flag, list)?;
-    let choices: Vec<String> = list.split_whitespace().map(|known| format!("'{known}'")).collect();
-    Some(format!("argument {flag}: invalid choice: '{word}' (choose from {})", choices.join(", ")))
 }

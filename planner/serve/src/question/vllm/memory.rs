@@ -57,7 +57,7 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
         );
         return Err(question.refused(said, [Remedy::Set(FLAG, "0.95".into())]));
     }
-    question.default_of("memory.fraction", (number * 1e6).round() / 1e6);
+    question.share_of_device(number);
     question.default_of("memory.of", "total");
     let eager = question.is_on("--enforce-eager");
     let by_variable = question.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS").map(|value| value.trim() != "0");
