@@ -445,6 +445,20 @@ mod tests {
     }
 
     #[rstest]
+    #[case::rows_that_touch(64, 64, 512 * 64 / 16)]
+    #[case::rows_apart(64, 256, 512 * 4)]
+    fn what_comes_next_is_asked_for_evenly(#[case] width: usize, #[case] stride: usize, #[case] lines: usize) {
+        let source = vec![0f32; 512 * stride];
+        let mut ahead = Ahead::of(&source, stride, width).over(1000);
+        let left = |ahead: &Ahead| ahead.rows.saturating_sub(1) * ahead.lines_of_row + ahead.lines * ahead.rows.min(1);
+        assert_eq!(left(&ahead), lines);
+        (0..50).for_each(|_| ahead.ask(10));
+        assert_eq!(left(&ahead), lines / 2);
+        (0..100).for_each(|_| ahead.ask(10));
+        assert_eq!(left(&ahead), 0);
+    }
+
+    #[rstest]
     fn tiles_of_any_shape_agree_with_plain_sums(
         #[values(1, 2, 3, 7)] rows: usize,
         #[values(1, 9)] others: usize,
