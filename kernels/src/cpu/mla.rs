@@ -5,7 +5,7 @@ use super::element::Element;
 use super::kv_cache;
 use super::linear::{Inputs, Numbers, Task};
 use super::output::DisjointMut;
-use super::simd::{StridedRows, add_weighted, sum_of_squares, vectorized};
+use super::simd::{Ahead, StridedRows, add_weighted, sum_of_squares, vectorized};
 use super::storage::{Input, RowShape, Rows, with_float_pool};
 use super::tasks::for_each;
 use crate::error::Result;
@@ -119,7 +119,7 @@ fn run<T: Element, Q: Element>(mla: &MlaPreprocess, step: &MlaStep<'_>) -> Resul
             let count = TOKENS.min(tokens - first);
             absorbed.clear();
             absorbed.resize(count * kv_lora, 0.0);
-            add_weighted(&query[first * size..], size, weights, &mut absorbed, kv_lora, count);
+            add_weighted(&query[first * size..], size, weights, &mut absorbed, kv_lora, count, &mut Ahead::nothing());
             for (row, absorbed) in (first..).zip(absorbed.chunks_exact(kv_lora)) {
                 let at = row * heads + head;
                 // SAFETY: each head of a token is one task's alone.

@@ -4,7 +4,7 @@ use super::{QueryTile, Step};
 use crate::cpu::codec::StoredRows;
 use crate::cpu::element::Element;
 use crate::cpu::matmul::{Matrix, multiply};
-use crate::cpu::simd::{StridedRows, add_weighted, exp, exp_and_sum, largest, prefetch, row_products};
+use crate::cpu::simd::{Ahead, StridedRows, add_weighted, exp, exp_and_sum, largest, row_products};
 use std::cell::RefCell;
 use std::ops::Range;
 
@@ -216,21 +216,6 @@ fn widen<T: Element>(
     step.codec.widen(stored(step, sequence, kv, kv_head, positions), rows, step.head_dim, target);
 }
 
-/// Asks for the first rows of `positions`, which lie in one block; the loops over rows ask for those behind.
-fn prefetch_first_rows<T: Element>(
-    step: &Step<'_, T>,
-    sequence: usize,
-    kv: usize,
-    kv_head: usize,
-    positions: &Range<usize>,
-) {
-    const LINE: usize = 64;
-    let source = stored(step, sequence, kv, kv_head, positions);
-    for row in source.chunks(step.view.token_stride()).take(StridedRows::AHEAD) {
-        row[..step.view.head_dim].iter().step_by(LINE / size_of::<T>()).for_each(prefetch);
-    }
-}
-
 /// What comes between `scale * q . k` and the softmax.
 fn shape_scores<T: Element>(
     step: &Step<'_, T>,
@@ -275,27 +260,30 @@ fn attend_few<T: Element>(
             let end = (query_position + 1).min(part.end);
             (first < end).then(|| (first - part.start, end - first))
         };
-        // The hardware does not see what comes after the rows that it is reading.
-        let prefetch_behind = |part: &Range<usize>, kv: usize| {
+        // What is read after `part`: the next block's, of keys and then of values.
+        let behind = |part: &Range<usize>, kv: usize| {
             let (kv, start) = match part.end {
                 end if end < positions.end => (kv, end),
                 _ if kv < of_values => (of_values, positions.start),
                 end => (0, end),
             };
-            let end = (start / block + 1) * block;
-            if start < context.end {
-                prefetch_first_rows(step, tile.sequence, kv, kv_head, &(start..end.min(context.end)));
+            let end = ((start / block + 1) * block).min(context.end);
+            if start >= end {
+                return Ahead::nothing();
             }
+            let source = stored(step, tile.sequence, kv, kv_head, &(start..end));
+            Ahead::of(source, step.view.token_stride(), head_dim)
         };
+        let queries = tile.rows.len() * group;
         for_each_cut(positions.clone(), block, |part| {
             let k = Block::load(step, tile.sequence, 0, kv_head, part.clone(), keys);
-            prefetch_behind(&part, 0);
+            let mut ahead = behind(&part, 0).over(queries * part.len());
             for (index, token) in tile.rows.clone().enumerate() {
                 let Some((skip, len)) = seen(index, &part) else { continue };
                 let q = &step.q.row(token)[kv_head * group * head_dim..];
                 let q = StridedRows::new(q, head_dim, head_dim, group);
                 let scores = &mut scores[index * group * stretch + part.start - positions.start + skip..];
-                row_products(q, k.rows(skip, len, head_dim), step.scale(kv_head), scores, stretch);
+                row_products(q, k.rows(skip, len, head_dim), step.scale(kv_head), scores, stretch, &mut ahead);
             }
         });
         for index in 0..tile.rows.len() {
@@ -310,12 +298,12 @@ fn attend_few<T: Element>(
         }
         for_each_cut(positions.clone(), block, |part| {
             let v = Block::load(step, tile.sequence, of_values, kv_head, part.clone(), values);
-            prefetch_behind(&part, of_values);
+            let mut ahead = behind(&part, of_values).over(queries * part.len() * value_dim);
             for index in 0..tile.rows.len() {
                 let Some((skip, len)) = seen(index, &part) else { continue };
                 let scores = &scores[index * group * stretch + part.start - positions.start + skip..];
                 let out = &mut sum.out[index * group * value_dim..];
-                add_weighted(scores, stretch, v.rows(skip, len, value_dim), out, value_dim, group);
+                add_weighted(scores, stretch, v.rows(skip, len, value_dim), out, value_dim, group, &mut ahead);
             }
         });
     });

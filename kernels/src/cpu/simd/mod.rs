@@ -7,7 +7,7 @@ mod rows;
 mod taps;
 
 pub(crate) use rows::{
-    StridedRows, add_weighted, advance_state, largest, multiply_adds, row_products, streamed_sum, sum,
+    Ahead, StridedRows, add_weighted, advance_state, largest, multiply_adds, row_products, streamed_sum, sum,
 };
 pub(crate) use taps::weigh_taps;
 

@@ -6,17 +6,11 @@
 use pulp::{Simd, WithSimd};
 use std::ops::Range;
 
-/// Whether there are few registers, and they are narrow: fewer sums fit, and rows are gone over more often.
-#[inline(always)]
-fn narrow<S: Simd>() -> bool {
-    S::REGISTER_COUNT < 32
-}
-
 /// Rows that all products are made of, before others come into the nearest cache.
 #[inline(always)]
-fn near<S: Simd>(rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let step = if narrow::<S>() { 16 } else { rows.max(1) };
-    (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
+fn near(rows: usize) -> impl Iterator<Item = Range<usize>> {
+    const STEP: usize = 16;
+    (0..rows).step_by(STEP).map(move |first| first..rows.min(first + STEP))
 }
 
 /// Rows of equal width, a stride apart.
@@ -40,29 +34,83 @@ impl<'a> StridedRows<'a> {
     }
 }
 
-impl StridedRows<'_> {
-    /// How many rows ahead of their use rows are asked for.
-    pub(crate) const AHEAD: usize = 12;
+/// Rows of memory that are wanted next. A loop asks for a share of them with each piece of its work, so that memory comes
+/// while it computes: asked for at once they would wait for each other, and the loop for them.
+pub(crate) struct Ahead {
+    /// The next line, the lines of its row that are left, and the rows that are left with it.
+    line: *const u8,
+    lines: usize,
+    rows: usize,
+    lines_of_row: usize,
+    /// From behind a row's last line to the next row.
+    gap: usize,
+    /// Lines for each so many pieces of work, and what is due of them.
+    share: usize,
+    pieces: usize,
+    due: usize,
+}
 
-    /// Asks for the row that comes `AHEAD` rows after `index`, since the hardware stops looking ahead at each page.
+impl Ahead {
+    const LINE: usize = 64;
+
+    /// Nothing is known of what comes next.
+    pub(crate) fn nothing() -> Self {
+        let line = std::ptr::null();
+        Self { line, lines: 0, rows: 0, lines_of_row: 0, gap: 0, share: 0, pieces: 1, due: 0 }
+    }
+
+    /// The first `width` of each `stride` elements of `source`.
+    pub(crate) fn of<T>(source: &[T], stride: usize, width: usize) -> Self {
+        // Rows that touch are one.
+        let (stride, width) = if stride > width { (stride, width) } else { (source.len(), source.len()) };
+        let rows = source.len().div_ceil(stride.max(1));
+        let (stride, width) = (stride * size_of::<T>(), width * size_of::<T>());
+        let lines_of_row = width.div_ceil(Self::LINE);
+        let line = source.as_ptr().cast();
+        let gap = stride.saturating_sub(lines_of_row * Self::LINE);
+        Self { line, lines: lines_of_row, rows, lines_of_row, gap, ..Self::nothing() }
+    }
+
+    /// To be asked for over `pieces` pieces of work.
+    pub(crate) fn over(self, pieces: usize) -> Self {
+        Self { share: self.rows * self.lines_of_row, pieces: pieces.max(1), ..self }
+    }
+
+    /// Asks for what is due with `pieces` of them.
     #[inline(always)]
-    fn prefetch_after(&self, index: usize) {
-        const LINE: usize = 16;
-        if index + Self::AHEAD < self.len {
-            let start = (index + Self::AHEAD) * self.stride;
-            for at in (start..start + self.width).step_by(LINE) {
-                super::prefetch(&self.data[at]);
+    fn ask(&mut self, pieces: usize) {
+        self.due += pieces * self.share;
+        while self.due >= self.pieces {
+            self.due -= self.pieces;
+            if self.rows == 0 {
+                return;
+            }
+            super::prefetch_far(self.line);
+            self.line = self.line.wrapping_add(Self::LINE);
+            self.lines -= 1;
+            if self.lines == 0 {
+                self.rows -= 1;
+                self.lines = self.lines_of_row;
+                self.line = self.line.wrapping_add(self.gap);
             }
         }
     }
 }
 
-/// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart.
-pub(crate) fn row_products(a: StridedRows<'_>, b: StridedRows<'_>, scale: f32, out: &mut [f32], out_stride: usize) {
-    super::dispatch(RowProducts { a, b, scale, out, out_stride });
+/// `out[i, j] = scale * a_i . b_j`, rows of `out` a stride apart; `ahead` over that many products.
+pub(crate) fn row_products(
+    a: StridedRows<'_>,
+    b: StridedRows<'_>,
+    scale: f32,
+    out: &mut [f32],
+    out_stride: usize,
+    ahead: &mut Ahead,
+) {
+    super::dispatch(RowProducts { a, b, scale, out, out_stride, ahead });
 }
 
-/// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart.
+/// `out_i += sum_j weights[i, j] * rows_j`, rows of `weights` and `out` a stride apart; `ahead` over that many products of
+/// numbers.
 pub(crate) fn add_weighted(
     weights: &[f32],
     weight_stride: usize,
@@ -70,8 +118,9 @@ pub(crate) fn add_weighted(
     out: &mut [f32],
     out_stride: usize,
     out_rows: usize,
+    ahead: &mut Ahead,
 ) {
-    super::dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows });
+    super::dispatch(AddWeighted { weights, weight_stride, rows, out, out_stride, out_rows, ahead });
 }
 
 /// One step of a state `[rows, b.len()]`: `state_i = state_i * decay + u_i * b`, and `out_i = state_i . c`.
@@ -85,6 +134,7 @@ struct RowProducts<'a> {
     scale: f32,
     out: &'a mut [f32],
     out_stride: usize,
+    ahead: &'a mut Ahead,
 }
 
 impl WithSimd for RowProducts<'_> {
@@ -92,7 +142,7 @@ impl WithSimd for RowProducts<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        for rows in near::<S>(self.b.len) {
+        for rows in near(self.b.len) {
             let mut i = 0;
             while i + 4 <= self.a.len {
                 self.against::<S, 4, 2>(simd, i, rows.clone());
@@ -127,11 +177,7 @@ impl RowProducts<'_> {
 
     #[inline(always)]
     fn tile<S: Simd, const I: usize, const J: usize>(&mut self, simd: S, i: usize, j: usize) {
-        if i == 0 || !narrow::<S>() {
-            for n in 0..J {
-                self.b.prefetch_after(j + n);
-            }
-        }
+        self.ahead.ask(I * J);
         let a: [_; I] = std::array::from_fn(|n| S::as_simd_f32s(self.a.row(i + n)));
         let b: [_; J] = std::array::from_fn(|n| S::as_simd_f32s(self.b.row(j + n)));
         // Lengths that the compiler knows to be equal need no checks inside the loop.
@@ -161,6 +207,7 @@ struct AddWeighted<'a> {
     out: &'a mut [f32],
     out_stride: usize,
     out_rows: usize,
+    ahead: &'a mut Ahead,
 }
 
 impl WithSimd for AddWeighted<'_> {
@@ -168,17 +215,18 @@ impl WithSimd for AddWeighted<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        for rows in near::<S>(self.rows.len) {
+        let few_registers = S::REGISTER_COUNT < 32;
+        for rows in near(self.rows.len) {
             let mut i = 0;
             while i + 4 <= self.out_rows {
-                match narrow::<S>() {
+                match few_registers {
                     true => self.across::<S, 4, 2>(simd, i, rows.clone()),
                     false => self.across::<S, 4, 4>(simd, i, rows.clone()),
                 }
                 i += 4;
             }
             while i + 2 <= self.out_rows {
-                match narrow::<S>() {
+                match few_registers {
                     true => self.across::<S, 2, 4>(simd, i, rows.clone()),
                     false => self.across::<S, 2, 8>(simd, i, rows.clone()),
                 }
@@ -227,15 +275,12 @@ impl AddWeighted<'_> {
             let out = S::as_simd_f32s(&self.out[(i + n) * self.out_stride + column..][..span]).0;
             sums.copy_from_slice(&out[..V]);
         }
-        let asks = i == 0 && column == 0 || !narrow::<S>();
         // Lengths that the compiler knows to be equal need no checks inside the loop.
         let count = rows.len();
         let weights = weights.map(|weights| &weights[..count]);
         for at in 0..count {
             let j = rows.start + at;
-            if asks {
-                self.rows.prefetch_after(j);
-            }
+            self.ahead.ask(I * span);
             let row = S::as_simd_f32s(&self.rows.row(j)[column..][..span]).0;
             for (sums, weights) in sums.iter_mut().zip(&weights) {
                 let weight = simd.splat_f32s(weights[at]);
@@ -400,6 +445,20 @@ mod tests {
     }
 
     #[rstest]
+    #[case::rows_that_touch(64, 64, 512 * 64 / 16)]
+    #[case::rows_apart(64, 256, 512 * 4)]
+    fn what_comes_next_is_asked_for_evenly(#[case] width: usize, #[case] stride: usize, #[case] lines: usize) {
+        let source = vec![0f32; 512 * stride];
+        let mut ahead = Ahead::of(&source, stride, width).over(1000);
+        let left = |ahead: &Ahead| ahead.rows.saturating_sub(1) * ahead.lines_of_row + ahead.lines * ahead.rows.min(1);
+        assert_eq!(left(&ahead), lines);
+        (0..50).for_each(|_| ahead.ask(10));
+        assert_eq!(left(&ahead), lines / 2);
+        (0..100).for_each(|_| ahead.ask(10));
+        assert_eq!(left(&ahead), 0);
+    }
+
+    #[rstest]
     fn tiles_of_any_shape_agree_with_plain_sums(
         #[values(1, 2, 3, 7)] rows: usize,
         #[values(1, 9)] others: usize,
@@ -409,7 +468,7 @@ mod tests {
         let mut products = vec![0.0; rows * others];
         let (a_rows, b_rows) =
             (StridedRows::new(&a, width + 3, width, rows), StridedRows::new(&b, width + 1, width, others));
-        row_products(a_rows, b_rows, 0.5, &mut products, others);
+        row_products(a_rows, b_rows, 0.5, &mut products, others, &mut Ahead::nothing());
         for i in 0..rows {
             for j in 0..others {
                 let expected: f32 = (0..width).map(|n| a[i * (width + 3) + n] * b[j * (width + 1) + n]).sum();
@@ -417,7 +476,7 @@ mod tests {
             }
         }
         let mut out = vec![1.0; rows * width];
-        add_weighted(&products, others, b_rows, &mut out, width, rows);
+        add_weighted(&products, others, b_rows, &mut out, width, rows, &mut Ahead::nothing());
         for i in 0..rows {
             for n in 0..width {
                 let added: f32 = (0..others).map(|j| products[i * others + j] * b[j * (width + 1) + n]).sum();
