@@ -21,7 +21,7 @@ pub struct Override {
     pub key: String,
     /// The value as TOML, or a text without quotes.
     pub value: String,
-    /// The flag or variable.
+    /// Who set it.
     pub origin: Origin,
 }
 
@@ -31,9 +31,14 @@ impl Override {
         Self { key: key.into(), value: value.into(), origin: Origin::Flag(flag.into()) }
     }
 
-    /// The flag that set it, where one did.
-    pub fn flag(&self) -> Option<&str> {
-        if let Origin::Flag(flag) = &self.origin { Some(flag) } else { None }
+    /// A value that is stated by a name which is no flag.
+    pub fn by_argument(key: impl Into<String>, value: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { key: key.into(), value: value.into(), origin: Origin::Argument(name.into()) }
+    }
+
+    /// The flag or argument that set it, where one did.
+    pub fn stated_by(&self) -> Option<&str> {
+        if let Origin::Flag(name) | Origin::Argument(name) = &self.origin { Some(name) } else { None }
     }
 
     /// Whether nobody stated it.

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cacheplan_handlers::{DType, Kind as CacheKind, ResourceHandler};
+use cacheplan_planner::budget::Origin;
 use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::logs::Logged;
@@ -337,8 +338,8 @@ impl Question {
     /// States a key that no flag of the command does: the engine's default.
     fn default_of(&mut self, path: &'static str, value: impl std::fmt::Display) {
         if !self.is_stated(path) {
-            let by = format!("{}'s default", self.engine.engine);
-            self.stated.push(Override::by_flag(path, value.to_string(), by));
+            let origin = Origin::Engine(self.engine.engine.to_string());
+            self.stated.push(Override { key: path.into(), value: value.to_string(), origin });
         }
     }
 
