@@ -206,7 +206,13 @@ impl Config {
 
     /// Whether somebody stated this key.
     pub(crate) fn is_stated(&self, key: &str) -> bool {
-        self.settings.iter().any(|setting| setting.key == key && setting.origin.is_stated())
+        self.origin_of(key).is_some()
+    }
+
+    /// Who stated this key, where somebody did.
+    pub(crate) fn origin_of(&self, key: &str) -> Option<&Origin> {
+        let setting = self.settings.iter().find(|setting| setting.key == key)?;
+        Some(&setting.origin).filter(|origin| origin.is_stated())
     }
 
     /// The keys that somebody stated, as a budget file.
