@@ -1,4 +1,4 @@
-//! With the feature `cuda`, one fat binary of each kernel file: machine code for three architectures, and PTX for later
+//! With the feature `cuda`, one fat binary of each kernel file: machine code for some architectures, and PTX for later
 //! ones. Without it there is nothing to do, and no compiler is asked for.
 
 use std::env;
@@ -6,6 +6,9 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+
+/// Oldest first; from the PTX of that all others are made.
+const ARCHITECTURES: &str = include_str!("cuda/architectures.txt");
 
 fn main() -> Result<(), String> {
     println!("cargo::rerun-if-changed=cuda");
@@ -18,13 +21,14 @@ fn main() -> Result<(), String> {
     let mut sources: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
     sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
     sources.sort();
+    let oldest = ARCHITECTURES.lines().next().unwrap_or_default().replace("sm_", "compute_");
     let mut list = String::from("static MODULES: &[&[u8]] = &[\n");
     for source in sources {
         let binary = out.join(source.with_extension("fatbin").file_name().unwrap_or_default());
         let mut nvcc = Command::new(env::var_os("NVCC").unwrap_or_else(|| "nvcc".into()));
         nvcc.args(["-O3", "-std=c++17", "-fatbin"]);
-        for code in ["sm_80", "sm_90", "sm_100", "compute_80"] {
-            nvcc.args(["-gencode".to_owned(), format!("arch=compute_80,code={code}")]);
+        for code in ARCHITECTURES.lines().chain([&*oldest]) {
+            nvcc.args(["-gencode".to_owned(), format!("arch={oldest},code={code}")]);
         }
         let status = nvcc.arg("-o").arg(&binary).arg(&source).status();
         if !status.map_err(|error| format!("{nvcc:?}: {error}"))?.success() {

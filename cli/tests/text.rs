@@ -132,8 +132,8 @@ fn a_seed_decides_what_is_drawn() {
 }
 
 #[rstest]
-#[case::by_a_flag(&[], &["--seed", "1"], "--seed does nothing")]
-#[case::above_the_makers(&[("generation_config.json", r#"{"do_sample": true}"#)], &["--temperature", "0", "--top-k", "5"], "--top-k does nothing")]
+#[case::by_a_flag(&[], &["--seed", "1"], "--seed: `seed` does nothing")]
+#[case::above_the_makers(&[("generation_config.json", r#"{"do_sample": true}"#)], &["--temperature", "0", "--top-k", "5"], "--top-k: `top_k` does nothing")]
 fn what_decides_a_draw_is_refused_where_nothing_is_drawn(
     #[case] files: &[(&str, &str)],
     #[case] flags: &[&str],

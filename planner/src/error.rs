@@ -10,6 +10,7 @@ use cacheplan_transforms::{PassError, ResourceError};
 
 use thiserror::Error;
 
+use crate::budget::Origin;
 use crate::plan::LedgerLine;
 use crate::size::ByteSize;
 
@@ -70,6 +71,17 @@ pub enum PlanError {
     Measured {
         /// The key.
         key: &'static str,
+    },
+    /// A key of the budget that is what a fit looks for.
+    #[error(
+        "{}`{key}` is what fit looks for; leave it out: how long, how many and on which devices is asked beside the budget",
+        origin.as_ref().map(|origin| format!("{}: ", Shown(origin))).unwrap_or_default()
+    )]
+    Sought {
+        /// The key.
+        key: &'static str,
+        /// Who stated it, where that is known.
+        origin: Option<Origin>,
     },
     /// More sequences than the budget holds of any length.
     #[error("{} do not fit, however short they are", crate::size::sequences(*asked))]
@@ -183,7 +195,7 @@ impl PlanError {
             Self::DoesNotFit(_) | Self::TooMany { .. } | Self::TooFew { .. } => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
-            Self::Devices(_) | Self::Measured { .. } | Self::NoStage { .. } => 2,
+            Self::Devices(_) | Self::Measured { .. } | Self::Sought { .. } | Self::NoStage { .. } => 2,
             _ => 1,
         }
     }

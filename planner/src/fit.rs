@@ -12,6 +12,7 @@ use trial::{Variant, as_told, tried};
 pub use answer::{Answer, AtBest, Curve, Fit};
 pub use prices::Prices;
 
+use crate::config::Config;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::engines::{EngineSpec, Layout};
 use crate::error::PlanError;
@@ -19,6 +20,7 @@ use crate::parallel::Parallel;
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
 use crate::solver::solve::last;
+use crate::stated::Stated;
 use crate::weight_bits::WeightBits;
 
 /// What shall be held, and on what.
@@ -95,7 +97,7 @@ impl PlanRequest {
     /// Plans every layout of the model.
     ///
     /// # Errors
-    /// A model of whose weights nobody knows the size, or whose layers nobody read.
+    /// A budget that states what is looked for, a model of whose weights nobody knows the size, or whose layers nobody read.
     pub fn fit(&self, question: &FitQuestion) -> Result<Answer, PlanError> {
         self.fit_beside(question, Engines::NONE)
     }
@@ -105,6 +107,7 @@ impl PlanRequest {
     /// # Errors
     /// As [`fit`](Self::fit).
     pub fn fit_beside(&self, question: &FitQuestion, engines: Engines<'_>) -> Result<Answer, PlanError> {
+        self.refuse_sought()?;
         if self.info().weights.is_none() && question.weights.is_none() {
             let why = self.model().model().and_then(|model| model.weights_unknown.as_ref());
             let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
@@ -171,6 +174,7 @@ impl PlanRequest {
     /// # Errors
     /// As [`fit`](Self::fit).
     pub fn longest_that_fits(&self, question: &FitQuestion, engines: Engines<'_>) -> Result<u64, PlanError> {
+        self.refuse_sought()?;
         let layouts = self.layouts(question)?;
         let dtypes = self.budget()?.dtypes;
         let layouts =
@@ -193,6 +197,23 @@ impl PlanRequest {
         };
         let most = self.info().max_position_embeddings.unwrap_or(1 << *CURVE.end());
         Ok(last(most.min(1 << 32), |context| context == 0 || holds(context)))
+    }
+
+    /// Refuses a budget that states what is looked for. What a command states of it each layout tells that anew.
+    fn refuse_sought(&self) -> Result<(), PlanError> {
+        let Config { budget, .. } = self.config();
+        let stated = [
+            ("memory.bytes", budget.memory.as_ref().is_some_and(|memory| memory.bytes.is_some())),
+            ("engine.cache_bytes", budget.engine.cache_bytes.is_some()),
+            ("max_batch_size", budget.max_batch_size.is_some()),
+            ("max_seq_len", budget.max_seq_len.is_some()),
+        ];
+        match stated.into_iter().find(|(_, stated)| *stated) {
+            Some((key, _)) if self.stated() != Stated::Command => {
+                Err(PlanError::Sought { key, origin: self.config().origin_of(key).cloned() })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn as_run_by(&self, engine: Option<EngineSpec>) -> Self {

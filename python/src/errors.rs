@@ -75,6 +75,7 @@ pub(crate) fn plan(error_: PlanError) -> PyErr {
             };
             error("DoesNotFit", &error_, said)
         }
+        PlanError::Sought { key, .. } => error("BudgetError", &error_, of_key(key)),
         PlanError::Devices(_) => error("BudgetError", &error_, of_key("device")),
         PlanError::NoStage { .. } => error("BudgetError", &error_, of_key("stage")),
         PlanError::Graph(_) | PlanError::Resource(_) => error("ModelError", &error_, Said::default()),

@@ -61,7 +61,7 @@ pub(crate) fn fit(
     let engines = engines.map_err(|failed: UnknownEngine| refused("engines", failed.to_string()))?;
     let dtypes = [("dtypes.kv", "kv_dtype", kv_dtype), ("dtypes.ssm", "ssm_dtype", ssm_dtype)].into_iter();
     let stated: Vec<Override> =
-        dtypes.filter_map(|(key, argument, dtype)| Some(Override::by_flag(key, dtype?.to_owned(), argument))).collect();
+        dtypes.filter_map(|(key, name, dtype)| Some(Override::by_argument(key, dtype?.to_owned(), name))).collect();
     let config = Config::resolve(None, &[], &stated).map_err(errors::budget)?;
     let request = PlanRequest::of(model.caches.clone()).with_config(config);
     py.detach(|| {

@@ -115,7 +115,7 @@ fn resolve(
 /// `memory_bytes` is the flag `--memory-bytes`, the key `memory.bytes`.
 fn of_keyword(name: String, value: String) -> PyResult<Override> {
     match BudgetKey::all().iter().find(|key| keyword(key) == name) {
-        Some(key) => Ok(Override::by_flag(key.path, value, name)),
+        Some(key) => Ok(Override::by_argument(key.path, value, name)),
         None => {
             let known = BudgetKey::all().iter().map(keyword);
             let nearest = known.min_by_key(|known| Shown(known.as_str()).distance(&name));

@@ -124,7 +124,7 @@ impl UnusedFeature {
     /// The exit code of a command that ends with this error: 2 where a flag asked for it, else 1.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
-        if self.asked_by.as_ref().and_then(Override::flag).is_some() { 2 } else { 1 }
+        if self.asked_by.as_ref().and_then(Override::stated_by).is_some() { 2 } else { 1 }
     }
 }
 

@@ -84,18 +84,62 @@ impl SamplingOptions {
             seed: self.seed.unwrap_or(base.seed),
         }
     }
+
+    /// That what is said of draws is said where something is drawn: over `base`, or by a request with what it says itself.
+    ///
+    /// # Errors
+    /// The first that decides nothing.
+    pub fn refuse_undrawn<'a>(
+        &self,
+        base: &Sampling,
+        own: impl IntoIterator<Item = &'a Self>,
+    ) -> Result<(), SamplingError> {
+        let common = self.over(base);
+        let draws = |sampling: &Sampling| sampling.temperature > 0.0;
+        if draws(&common) || own.into_iter().any(|own| draws(&own.over(&common))) {
+            return Ok(());
+        }
+        let stated = [
+            ("seed", self.seed.is_some()),
+            ("top_k", self.top_k.is_some()),
+            ("top_p", self.top_p.is_some()),
+            ("min_p", self.min_p.is_some()),
+        ];
+        stated.iter().find(|(_, stated)| *stated).map_or(Ok(()), |(key, _)| Err(SamplingError::Undrawn { key }))
+    }
 }
 
-/// A value that nothing can be sampled with.
+/// What nothing can be sampled with.
 #[derive(Clone, Debug, PartialEq, Error)]
-#[error("`{key}` is {found}; it must be {known}")]
-pub struct SamplingError {
-    /// Which.
-    pub key: &'static str,
-    /// Its value.
-    pub found: f32,
-    /// What would do.
-    pub known: &'static str,
+#[non_exhaustive]
+pub enum SamplingError {
+    /// A value out of its range.
+    #[error("`{key}` is {found}; it must be {known}")]
+    Value {
+        /// Which.
+        key: &'static str,
+        /// Its value.
+        found: f32,
+        /// What would do.
+        known: &'static str,
+    },
+    /// What decides a draw, where nothing is drawn.
+    #[error(
+        "`{key}` does nothing where the most likely token is taken each time; state a `temperature` above 0, or leave it out"
+    )]
+    Undrawn {
+        /// Which.
+        key: &'static str,
+    },
+}
+
+impl SamplingError {
+    /// What of sampling is at fault.
+    pub const fn key(&self) -> &'static str {
+        match self {
+            Self::Value { key, .. } | Self::Undrawn { key } => key,
+        }
+    }
 }
 
 /// A token and how likely it is.
@@ -121,7 +165,7 @@ impl Sampling {
             ("frequency_penalty", self.frequency_penalty, |it| it.abs() <= MOST, "from -100 to 100"),
         ];
         match rules.into_iter().find(|(_, value, holds, _)| !value.is_finite() || !holds(*value)) {
-            Some((key, found, _, known)) => Err(SamplingError { key, found, known }),
+            Some((key, found, _, known)) => Err(SamplingError::Value { key, found, known }),
             None => Ok(()),
         }
     }
@@ -365,5 +409,25 @@ mod tests {
     #[case(Sampling { presence_penalty: 101.0, ..Sampling::default() }, "`presence_penalty` is 101; it must be from -100 to 100")]
     fn values_that_nothing_is_sampled_with_are_named(#[case] sampling: Sampling, #[case] message: &str) {
         assert!(sampling.check().unwrap_err().to_string().starts_with(message));
+    }
+
+    #[rstest]
+    #[case::greedy(None, None, None, Some("`seed` does nothing where the most likely token is taken"))]
+    #[case::drawn(Some(0.5), None, None, None)]
+    #[case::among_few(None, Some(3), None, None)]
+    #[case::among_few_and_greedy(Some(0.0), Some(3), Some(1.0), None)]
+    #[case::by_a_request(None, None, Some(1.0), None)]
+    #[case::by_no_request(None, None, Some(0.0), Some("`seed` does nothing"))]
+    fn a_seed_is_refused_where_nothing_is_drawn(
+        #[case] temperature: Option<f32>,
+        #[case] top_k: Option<usize>,
+        #[case] own: Option<f32>,
+        #[case] expected: Option<&str>,
+    ) {
+        let said = SamplingOptions { temperature, top_k, seed: Some(1), ..SamplingOptions::default() };
+        let own = own.map(|own| SamplingOptions { temperature: Some(own), ..SamplingOptions::default() });
+        let refused = said.refuse_undrawn(&Sampling::default(), &own).err().map(|error| error.to_string());
+        assert_eq!(refused.is_some(), expected.is_some(), "{refused:?}");
+        assert!(refused.iter().zip(expected).all(|(refused, expected)| refused.starts_with(expected)), "{refused:?}");
     }
 }

@@ -35,7 +35,7 @@ impl BudgetArgs {
     /// Flags that only tell an engine something are wrong where there is none.
     pub(crate) fn refuse_engine_flags(&self, instead: &str) -> Result<(), Failure> {
         let told = self.overrides.iter().find(|set| set.key.starts_with("engine."));
-        let Some(flag) = told.and_then(Override::flag) else { return Ok(()) };
+        let Some(flag) = told.and_then(Override::stated_by) else { return Ok(()) };
         Err(Failure::new(2, format!("{flag} tells an engine something; {instead}")))
     }
 

@@ -200,27 +200,17 @@ fn of_model(
     Ok((question, answer))
 }
 
-/// What the environment and flags say of every device; what is being looked for they cannot.
+/// What the environment and flags say of every device.
 fn stated(args: &Args, devices: &[(String, DeviceInfo)]) -> Result<Config, Failure> {
-    const SOUGHT: [&str; 4] = ["memory.bytes", "engine.cache_bytes", "max_batch_size", "max_seq_len"];
     let device = devices.first().map(|(_, device)| device);
     let stated = Config::resolve_on(device, None, &environment()?, &args.dtypes());
     let mut stated = stated.map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
-    let by_somebody =
-        |key: &str| stated.settings.iter().find(|setting| setting.origin.is_stated() && setting.key == key);
-    if let Some(sought) = SOUGHT.into_iter().find_map(by_somebody) {
-        let said = format!(
-            "{}: `{}` is what fit looks for; leave it out, and state --context, --sequences and --gpus",
-            sought.origin, sought.key
-        );
-        return Err(Failure::new(2, said));
-    }
-    if by_somebody("memory.fraction").is_some() {
+    let by_somebody = |is: fn(&str) -> bool| stated.settings.iter().any(|set| set.origin.is_stated() && is(set.key));
+    if by_somebody(|key| matches!(key, "memory.bytes" | "memory.fraction")) {
         return Ok(stated);
     }
     // Each device has a usual share of its own.
-    let is_stated =
-        stated.settings.iter().any(|setting| setting.origin.is_stated() && setting.key.starts_with("memory."));
+    let is_stated = by_somebody(|key| key.starts_with("memory."));
     if let Some(memory) = stated.budget.memory.take().filter(|_| is_stated) {
         let mut shares = devices.iter().map(|(_, device)| device.usual_share());
         let first = shares.next();

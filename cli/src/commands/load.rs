@@ -149,7 +149,7 @@ impl ModelArgs {
             .map(|setting| Override { key: setting.key.to_owned(), value: setting.value, origin: setting.origin })
             .collect();
         if let Some(told) = settings.iter().find(|set| set.key.starts_with("engine.") && !set.is_default()) {
-            let code = if told.flag().is_some() { 2 } else { 1 };
+            let code = if told.stated_by().is_some() { 2 } else { 1 };
             let (origin, key) = (&told.origin, &told.key);
             return Err(Failure::new(
                 code,

@@ -73,7 +73,7 @@ pub(crate) fn request(
     let request = PlanRequest::of(model);
     let weights = |bits| -> Result<Override, Refused> {
         let bytes = weights_at(&request, bits)?;
-        Ok(Override::by_flag("memory.weights", bytes.0.to_string(), format!("{bits} weights, assumed")))
+        Ok(Override::by_argument("memory.weights", bytes.0.to_string(), format!("{bits} weights, assumed")))
     };
     let weights = of.bits.map(weights).transpose()?;
     let device = devices.as_ref().map(Devices::device);

@@ -18,7 +18,7 @@ impl CommandText {
             text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
         };
         let bytes = Some(self.cache_bytes.trim()).filter(|text| !text.is_empty());
-        let overrides = bytes.map(|bytes| Override::by_flag("engine.cache_bytes", bytes, "the bytes of caches"));
+        let overrides = bytes.map(|bytes| Override::by_argument("engine.cache_bytes", bytes, "the bytes of caches"));
         Ok(Options { devices, overrides: overrides.into_iter().collect(), ..Options::default() })
     }
 

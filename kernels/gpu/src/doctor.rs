@@ -146,11 +146,12 @@ fn heading(device: Target, description: Option<&Description>, seed: u64) -> Stri
     };
     let bytes: usize = MODULES.iter().map(|module| module.binary.len()).sum();
     format!(
-        "{device}: {found}\ncacheplan-gpu {}: {} kernels of {} files, {} KiB for sm_80, sm_90, sm_100 and PTX\nseed {seed}\n\n",
+        "{device}: {found}\ncacheplan-gpu {}: {} kernels of {} files, {} KiB for {} and PTX\nseed {seed}\n\n",
         env!("CARGO_PKG_VERSION"),
         kernels().count(),
         MODULES.len(),
-        bytes >> 10
+        bytes >> 10,
+        include_str!("../../cuda/architectures.txt").lines().collect::<Vec<_>>().join(", ")
     )
 }
 

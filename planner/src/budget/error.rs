@@ -13,6 +13,10 @@ use thiserror::Error;
 pub enum Origin {
     /// A flag of the command line, `--grouping`.
     Flag(String),
+    /// What somebody who has no flags states it by: an argument of Python, a key of an engine's file, a box of the page.
+    Argument(String),
+    /// Nobody stated it to this engine, which has a default.
+    Engine(String),
     /// An environment variable.
     Environment(String),
     /// A line of the budget file, counted from 1.
@@ -43,9 +47,9 @@ impl Origin {
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Flag(name) if name.starts_with('-') => write!(f, "flag {name}"),
-            // Whoever else states it, as an engine by its default.
-            Self::Flag(name) => f.write_str(name),
+            Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Argument(name) => f.write_str(name),
+            Self::Engine(name) => write!(f, "{name}'s default"),
             Self::Environment(name) => write!(f, "environment {name}"),
             Self::File { name, line: Some(line) } => write!(f, "{name}:{line}"),
             Self::File { name, line: None } => f.write_str(name),
@@ -74,9 +78,9 @@ impl BudgetError {
         Self { origin, span: None, message: message.into(), nearest: None }
     }
 
-    /// The exit code of a command that ends with this error: 2 where flags are wrong by themselves, else 1.
+    /// The exit code of a command that ends with this error: 2 where what was asked is wrong by itself, else 1.
     pub const fn exit_code(&self) -> u8 {
-        if matches!(self.origin, Some(Origin::Flag(_))) { 2 } else { 1 }
+        if matches!(self.origin, Some(Origin::Flag(_) | Origin::Argument(_) | Origin::Engine(_))) { 2 } else { 1 }
     }
 }
 

@@ -21,7 +21,7 @@ pub struct Override {
     pub key: String,
     /// The value as TOML, or a text without quotes.
     pub value: String,
-    /// The flag or variable.
+    /// Who set it.
     pub origin: Origin,
 }
 
@@ -31,9 +31,14 @@ impl Override {
         Self { key: key.into(), value: value.into(), origin: Origin::Flag(flag.into()) }
     }
 
-    /// The flag that set it, where one did.
-    pub fn flag(&self) -> Option<&str> {
-        if let Origin::Flag(flag) = &self.origin { Some(flag) } else { None }
+    /// A value that is stated by a name which is no flag.
+    pub fn by_argument(key: impl Into<String>, value: impl Into<String>, name: impl Into<String>) -> Self {
+        Self { key: key.into(), value: value.into(), origin: Origin::Argument(name.into()) }
+    }
+
+    /// The flag or argument that set it, where one did.
+    pub fn stated_by(&self) -> Option<&str> {
+        if let Origin::Flag(name) | Origin::Argument(name) = &self.origin { Some(name) } else { None }
     }
 
     /// Whether nobody stated it.
@@ -201,7 +206,13 @@ impl Config {
 
     /// Whether somebody stated this key.
     pub(crate) fn is_stated(&self, key: &str) -> bool {
-        self.settings.iter().any(|setting| setting.key == key && setting.origin.is_stated())
+        self.origin_of(key).is_some()
+    }
+
+    /// Who stated this key, where somebody did.
+    pub(crate) fn origin_of(&self, key: &str) -> Option<&Origin> {
+        let setting = self.settings.iter().find(|setting| setting.key == key)?;
+        Some(&setting.origin).filter(|origin| origin.is_stated())
     }
 
     /// The keys that somebody stated, as a budget file.

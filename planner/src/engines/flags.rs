@@ -12,15 +12,16 @@ use crate::budget::{Budget, EngineOptions};
 use crate::devices::Devices;
 use crate::export::dialect::{Dialect, dtype, flag, own, plan};
 use crate::export::file::{nested, quoted};
-use crate::export::input::{Class, Input, Sourced, listed};
+use crate::export::input::{Class, DTypeName, Input, Sourced, listed};
 use crate::export::serving::Setting;
 use crate::export::target_file::TargetFile;
 use crate::parallel::Parallel;
 use crate::plan::{Pool, Unit};
 use crate::size::ByteSize;
 
+const EVER: Version = Version::EVER;
 /// The first version of vLLM with flags for offloading, and with states in 16 bits.
-const OFFLOADING: usize = 1;
+const OFFLOADING: Version = Version(0, 24, 0);
 
 pub(crate) static VLLM: Dialect = Dialect {
     name: "vLLM",
@@ -43,14 +44,14 @@ pub(crate) static VLLM: Dialect = Dialect {
             Class::Kv,
             Some("auto"),
             &[
-                (DType::Bf16, "bfloat16", 0),
-                (DType::F8E4m3, "fp8_e4m3", 0),
-                (DType::F8E5m2, "fp8_e5m2", 0),
+                (DType::Bf16, "bfloat16", EVER),
+                (DType::F8E4m3, "fp8_e4m3", EVER),
+                (DType::F8E5m2, "fp8_e5m2", EVER),
                 (DType::F16, "float16", OFFLOADING),
                 (DType::Nvfp4, "nvfp4", OFFLOADING),
                 (DType::Int8PerTokenHead, "int8_per_token_head", OFFLOADING),
                 // A sparse latent's layout of 8 bits, which `fp8` is there too.
-                (DType::F8E4m3, "fp8_ds_mla", 0),
+                (DType::F8E4m3, "fp8_ds_mla", EVER),
             ],
         ),
         dtype("mamba-cache-dtype", Class::Conv, Some("auto"), VLLM_STATES),
@@ -86,12 +87,12 @@ pub(crate) static VLLM: Dialect = Dialect {
     refuses: |input| {
         let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype")?;
         let (word, _) = key.value(input)?;
-        vllm::other_float(input.version?, word.as_str()?, vllm::run_in(input.plan.model.dtype))
+        vllm::other_float(input.version, word.as_str()?, vllm::run_in(input.plan.model.dtype))
     },
 };
 
-const VLLM_STATES: &[(DType, &str, usize)] =
-    &[(DType::F32, "float32", 0), (DType::F16, "float16", OFFLOADING), (DType::Bf16, "bfloat16", OFFLOADING)];
+const VLLM_STATES: &[DTypeName] =
+    &[(DType::F32, "float32", EVER), (DType::F16, "float16", OFFLOADING), (DType::Bf16, "bfloat16", OFFLOADING)];
 
 pub(crate) static SGLANG: Dialect = Dialect {
     name: "SGLang",
@@ -115,17 +116,17 @@ pub(crate) static SGLANG: Dialect = Dialect {
             Class::Kv,
             Some("auto"),
             &[
-                (DType::Bf16, "bfloat16", 0),
-                (DType::F8E4m3, "fp8_e4m3", 0),
-                (DType::F8E5m2, "fp8_e5m2", 0),
-                (DType::Nvfp4, "nvfp4", 0),
-                (DType::Nvfp4, "fp4_e2m1", 0),
+                (DType::Bf16, "bfloat16", EVER),
+                (DType::F8E4m3, "fp8_e4m3", EVER),
+                (DType::F8E5m2, "fp8_e5m2", EVER),
+                (DType::Nvfp4, "nvfp4", EVER),
+                (DType::Nvfp4, "fp4_e2m1", EVER),
             ],
         ),
         flag("swa-full-tokens-ratio", "engine.window_ratio", window_ratio),
         // With the radix cache a running request holds three slots for states, for which a plan without checkpoints has none.
         flag("disable-radix-cache", "!engine.prefix_caching", |input| {
-            let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version?);
+            let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version);
             let why = format!("the plan has no slots for checkpoints; with the cache a request would hold {each}");
             has_no_checkpoints(input).then(|| (json!(true), why))
         }),
@@ -180,8 +181,8 @@ pub(crate) static SGLANG: Dialect = Dialect {
     refuses: |_| None,
 };
 
-const STATES: &[(DType, &str, usize)] =
-    &[(DType::F32, "float32", 0), (DType::Bf16, "bfloat16", 0), (DType::F16, "float16", 0)];
+const STATES: &[DTypeName] =
+    &[(DType::F32, "float32", EVER), (DType::Bf16, "bfloat16", EVER), (DType::F16, "float16", EVER)];
 
 pub(crate) static TENSORRT_LLM: Dialect = Dialect {
     name: "TensorRT-LLM",
@@ -209,7 +210,7 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
             "kv_cache_config.dtype",
             Class::Kv,
             Some("auto"),
-            &[(DType::F8E4m3, "fp8", 0), (DType::Nvfp4, "nvfp4", 0)],
+            &[(DType::F8E4m3, "fp8", EVER), (DType::Nvfp4, "nvfp4", EVER)],
         ),
         own("kv_cache_config.max_attention_window", attention_windows),
         own("kv_cache_config.avg_seq_len", avg_seq_len),
@@ -405,7 +406,7 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.
 fn running(input: &Input<'_>) -> Sourced {
     let slots = input.plan.slots;
-    let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version?);
+    let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version);
     let most = (slots.live + slots.checkpoints) / each;
     if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {
         let source = format!("a request for every {each} slots of states, as the radix cache has it");

@@ -7,6 +7,11 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Version(pub u32, pub u32, pub u32);
 
+impl Version {
+    /// Of what every version has.
+    pub(crate) const EVER: Self = Self(0, 0, 0);
+}
+
 impl FromStr for Version {
     type Err = ();
 

@@ -4,7 +4,7 @@ use cacheplan_handlers::DType;
 use serde_json::json;
 
 use super::file::nested;
-use super::input::{Class, Input, Sourced};
+use super::input::{Class, DTypeName, Input, Sourced};
 use super::serving::Setting;
 use crate::budget::Budget;
 use crate::engines::Version;
@@ -32,8 +32,8 @@ pub(crate) struct Key {
     /// The key of the budget that it says, `!` before it where it says the opposite; empty where it says none.
     path: &'static str,
     says: Says,
-    /// Index of the first of [`Dialect::versions`] that has it.
-    since: usize,
+    /// The first version that has it.
+    since: Version,
 }
 
 /// What an engine's key says in terms of the budget.
@@ -50,8 +50,8 @@ pub enum FlagMeaning {
         path: &'static str,
         /// The word for the model's own.
         own: Option<&'static str>,
-        /// The engine's names, each with the place among the versions that were read of the first that has it.
-        names: &'static [(DType, &'static str, usize)],
+        /// The engine's names.
+        names: &'static [DTypeName],
     },
     /// What no key of the budget does.
     Unsaid,
@@ -63,18 +63,18 @@ enum Says {
     Plan,
     /// In a way of its own; `None` where the plan does not say it.
     Own(fn(&Input<'_>) -> Sourced),
-    /// The dtype of these caches by its name, each with the first version that has it; or a word for the model's own dtype.
-    DType(Class, Option<&'static str>, &'static [(DType, &'static str, usize)]),
+    /// The dtype of these caches by its name; or a word for the model's own dtype.
+    DType(Class, Option<&'static str>, &'static [DTypeName]),
 }
 
 /// A key that says the plan's value as it stands there.
 pub(crate) const fn plan(name: &'static str, path: &'static str) -> Key {
-    Key { name, path, says: Says::Plan, since: 0 }
+    Key { name, path, says: Says::Plan, since: Version::EVER }
 }
 
 /// A key that says a value of the budget in a way of its own.
 pub(crate) const fn flag(name: &'static str, path: &'static str, value: fn(&Input<'_>) -> Sourced) -> Key {
-    Key { name, path, says: Says::Own(value), since: 0 }
+    Key { name, path, says: Says::Own(value), since: Version::EVER }
 }
 
 /// A key that says what no key of the budget does.
@@ -87,14 +87,14 @@ pub(crate) const fn dtype(
     name: &'static str,
     of: Class,
     own: Option<&'static str>,
-    names: &'static [(DType, &'static str, usize)],
+    names: &'static [DTypeName],
 ) -> Key {
-    Key { name, path: "", says: Says::DType(of, own, names), since: 0 }
+    Key { name, path: "", says: Says::DType(of, own, names), since: Version::EVER }
 }
 
 impl Key {
     /// The same of versions from this one on.
-    pub(crate) const fn since(self, since: usize) -> Self {
+    pub(crate) const fn since(self, since: Version) -> Self {
         Self { since, ..self }
     }
 
@@ -109,7 +109,7 @@ impl Key {
 
     /// The same as it is told, where this version has the key.
     pub(crate) fn setting(&self, input: &Input<'_>) -> Option<Setting> {
-        let (value, source) = self.value(input).filter(|_| self.since <= input.release)?;
+        let (value, source) = self.value(input).filter(|_| self.since <= input.version)?;
         Some(Setting { key: self.name.into(), value, source })
     }
 
@@ -153,17 +153,15 @@ impl Dialect {
         budget(&told).unwrap_or_default()
     }
 
-    /// The dtypes that keys and values can be told to have in the last release up to `version`.
+    /// The dtypes that keys and values can be told to have in a version.
     pub(crate) fn kv_dtypes(&self, version: Version) -> Vec<DType> {
-        let is_older = |name: &str| name.parse::<Version>().is_ok_and(|release| release <= version);
-        let release = self.versions.iter().rposition(|name| is_older(name)).unwrap_or(0);
         let names = self.keys.iter().filter_map(|key| match key.says {
-            Says::DType(Class::Kv, _, names) if key.since <= release => Some(names),
+            Says::DType(Class::Kv, _, names) if key.since <= version => Some(names),
             _ => None,
         });
         let mut known = Vec::new();
         // Several words may say one of them.
-        for (dtype, ..) in names.flatten().filter(|(_, _, since)| *since <= release) {
+        for (dtype, ..) in names.flatten().filter(|(_, _, since)| *since <= version) {
             if !known.contains(dtype) {
                 known.push(*dtype);
             }
@@ -191,7 +189,7 @@ impl Dialect {
         let is_told = |key: &&Key| settings.iter().any(|setting| setting.key == key.name);
         let ranks = self.keys.iter().filter(is_told).filter_map(|key| key.path.strip_prefix("parallel."));
         let ranks: Vec<&str> = ranks.collect();
-        let missing = self.keys.iter().filter(|key| key.since > input.release).filter_map(|key| {
+        let missing = self.keys.iter().filter(|key| key.since > input.version).filter_map(|key| {
             let (value, _) = key.value(input)?;
             Some(format!("`{}` = {value}: this version has no such key", key.name))
         });

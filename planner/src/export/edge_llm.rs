@@ -8,8 +8,9 @@ use cacheplan_handlers::{DType, Kind};
 use serde_json::{Value, json};
 
 use super::dialect::{Dialect, dtype, own, plan};
-use super::input::{Class, Input, Sourced};
+use super::input::{Class, DTypeName, Input, Sourced};
 use super::target_file::TargetFile;
+use crate::engines::Version;
 use crate::plan::PlannedResource;
 
 pub(super) static EDGE_LLM: TargetFile = TargetFile::json("edge-llm", "config.json", &DIALECT);
@@ -58,13 +59,13 @@ static DIALECT: Dialect = Dialect {
 };
 
 /// The dtypes that its runtime reads.
-const DTYPES: &[(DType, &str, usize)] = &[
-    (DType::F16, "fp16", 0),
-    (DType::F8E4m3, "fp8", 0),
-    (DType::Int8, "int8", 0),
-    (DType::Int8PerTokenHead, "int8", 0),
-    (DType::Bf16, "bf16", 0),
-    (DType::F32, "fp32", 0),
+const DTYPES: &[DTypeName] = &[
+    (DType::F16, "fp16", Version::EVER),
+    (DType::F8E4m3, "fp8", Version::EVER),
+    (DType::Int8, "int8", Version::EVER),
+    (DType::Int8PerTokenHead, "int8", Version::EVER),
+    (DType::Bf16, "bf16", Version::EVER),
+    (DType::F32, "fp32", Version::EVER),
 ];
 
 fn of_kind<'a>(input: &Input<'a>, of: Class) -> impl Iterator<Item = &'a PlannedResource> {

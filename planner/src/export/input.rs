@@ -20,10 +20,8 @@ const NOT_BINDING: f64 = 0.95;
 pub(crate) struct Input<'a> {
     pub(crate) plan: &'a CachePlan,
     pub(crate) serving: &'a Serving,
-    /// Index into the engine's versions.
-    pub(crate) release: usize,
-    /// The same as a number, where it is one.
-    pub(crate) version: Option<Version>,
+    /// The engine's version.
+    pub(crate) version: Version,
     /// Asks the engine's own model; it answers nothing where it has none, or the plan is none that it can judge.
     pub(super) predict: &'a dyn Fn(Budget) -> Prediction,
     /// Asks it how latents are stored where its flag for their dtype is this word, or says the plan's.
@@ -40,6 +38,9 @@ type Storage = Result<Option<Stored>, EngineRefusal>;
 
 /// A value with where it comes from.
 pub(crate) type Sourced = Option<(Value, String)>;
+
+/// An engine's name for a dtype, and the first version that has it.
+pub(crate) type DTypeName = (DType, &'static str, Version);
 
 impl<'a> Input<'a> {
     /// What the engine would allocate for a budget, of the plan's caches in the plan's bytes.
@@ -204,11 +205,11 @@ impl<'a> Input<'a> {
 
     /// The engine's name for the one dtype of some caches, from `names`, that stores them as the plan does where several do not;
     /// `own` where none does and it is the model's, which a quantised checkpoint may override.
-    pub(super) fn dtype_name(&self, of: Class, own: Option<&str>, names: &[(DType, &'static str, usize)]) -> Sourced {
+    pub(super) fn dtype_name(&self, of: Class, own: Option<&str>, names: &[DTypeName]) -> Sourced {
         let dtypes = self.dtypes(of);
         let dtype = *dtypes.first().filter(|_| dtypes.len() == 1)?;
         let source = format!("the plan's {dtype}");
-        let names = names.iter().filter(|(of, _, since)| *of == dtype && *since <= self.release);
+        let names = names.iter().filter(|(of, _, since)| *of == dtype && *since <= self.version);
         let names: Vec<&str> = names.map(|(_, name, _)| *name).collect();
         let own = own.filter(|_| dtype == self.plan.model.dtype);
         let planned = (self.stores)(None);

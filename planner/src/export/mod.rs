@@ -68,16 +68,14 @@ impl CachePlan {
     /// # Errors
     /// A version whose keys are not known, or a plan that is damaged or that the engine has no words for.
     pub fn export(&self, target: Target, version: Option<&str>, serving: &Serving) -> Result<Export, ExportError> {
-        let (file, release) = target.resolve(version)?;
+        let (file, release, version) = target.resolve(version)?;
         let dialect = file.dialect;
         let host_bytes = serving.host_bytes.or(self.host.as_ref().map(|host| host.bytes));
         let serving = &Serving { host_bytes, ..serving.clone() };
-        let version = dialect.versions.get(release).and_then(|version| version.parse().ok());
-        let engine = Engine::speaking(dialect).zip(version).map(|(engine, version)| EngineSpec { engine, version });
+        let engine = Engine::speaking(dialect).map(|engine| EngineSpec { engine, version });
         let predict = |budget| admitted::predicted(self, engine?, budget);
         let stores = |word: Option<&str>| engine.map_or(Ok(None), |engine| admitted::stored(self, engine, word));
-        let mut input =
-            Input { plan: self, serving, release, version, predict: &predict, stores: &stores, admitted: None };
+        let mut input = Input { plan: self, serving, version, predict: &predict, stores: &stores, admitted: None };
         input.refuse_damage()?;
         input.refuse_split(dialect.name)?;
         if let Some(model) = serving.model.as_deref().filter(|model| !is_name(model)) {
@@ -141,7 +139,7 @@ impl CachePlan {
         let unnamed = serving.model.is_none() && target.names_model();
         not_expressed.extend(unnamed.then(|| "which model it is: replace <MODEL> by its name or path".into()));
         not_expressed.extend((file.gaps)(serving));
-        let engine = format!("{} {}", dialect.name, dialect.versions[release]);
+        let engine = format!("{} {release}", dialect.name);
         let text = (file.write)(&File {
             engine: &engine,
             model: input.model(),

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use super::serving::ExportError;
 use super::target_file::TargetFile;
 use super::{aiconfigurator, dynamo, edge_llm, llm_d, ray, simulators};
-use crate::engines::Engine;
+use crate::engines::{Engine, Version};
 
 /// What a plan can be exported to, by name: `vllm`, `dynamo-sglang`.
 #[derive(Clone, Copy)]
@@ -56,8 +56,11 @@ impl Target {
         self.0.names_model
     }
 
-    /// The engine's words, and the index of its version.
-    pub(super) fn resolve(self, version: Option<&str>) -> Result<(&'static TargetFile, usize), ExportError> {
+    /// The engine's words, and its version by name and number.
+    pub(super) fn resolve(
+        self,
+        version: Option<&str>,
+    ) -> Result<(&'static TargetFile, &'static str, Version), ExportError> {
         let known = self.versions();
         let unknown = || ExportError::Version {
             target: self.name(),
@@ -66,13 +69,13 @@ impl Target {
         };
         let asked = version.map(|version| version.trim_start_matches('v'));
         let found = match asked {
-            Some(version) => known.iter().position(|known| *known == version),
-            None => known.len().checked_sub(1),
+            Some(version) => known.iter().find(|known| **known == version),
+            None => known.last(),
         };
-        let found = found.ok_or_else(unknown)?;
-        let Some((_, engine)) = self.0.releases.get(found) else { return Ok((self.0, found)) };
-        let release = self.0.dialect.versions.iter().position(|known| known == engine).ok_or_else(unknown)?;
-        Ok((self.0, release))
+        let found = *found.ok_or_else(unknown)?;
+        let name = self.engine_in(found).unwrap_or(found);
+        let name = *self.0.dialect.versions.iter().find(|known| **known == name).ok_or_else(unknown)?;
+        Ok((self.0, name, name.parse().map_err(|()| unknown())?))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::chart::{Chart, Line};
 use super::colours;
 use super::element::{Element, legend, table};
-use super::{size, tokens};
+use super::size;
 use crate::curves::Curves;
 use crate::plan::CachePlan;
 use crate::size::separated;
@@ -41,16 +41,8 @@ pub(crate) fn draw(curves: &Curves, plan: &CachePlan, width: f64) -> Element {
             caps.push(&point.capped_by);
         }
     }
-    let chart = Chart {
-        lines,
-        label: "Sequences at once over the length of each, for cacheplan and each engine; the table has the numbers",
-        x_name: "tokens of each sequence",
-        y_name: "sequences at once, each as long as the axis says",
-        x: tokens,
-        y: |value| separated(value as u64),
-        log_y: true,
-        mark: Some(plan.limits.max_seq_len as f64),
-    };
+    let label = "Sequences at once over the length of each, for cacheplan and each engine; the table has the numbers";
+    let chart = Chart::of_sequences(lines, label, plan.limits.max_seq_len);
     let caps = caps.into_iter().map(|cap| {
         let fill = colour_of(cap).unwrap_or_else(|| colours::LINES[0].1.to_owned());
         (vec![fill], format!("ours is capped by {cap}"))

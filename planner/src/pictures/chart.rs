@@ -3,6 +3,7 @@
 use super::colours;
 use super::element::Element;
 use super::letters::{Label, width as wide};
+use crate::size::separated;
 
 pub(crate) struct Line {
     pub(crate) name: String,
@@ -40,7 +41,21 @@ const PLOT: f64 = 252.0;
 /// Between the names of values.
 const GAP: f64 = 8.0;
 
-impl Chart<'_> {
+impl<'a> Chart<'a> {
+    /// Sequences that are held at once over the tokens of each, of which so many are marked.
+    pub(crate) fn of_sequences(lines: Vec<Line>, label: &'a str, marked: u64) -> Self {
+        Self {
+            lines,
+            label,
+            x_name: "tokens of each sequence",
+            y_name: "sequences at once, each as long as the axis says",
+            x: super::tokens,
+            y: |value| separated(value as u64),
+            log_y: true,
+            mark: Some(marked as f64),
+        }
+    }
+
     pub(crate) fn draw(&self, whole: f64) -> Element {
         // Names are beside the lines' ends, or below where the picture is narrow.
         let beside = whole > NARROW;

@@ -3,7 +3,7 @@
 use super::chart::{Chart, Line};
 use super::element::Element;
 use super::letters::{Label, wrapped};
-use super::{capacity_heading, colours, heat, map, percent, size, tokens};
+use super::{capacity_heading, colours, heat, map, percent, size};
 use crate::device::DeviceInfo;
 use crate::fit::Answer;
 use crate::plan::{CachePlan, LedgerItem, Pool};
@@ -112,17 +112,8 @@ pub(super) fn curves(answer: &Answer, width: f64) -> Element {
             "no layout that was tried holds the weights",
         ));
     }
-    let chart = Chart {
-        lines,
-        label: "Sequences at once over the length of each, for the best layout of each device",
-        x_name: "tokens of each sequence",
-        y_name: "sequences at once, each as long as the axis says",
-        x: tokens,
-        y: |value| separated(value as u64),
-        log_y: true,
-        mark: Some(answer.context as f64),
-    };
-    chart.draw(width)
+    let label = "Sequences at once over the length of each, for the best layout of each device";
+    Chart::of_sequences(lines, label, answer.context).draw(width)
 }
 
 /// A line of the legend.

@@ -1,6 +1,7 @@
 //! How wide text is drawn, and text that ends before something else begins.
 
 use super::element::Element;
+use crate::render::broken;
 
 /// The most that a text is wide: no font is at hand to measure with, so the widest that is usual is taken (DejaVu Sans).
 pub(crate) fn width(text: &str, size: f64, bold: bool) -> f64 {
@@ -71,16 +72,5 @@ impl Label {
 
 /// The text in lines of at most so much room, broken between words and behind commas as far as these are no longer.
 pub(crate) fn wrapped(text: &str, room: f64, size: f64, bold: bool) -> Vec<String> {
-    let shown = cacheplan_files::Shown(text).to_string();
-    let mut lines = vec![String::new()];
-    for word in shown.split_inclusive([' ', ',']) {
-        let line = lines.last().map(String::as_str).unwrap_or_default();
-        if !line.is_empty() && width(&format!("{line}{}", word.trim_end()), size, bold) > room {
-            lines.push(String::new());
-        }
-        if let Some(line) = lines.last_mut() {
-            line.push_str(word);
-        }
-    }
-    lines.iter().map(|line| line.trim_end().to_owned()).collect()
+    broken(&cacheplan_files::Shown(text).to_string(), |line| width(line, size, bold) <= room)
 }

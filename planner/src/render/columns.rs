@@ -20,7 +20,7 @@ pub(crate) fn align(rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
         let indent: usize = widths[..before.len()].iter().map(|width| width + 2).sum();
         let most = [WIDTH, WIDEST].into_iter().find(|most| indent + LEAST_WRAPPED <= *most);
         let Some(most) = most.filter(|most| whole.chars().count() > *most) else { return vec![whole] };
-        let mut wrapped = broken(last, most - indent).into_iter();
+        let mut wrapped = of_width(last, most - indent).into_iter();
         let first = [before, &[wrapped.next().unwrap_or_default()]].concat();
         let rest = wrapped.map(|rest| " ".repeat(indent) + &rest);
         [line(&first, &widths, right)].into_iter().chain(rest).collect()
@@ -61,15 +61,19 @@ const LEAST_WRAPPED: usize = 17;
 pub(crate) fn wrap(text: &str, indent: usize) -> String {
     let text = Shown::printable(text).replace('\n', "\\u000a");
     let pad = " ".repeat(indent);
-    broken(&text, WIDTH - indent).iter().map(|line| format!("{pad}{line}\n")).collect()
+    of_width(&text, WIDTH - indent).iter().map(|line| format!("{pad}{line}\n")).collect()
 }
 
-/// `text` broken at blanks and commas into lines of at most `width`, as far as its words are no longer.
-fn broken(text: &str, width: usize) -> Vec<String> {
+fn of_width(text: &str, width: usize) -> Vec<String> {
+    broken(text, |line| line.chars().count() <= width)
+}
+
+/// `text` broken at blanks and commas into lines that fit, as far as its words do.
+pub(crate) fn broken(text: &str, fits: impl Fn(&str) -> bool) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_inclusive([' ', ',']) {
-        let used = lines.last().map_or(0, |line| line.chars().count());
-        if used > 0 && used + word.trim_end().chars().count() > width {
+        let line = lines.last().map(String::as_str).unwrap_or_default();
+        if !line.is_empty() && !fits(&format!("{line}{}", word.trim_end())) {
             lines.push(String::new());
         }
         if let Some(line) = lines.last_mut() {

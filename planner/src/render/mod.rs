@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use cacheplan_handlers::DType;
 
-pub(crate) use columns::{align, columns, wrap};
+pub(crate) use columns::{align, broken, columns, wrap};
 pub(crate) use table::source_name;
 pub(crate) use yaml::yaml;
 

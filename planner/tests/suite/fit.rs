@@ -7,7 +7,7 @@ use cacheplan_handlers::DType;
 use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, Engines, Fit, FitQuestion, Prices};
-use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, Parallel, PlanError, PlanRequest};
+use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, Override, Parallel, PlanError, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
@@ -416,4 +416,24 @@ fn the_longest_that_fits_is_held_and_one_token_more_is_not() {
     assert!(plain(longest) && !plain(longest + 1));
     let none = FitQuestion { sequences: 1_000_000, ..asked };
     assert_eq!(request.longest_that_fits(&none, Engines::NONE).unwrap(), 0);
+}
+
+/// A budget that says what is looked for would be overwritten in silence.
+#[rstest]
+#[case("memory.bytes", "'10GiB'")]
+#[case("engine.cache_bytes", "'10GiB'")]
+#[case("max_batch_size", "4")]
+#[case("max_seq_len", "4096")]
+fn what_is_looked_for_nobody_states(#[case] key: &str, #[case] value: &str) {
+    let asked = question(&["h200"], 4096, 4);
+    let model = published("Qwen__Qwen3-0.6B");
+    let stated = Override::by_argument(key, value, "the caller");
+    let config = Config::resolve(None, &[], &[stated]).unwrap();
+    let budget = PlanRequest::of(model.clone()).with_budget(config.budget.clone());
+    let refused = [budget.fit(&asked).map(drop), budget.longest_that_fits(&asked, Engines::NONE).map(drop)];
+    for error in refused.map(Result::unwrap_err) {
+        assert!(error.to_string().starts_with(&format!("`{key}` is what fit looks for")), "{error}");
+    }
+    let error = PlanRequest::of(model).with_config(config).fit(&asked).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("the caller: `{key}` is what fit looks for")), "{error}");
 }

@@ -426,7 +426,7 @@ fn devices_are_tensor_parallel_ranks_where_nobody_says_how_many_there_are(
     #[case] stated: &[(&str, &str)],
     #[case] expected: Result<u32, &str>,
 ) {
-    let flags: Vec<Override> = stated.iter().map(|(key, value)| Override::by_flag(*key, *value, *key)).collect();
+    let flags: Vec<Override> = stated.iter().map(|(key, value)| Override::by_argument(*key, *value, *key)).collect();
     let config = Config::resolve(None, &[], &flags).unwrap();
     let model = published("Qwen__Qwen3-30B-A3B");
     let request = PlanRequest::of(model).with_config(config).with_devices("2xh100".parse::<Devices>().unwrap());

@@ -47,7 +47,7 @@ fn stated(suggestion: &Suggestion) -> Vec<Override> {
     let keys = suggestion.change.split(", ");
     keys.map(|key| {
         let (path, value) = key.split_once(" = ").unwrap();
-        Override::by_flag(path, value, path)
+        Override::by_argument(path, value, path)
     })
     .collect()
 }

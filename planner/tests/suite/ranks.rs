@@ -117,7 +117,7 @@ fn devices_that_cannot_be_tensor_parallel_ranks_come_with_a_layout_that_would_do
     let stated: Vec<Override> = layout
         .split(", ")
         .map(|key| key.split_once(" = ").unwrap())
-        .map(|(key, value)| Override::by_flag(key, value, key))
+        .map(|(key, value)| Override::by_argument(key, value, key))
         .collect();
     let config =
         Config::resolve_on(Some(devices.device()), Some(("max_seq_len = 8192", "budget.toml")), &[], &stated).unwrap();

@@ -149,20 +149,14 @@ impl Builder {
         &mut self,
         kernel: Kernel,
         inputs: Vec<Value>,
-        mut outputs: Vec<(Element, Vec<usize>)>,
+        outputs: Vec<(Element, Vec<usize>)>,
         at: usize,
     ) -> Result<Vec<Value>> {
         let Some(number) = self.writable(&inputs, at) else { return self.compute(kernel, inputs, outputs) };
-        outputs.pop();
         let own = &inputs[at];
         let place = Source::Written(number, self.steps.len());
         let written = Value { place, element: own.element, layout: own.layout.clone() };
-        let mut made = self.compute(kernel, inputs, outputs)?;
-        if let Some(step) = self.steps.last_mut() {
-            step.target = Some(at);
-        }
-        made.push(written);
-        Ok(made)
+        self.compute_but_last(kernel, inputs, outputs, written, |step| step.target = Some(at))
     }
 
     /// What a kernel makes of its operands, the one at `at` being a state that the last output takes the place of: where it
@@ -171,19 +165,31 @@ impl Builder {
         &mut self,
         kernel: Kernel,
         inputs: Vec<Value>,
-        mut outputs: Vec<(Element, Vec<usize>)>,
+        outputs: Vec<(Element, Vec<usize>)>,
         at: usize,
     ) -> Result<Vec<Value>> {
         let state = inputs[at].clone();
         if state.place.input().is_none_or(|number| self.renewed.get(number) != Some(&true)) {
             return self.compute(kernel, inputs, outputs);
         }
+        self.compute_but_last(kernel, inputs, outputs, state, |step| step.renews = Some(at))
+    }
+
+    /// What a kernel makes, of which the last is there already; `say` tells the step where that lies.
+    fn compute_but_last(
+        &mut self,
+        kernel: Kernel,
+        inputs: Vec<Value>,
+        mut outputs: Vec<(Element, Vec<usize>)>,
+        last: Value,
+        say: impl FnOnce(&mut KernelCall),
+    ) -> Result<Vec<Value>> {
         outputs.pop();
         let mut made = self.compute(kernel, inputs, outputs)?;
         if let Some(step) = self.steps.last_mut() {
-            step.renews = Some(at);
+            say(step);
         }
-        made.push(state);
+        made.push(last);
         Ok(made)
     }
 

@@ -115,6 +115,13 @@ fn ragged(valid: &[usize], tokens: usize, slot_of: &[i32]) -> (Vec<u32>, Vec<i32
     (ends, slots)
 }
 
+/// An operand as so many rows, each as wide as they are.
+fn in_rows(operand: &Operand<'_>, rows: usize) -> Result<Tensor> {
+    let values = operand.gathered()?;
+    let width = values.len().checked_div(rows).unwrap_or(0);
+    tensor(values, (rows, width))
+}
+
 fn fill(out: &mut [f32], y: &Tensor) -> Result<()> {
     let values = y.flatten_all().and_then(|y| y.to_vec1::<f32>()).map_err(shown)?;
     if values.len() != out.len() {
@@ -214,11 +221,7 @@ impl Scan {
         let tokens = rows.checked_div(batch).unwrap_or(0);
         let (pool, view, slots) = states.matrices(state, batch, [heads, head_dim, d_state])?;
         let (ends, slots) = ragged(&valid(lengths, batch, tokens)?, tokens, &slots);
-        let as_rows = |operand: &Operand<'_>| {
-            let values = operand.gathered()?;
-            let width = values.len().checked_div(rows).unwrap_or(0);
-            tensor(values, (rows, width))
-        };
+        let as_rows = |operand: &Operand<'_>| in_rows(operand, rows);
         let (x, b, c, dt) = (as_rows(x)?, as_rows(b)?, as_rows(c)?, as_rows(dt)?);
         let EdgeScan { dt_softplus: softplus, time_step_limit: limit, .. } = self.stated;
         let time_step = TimeStep { bias: self.dt_bias.as_ref(), softplus, limit };
@@ -240,11 +243,7 @@ impl LinearAttention {
             return Err("its query or its state has not three or four axes".to_owned());
         };
         let rows = batch * tokens;
-        let as_rows = |operand: &Operand<'_>| {
-            let values = operand.gathered()?;
-            let width = values.len().checked_div(rows).unwrap_or(0);
-            tensor(values, (rows, width))
-        };
+        let as_rows = |operand: &Operand<'_>| in_rows(operand, rows);
         let (q, k, v) = (as_rows(q)?, as_rows(k)?, as_rows(v)?);
         let decay = if has_decay { rest.first().map(as_rows).transpose()? } else { None };
         let beta = if has_beta { rest.last().map(as_rows).transpose()? } else { None };

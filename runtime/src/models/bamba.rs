@@ -6,34 +6,29 @@ use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{TensorNames, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::Result;
-use crate::layers::{Activation, Attention, Mamba2Config, Mlp, MlpShape, RopeConfig};
+use crate::layers::{Attention, Mamba2Config, Mlp, MlpShape, RopeConfig};
 use crate::weights::Weights;
 
-/// The keys of a Bamba `config.json` that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    mlp_bias: bool,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(flatten)]
-    mamba: Mamba2Config,
-    #[serde(flatten)]
-    rope: RopeConfig,
+usual! {
+    /// The keys of a Bamba `config.json` that its decoder reads.
+    pub(super) struct Config {
+        #[serde(default)]
+        mlp_bias: bool,
+        #[serde(flatten)]
+        mamba: Mamba2Config,
+        #[serde(flatten)]
+        rope: RopeConfig,
+    }
 }
 
 /// Builds a Bamba decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let mamba = config.mamba.rules(config.hidden_act, config.rms_norm_eps, GateOrder::GateThenNorm);
-    let frame =
-        TensorNames { norm: "final_layernorm", ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let frame = TensorNames { norm: "final_layernorm", ..config.names() };
     decoder(model, weights, frame, |layer| {
         let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, experts: 0, .. })] = layer.blocks else {
             return Err(layer.refuse("attention or mamba2, and a gated feed-forward block without experts"));

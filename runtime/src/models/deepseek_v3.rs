@@ -6,33 +6,29 @@ use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, Result};
-use crate::layers::{Activation, Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, SharedExpert, size};
+use crate::layers::{Mla, MlaShape, Mlp, Moe, PreprocessedMla, RopeConfig, SharedExpert, size};
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
 
-/// The keys of a `config.json` of either that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default = "super::default_true")]
-    rope_interleave: bool,
-    num_experts_per_tok: usize,
-    n_group: Option<usize>,
-    topk_group: Option<usize>,
-    /// DeepSeek-V2's way to choose: among all experts, or among those of the best groups.
-    topk_method: Option<String>,
-    norm_topk_prob: bool,
-    routed_scaling_factor: f64,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(flatten)]
-    rope: RopeConfig,
+usual! {
+    /// The keys of a `config.json` of either that its decoder reads.
+    pub(super) struct Config {
+        #[serde(default = "super::default_true")]
+        rope_interleave: bool,
+        num_experts_per_tok: usize,
+        n_group: Option<usize>,
+        topk_group: Option<usize>,
+        /// DeepSeek-V2's way to choose: among all experts, or among those of the best groups.
+        topk_method: Option<String>,
+        norm_topk_prob: bool,
+        routed_scaling_factor: f64,
+        #[serde(flatten)]
+        rope: RopeConfig,
+    }
 }
 
 type LoadExperts = fn(&Config, &Scope<'_>, &Layer<'_>, &FeedForward) -> Result<Moe>;
@@ -63,7 +59,7 @@ fn build(
     prediction: Option<PredictionNames>,
     load_experts: LoadExperts,
 ) -> Result<Decoder> {
-    let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);
+    let frame = config.names();
     decoder(model, weights, TensorNames { prediction, ..frame }, |layer| {
         let [BlockSpec::Mla(dims), BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] =
             layer.blocks

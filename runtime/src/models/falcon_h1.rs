@@ -6,43 +6,37 @@ use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::Result;
-use crate::layers::{
-    Activation, Attention, Branch, Linear, Mamba2Config, Mamba2Rules, Mlp, Parallel, RopeConfig, size,
-};
+use crate::layers::{Attention, Branch, Linear, Mamba2Config, Mamba2Rules, Mlp, Parallel, RopeConfig, size};
 use crate::weights::Weights;
 
-/// The keys of a Falcon-H1 `config.json` that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    mlp_bias: bool,
-    mamba_rms_norm: bool,
-    mamba_norm_before_gate: bool,
-    /// Whether the mixer's outward projection has a bias; the inward one has its own key.
-    #[serde(default)]
-    projectors_bias: bool,
-    embedding_multiplier: f64,
-    lm_head_multiplier: f64,
-    mlp_multipliers: (f64, f64),
-    ssm_in_multiplier: f64,
-    ssm_out_multiplier: f64,
-    ssm_multipliers: [f64; 5],
-    attention_in_multiplier: f64,
-    attention_out_multiplier: f64,
-    key_multiplier: f64,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(flatten)]
-    mamba: Mamba2Config,
-    #[serde(flatten)]
-    rope: RopeConfig,
+usual! {
+    /// The keys of a Falcon-H1 `config.json` that its decoder reads.
+    pub(super) struct Config {
+        #[serde(default)]
+        mlp_bias: bool,
+        mamba_rms_norm: bool,
+        mamba_norm_before_gate: bool,
+        /// Whether the mixer's outward projection has a bias; the inward one has its own key.
+        #[serde(default)]
+        projectors_bias: bool,
+        embedding_multiplier: f64,
+        lm_head_multiplier: f64,
+        mlp_multipliers: (f64, f64),
+        ssm_in_multiplier: f64,
+        ssm_out_multiplier: f64,
+        ssm_multipliers: [f64; 5],
+        attention_in_multiplier: f64,
+        attention_out_multiplier: f64,
+        key_multiplier: f64,
+        #[serde(flatten)]
+        mamba: Mamba2Config,
+        #[serde(flatten)]
+        rope: RopeConfig,
+    }
 }
 
 /// Builds a Falcon-H1 decoder.
@@ -58,7 +52,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         norm: "final_layernorm",
         embedding_scale: config.embedding_multiplier,
         logit_scale: config.lm_head_multiplier,
-        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
+        ..config.names()
     };
     decoder(model, weights, frame, |layer| {
         let [

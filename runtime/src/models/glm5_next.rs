@@ -7,6 +7,7 @@ use cacheplan_transforms::layers::{BlockSpec, FeedForward, Mla as MlaSpec};
 use serde::Deserialize;
 
 use super::layer::{Ends, Layer, TensorNames, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, Result};
@@ -16,37 +17,32 @@ use crate::layers::{
 };
 use crate::weights::{Scope, Weights};
 
-/// The keys of a GLM-5.3-Flash `config.json` that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    num_experts_per_tok: usize,
-    #[serde(default = "super::number::<1>")]
-    n_group: usize,
-    #[serde(default = "super::number::<1>")]
-    topk_group: usize,
-    #[serde(default = "super::default_true")]
-    norm_topk_prob: bool,
-    routed_scaling_factor: f64,
-    swiglu_limit: f64,
-    hc_mult: usize,
-    hc_eps: f64,
-    hc_sinkhorn_iters: usize,
-    index_topk: usize,
-    index_n_heads: usize,
-    index_head_dim: usize,
-    #[serde(default = "super::number::<16>")]
-    index_kpool: usize,
-    #[serde(default = "super::default_true")]
-    index_kpool_always_select_tail: bool,
-    #[serde(default = "lower_bound")]
-    linear_lower_bound: Option<f64>,
-    linear_attn_config: Option<OlderKda>,
+usual! {
+    /// The keys of a GLM-5.3-Flash `config.json` that its decoder reads.
+    pub(super) struct Config {
+        num_experts_per_tok: usize,
+        #[serde(default = "super::number::<1>")]
+        n_group: usize,
+        #[serde(default = "super::number::<1>")]
+        topk_group: usize,
+        #[serde(default = "super::default_true")]
+        norm_topk_prob: bool,
+        routed_scaling_factor: f64,
+        swiglu_limit: f64,
+        hc_mult: usize,
+        hc_eps: f64,
+        hc_sinkhorn_iters: usize,
+        index_topk: usize,
+        index_n_heads: usize,
+        index_head_dim: usize,
+        #[serde(default = "super::number::<16>")]
+        index_kpool: usize,
+        #[serde(default = "super::default_true")]
+        index_kpool_always_select_tail: bool,
+        #[serde(default = "lower_bound")]
+        linear_lower_bound: Option<f64>,
+        linear_attn_config: Option<OlderKda>,
+    }
 }
 
 /// Where older configs have what belongs to delta attention.
@@ -71,7 +67,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         return unsupported("index_kpool_always_select_tail", "false", "true, so that a token sees itself");
     }
     let ends = Ends::Mean { streams: config.hc_mult };
-    let frame = TensorNames { ends, ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings) };
+    let frame = TensorNames { ends, ..config.names() };
     let mut someone_chose = false;
     decoder(model, weights, frame, |layer| {
         let known = "mla behind an indexer of its own or of an earlier layer, or delta attention with a decay per channel, \

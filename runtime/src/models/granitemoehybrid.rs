@@ -6,37 +6,32 @@ use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
 use super::layer::{Layer, TensorNames, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, Result};
 use crate::layers::{
-    Activation, Attention, ExpertMlps, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, SharedExpert,
-    checked_routing, size,
+    Attention, ExpertMlps, Linear, Mamba2Config, Mixer, Mlp, Moe, RopeConfig, SharedExpert, checked_routing, size,
 };
 use crate::weights::Weights;
 
-/// The keys of a Granite hybrid `config.json` that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    position_embedding_type: Option<String>,
-    /// The same in GGUF.
-    #[serde(default)]
-    rotated: bool,
-    num_experts_per_tok: Option<usize>,
-    embedding_multiplier: f64,
-    attention_multiplier: f64,
-    residual_multiplier: f64,
-    logits_scaling: f64,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(flatten)]
-    mamba: Mamba2Config,
-    #[serde(flatten)]
-    rope: RopeConfig,
+usual! {
+    /// The keys of a Granite hybrid `config.json` that its decoder reads.
+    pub(super) struct Config {
+        position_embedding_type: Option<String>,
+        /// The same in GGUF.
+        #[serde(default)]
+        rotated: bool,
+        num_experts_per_tok: Option<usize>,
+        embedding_multiplier: f64,
+        attention_multiplier: f64,
+        residual_multiplier: f64,
+        logits_scaling: f64,
+        #[serde(flatten)]
+        mamba: Mamba2Config,
+        #[serde(flatten)]
+        rope: RopeConfig,
+    }
 }
 
 /// Builds a Granite hybrid decoder.
@@ -46,7 +41,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     let frame = TensorNames {
         embedding_scale: config.embedding_multiplier,
         logit_scale: 1.0 / config.logits_scaling,
-        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
+        ..config.names()
     };
     decoder(model, weights, frame, |layer| {
         let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] = layer.blocks

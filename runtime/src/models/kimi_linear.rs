@@ -5,30 +5,26 @@ use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
-use super::layer::{Layer, TensorNames, decoder};
+use super::layer::{Layer, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, Result};
-use crate::layers::{Activation, Kda, KdaDecay, Mla, Mlp, Moe, size};
+use crate::layers::{Kda, KdaDecay, Mla, Mlp, Moe, size};
 use crate::weights::{Scope, Weights};
 
-/// The keys of a Kimi Linear `config.json` that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    /// Whether latent attention goes without rotation.
-    #[serde(default = "super::default_true")]
-    mla_use_nope: bool,
-    num_experts_per_token: usize,
-    num_expert_group: usize,
-    topk_group: usize,
-    moe_renormalize: bool,
-    routed_scaling_factor: f64,
-    #[serde(default)]
-    tie_word_embeddings: bool,
+usual! {
+    /// The keys of a Kimi Linear `config.json` that its decoder reads.
+    pub(super) struct Config {
+        /// Whether latent attention goes without rotation.
+        #[serde(default = "super::default_true")]
+        mla_use_nope: bool,
+        num_experts_per_token: usize,
+        num_expert_group: usize,
+        topk_group: usize,
+        moe_renormalize: bool,
+        routed_scaling_factor: f64,
+    }
 }
 
 /// Builds a Kimi Linear decoder.
@@ -36,7 +32,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
     if !config.mla_use_nope {
         return Err(ConfigError::unsupported("mla_use_nope", "false", "true only").into());
     }
-    decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+    decoder(model, weights, config.names(), |layer| {
         let known = "mla, or delta attention with a decay per channel, and a gated feed-forward block";
         let [mixer, BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, latent_size: None, .. })] = layer.blocks
         else {

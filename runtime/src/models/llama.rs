@@ -6,11 +6,12 @@ use candle_core::DType;
 use serde::Deserialize;
 
 use super::experts::Experts;
-use super::layer::{Layer, TensorNames, decoder};
+use super::layer::{Layer, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::Result;
-use crate::layers::{Activation, Attention, Mixer, Mlp, MlpShape, Moe, RopeConfig, size};
+use crate::layers::{Attention, Mixer, Mlp, MlpShape, Moe, RopeConfig, size};
 use crate::weights::Weights;
 
 /// What sets one of the family apart.
@@ -41,28 +42,23 @@ pub(super) const QWEN2: LlamaVariant = LlamaVariant { biases: |_| [true, false],
 pub(super) const QWEN3: LlamaVariant = LlamaVariant { head_norms: true, feed_forward: Config::mlp, ..LLAMA };
 pub(super) const QWEN3_MOE: LlamaVariant = LlamaVariant { feed_forward: Config::mlp_or_experts, ..QWEN3 };
 
-/// The keys of a `config.json` of this family that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    mlp_bias: bool,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(flatten)]
-    experts: Experts,
-    #[serde(flatten)]
-    rope: RopeConfig,
+usual! {
+    /// The keys of a `config.json` of this family that its decoder reads.
+    pub(super) struct Config {
+        #[serde(default)]
+        mlp_bias: bool,
+        #[serde(flatten)]
+        experts: Experts,
+        #[serde(flatten)]
+        rope: RopeConfig,
+    }
 }
 
 /// Builds a decoder of this family.
 pub(super) fn load(relative: &LlamaVariant, config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
     let [bias, output_bias] = (relative.biases)(config);
     let rope = config.rope.with_default_theta(relative.rope_theta).with_divisors(divisors(model, weights)?);
-    decoder(model, weights, TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings), |layer| {
+    decoder(model, weights, config.names(), |layer| {
         let [
             BlockSpec::Attention(attention),
             BlockSpec::FeedForward(sizes @ FeedForward { matrices: 3, shared_size: 0, latent_size: None, .. }),

@@ -21,6 +21,7 @@ mod nemotron_h;
 mod olmo_hybrid;
 mod qwen3_next;
 mod qwen4_exp;
+mod usual;
 mod zamba2;
 
 use std::sync::LazyLock;

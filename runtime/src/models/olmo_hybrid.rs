@@ -4,37 +4,32 @@ use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde::Deserialize;
 
-use super::layer::{Layer, TensorNames, decoder};
+use super::layer::{Layer, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::Result;
 use crate::layers::{
-    Activation, Attention, CausalConv, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mlp,
-    RopeConfig,
+    Attention, CausalConv, GatedDelta, GatedDeltaProjections, GatedDeltaRest, GatedDeltaShape, Linear, Mlp, RopeConfig,
 };
 use crate::weights::{Scope, Weights};
 
 /// The gated norm has an epsilon of its own, whatever the config's `rms_norm_eps`.
 const GATED_NORM_EPS: f64 = 1e-5;
 
-/// The keys of an OLMo Hybrid `config.json` that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(default = "super::default_true")]
-    linear_allow_neg_eigval: bool,
-    #[serde(flatten)]
-    rope: RopeConfig,
+usual! {
+    /// The keys of an OLMo Hybrid `config.json` that its decoder reads.
+    pub(super) struct Config {
+        #[serde(default = "super::default_true")]
+        linear_allow_neg_eigval: bool,
+        #[serde(flatten)]
+        rope: RopeConfig,
+    }
 }
 
 /// Builds an OLMo Hybrid decoder.
 pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<Decoder> {
-    let frame = TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings);
+    let frame = config.names();
     decoder(model, weights, frame, |layer| {
         let known = "attention, or linear attention by the delta rule with a decay per head and a convolution, \
                      and a gated feed-forward block without experts";

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::experts::Experts;
 use super::layer::{Layer, TensorNames, decoder};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::Result;
@@ -17,22 +18,17 @@ use crate::layers::{
 use crate::prediction::{PredictionNames, PredictionPart};
 use crate::weights::{Scope, Weights};
 
-/// The keys of a `config.json` of this family that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(flatten)]
-    experts: Experts,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    /// Whether value heads lie as GGUF files have them: the first of every key head, then the second of every one.
-    #[serde(default)]
-    value_heads_in_tiles: bool,
-    #[serde(flatten)]
-    rope: RopeConfig,
+usual! {
+    /// The keys of a `config.json` of this family that its decoder reads.
+    pub(super) struct Config {
+        #[serde(flatten)]
+        experts: Experts,
+        /// Whether value heads lie as GGUF files have them: the first of every key head, then the second of every one.
+        #[serde(default)]
+        value_heads_in_tiles: bool,
+        #[serde(flatten)]
+        rope: RopeConfig,
+    }
 }
 
 type LoadProjections = fn(&Scope<'_>, GatedDeltaShape) -> Result<GatedDeltaProjections>;
@@ -57,11 +53,7 @@ fn build(config: &Config, model: &Model, weights: &Weights, projections: LoadPro
         parts: &[PredictionPart::Attention],
         goes_on_normed: true,
     };
-    let frame = TensorNames {
-        load_norm: RmsNorm::load_from_one,
-        prediction: Some(names),
-        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
-    };
+    let frame = TensorNames { load_norm: RmsNorm::load_from_one, prediction: Some(names), ..config.names() };
     let rope = config.rope.with_default_share(0.25);
     decoder(model, weights, frame, |layer| {
         let known = "attention, or linear attention by the delta rule with a decay per head and a convolution, \

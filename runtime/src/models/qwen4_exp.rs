@@ -8,6 +8,7 @@ use serde::Deserialize;
 use super::experts::Experts;
 use super::layer::{Ends, Layer, TensorNames, decoder};
 use super::qwen3_next::{gated_attention, plain_projections, shared_experts};
+use super::usual::usual;
 use crate::block::Block;
 use crate::decoder::Decoder;
 use crate::error::{ConfigError, Result};
@@ -17,28 +18,23 @@ use crate::layers::{
 };
 use crate::weights::Weights;
 
-/// The keys of a Qwen4-Exp `config.json` that its decoder reads.
-#[derive(Debug, Deserialize)]
-pub(super) struct Config {
-    hidden_act: Activation,
-    rms_norm_eps: f64,
-    #[serde(default)]
-    attention_bias: bool,
-    #[serde(default)]
-    tie_word_embeddings: bool,
-    #[serde(flatten)]
-    experts: Experts,
-    output_gate_type: Option<OutputGate>,
-    #[serde(flatten)]
-    rope: RopeConfig,
-    hc_count: usize,
-    hc_lowrank: usize,
-    indexer_n_heads: Option<usize>,
-    indexer_head_dim: Option<usize>,
-    indexer_budget: Option<usize>,
-    indexer_compress_ratio: Option<usize>,
-    #[serde(flatten)]
-    ngrams: NGramConfig,
+usual! {
+    /// The keys of a Qwen4-Exp `config.json` that its decoder reads.
+    pub(super) struct Config {
+        #[serde(flatten)]
+        experts: Experts,
+        output_gate_type: Option<OutputGate>,
+        #[serde(flatten)]
+        rope: RopeConfig,
+        hc_count: usize,
+        hc_lowrank: usize,
+        indexer_n_heads: Option<usize>,
+        indexer_head_dim: Option<usize>,
+        indexer_budget: Option<usize>,
+        indexer_compress_ratio: Option<usize>,
+        #[serde(flatten)]
+        ngrams: NGramConfig,
+    }
 }
 
 /// What a config says of n-grams.
@@ -87,7 +83,7 @@ pub(super) fn load(config: &Config, model: &Model, weights: &Weights) -> Result<
         load_norm: RmsNorm::load_from_one,
         norm: "hyper_connection_mixer",
         ends: Ends::Gated { streams: config.hc_count, rank: config.hc_lowrank },
-        ..TensorNames::new(config.rms_norm_eps, config.tie_word_embeddings)
+        ..config.names()
     };
     decoder(model, weights, frame, |layer| {
         let known = "attention behind an indexer, or linear attention by the delta rule with a decay per head and a \

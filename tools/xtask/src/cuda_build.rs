@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// Lines refer to files by name alone, so that the text does not depend on where it was made.
 pub(crate) fn ptx(toolkit: &Toolkit, source: &Path) -> Result<String, String> {
     let mut nvcc = toolkit.command("nvcc");
-    nvcc.args(["-O3", "-std=c++17", "-lineinfo", "-arch=compute_80", "-ptx", "-o", "/dev/stdout"]).arg(source);
+    nvcc.args(["-O3", "-std=c++17", "-lineinfo", "-ptx", "-o", "/dev/stdout"]);
+    nvcc.arg(format!("-arch=compute_{}", oldest())).arg(source);
     let text = said(&mut nvcc)?;
     Ok(text.lines().map(without_folder).collect::<Vec<_>>().join("\n") + "\n")
 }
@@ -26,8 +27,15 @@ fn without_folder(line: &str) -> String {
     }
 }
 
-/// Machine code is made for each of these from the PTX of the first.
-pub(crate) const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+/// Machine code is made for each of these, `sm_80`, from the PTX of the first.
+pub(crate) fn architectures() -> impl Iterator<Item = &'static str> {
+    include_str!("../../../kernels/cuda/architectures.txt").lines()
+}
+
+/// The number of the oldest.
+pub(crate) fn oldest() -> &'static str {
+    architectures().next().unwrap_or_default().trim_start_matches("sm_")
+}
 
 /// The sources of all kernels: those of ops, and those that the runner measures a device with.
 pub(crate) fn kernels() -> Result<Vec<PathBuf>, String> {

@@ -1,7 +1,7 @@
 //! Builds the CUDA kernels for every architecture, reads what the compiler made of them, and runs their proofs in the
 //! emulator.
 
-use crate::cuda_build::{ARCHITECTURES, kernels as sources, ptx};
+use crate::cuda_build::{architectures, kernels as sources, ptx};
 use crate::cuda_toolkit::Toolkit;
 use crate::files::{at, target, text};
 use crate::{output, said, sh};
@@ -26,14 +26,14 @@ pub(crate) fn run(all: bool) -> Result<(), String> {
         let file = folder.join(&name).with_extension("ptx");
         fs::write(&file, &text).map_err(on_disk)?;
         let limits = limits(&source)?;
-        for architecture in ARCHITECTURES {
+        for (place, architecture) in architectures().enumerate() {
             let found = assemble(&toolkit, &file, architecture)?;
             for (kernel, code) in &found {
                 let limit = limits.iter().find(|limit| kernel.starts_with(&limit.prefix));
                 let limit = limit.ok_or_else(|| format!("{}: no `// prove` line for {kernel}", source.display()))?;
                 check(kernel, architecture, code, limit)?;
             }
-            if architecture == ARCHITECTURES[0] {
+            if place == 0 {
                 kernels.extend(found.into_keys());
             }
         }

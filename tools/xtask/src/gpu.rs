@@ -1,6 +1,6 @@
 //! The runner `cacheplan-gpu`: its kernels, its build, and what is asked of it.
 
-use crate::cuda_build::{self, ARCHITECTURES, ptx};
+use crate::cuda_build::{self, architectures, oldest, ptx};
 use crate::cuda_toolkit::Toolkit;
 use crate::files::{at, target};
 use crate::said;
@@ -25,7 +25,7 @@ pub(crate) fn kernels() -> Result<(), String> {
             fs::write(&text, ptx(&toolkit, &source)?).map_err(at(&text))?;
         }
         let mut cubins = Vec::new();
-        for architecture in ARCHITECTURES {
+        for architecture in architectures() {
             let cubin = text.with_extension(format!("{architecture}.cubin"));
             if !made(&cubin) {
                 let mut ptxas = toolkit.command("ptxas");
@@ -44,7 +44,7 @@ pub(crate) fn kernels() -> Result<(), String> {
             let number = architecture.trim_start_matches("sm_");
             pack.arg(format!("--image3=kind=elf,sm={number},file={}", cubin.display()));
         }
-        sh(pack.arg(format!("--image3=kind=ptx,sm=80,file={}", text.display())))?;
+        sh(pack.arg(format!("--image3=kind=ptx,sm={},file={}", oldest(), text.display())))?;
     }
     Ok(())
 }

@@ -123,28 +123,13 @@ impl AskArgs {
         if self.prompt.iter().filter(|prompt| *prompt == "-").count() > 1 {
             return Err(Failure::new(2, "--prompt -: what is piped in is one prompt; state `-` once"));
         }
-        let wrong = |error: SamplingError| Failure::new(2, format!("--{}: {error}", error.key.replace('_', "-")));
-        self.sampling.options().over(&Sampling::default()).check().map_err(wrong)
+        self.sampling.options().over(&Sampling::default()).check().map_err(|error| unsampled(&error))
     }
 
     /// Refuses what decides a draw where nothing is drawn; `base` is what the model's makers say, `lines` are the requests of a file.
     pub(super) fn refuse_undrawn(&self, base: &Sampling, lines: &[RequestLine]) -> Result<(), Failure> {
-        let options = self.sampling.options();
-        let common = options.over(base);
-        let draws = |sampling: &Sampling| sampling.temperature > 0.0;
-        if draws(&common) || lines.iter().any(|line| draws(&line.sampling.over(&common))) {
-            return Ok(());
-        }
-        let stated = [
-            ("--seed", options.seed.is_some()),
-            ("--top-k", options.top_k.is_some()),
-            ("--top-p", options.top_p.is_some()),
-            ("--min-p", options.min_p.is_some()),
-        ];
-        stated.iter().find(|(_, stated)| *stated).map_or(Ok(()), |(flag, _)| {
-            let said = "does nothing where the most likely token is taken each time; state a --temperature above 0, or leave it out";
-            Err(Failure::new(2, format!("{flag} {said}")))
-        })
+        let own = lines.iter().map(|line| &line.sampling);
+        self.sampling.options().refuse_undrawn(base, own).map_err(|error| unsampled(&error))
     }
 
     /// The file of requests, in the words of an error.
@@ -253,6 +238,11 @@ impl SamplingArgs {
             seed: self.seed,
         }
     }
+}
+
+/// What nothing can be sampled with, by its flag.
+fn unsampled(error: &SamplingError) -> Failure {
+    Failure::new(2, format!("--{}: {error}", error.key().replace('_', "-")))
 }
 
 fn stopping(text: &str) -> Result<String, &'static str> {

@@ -1,7 +1,7 @@
 // Models by their names on the Hugging Face hub: the page asks it only where somebody says so, for headers, not for weights.
 
 import { Refused } from './planner';
-import { hasEnding, type Piece } from './model';
+import { hasEnding, type Piece } from './piece';
 
 const HUB = 'https://huggingface.co';
 

@@ -1,6 +1,7 @@
 // A model that somebody chose: read by each planner that is asked about it, and again where one forgot it.
 
 import { fromHub } from './hub';
+import { hasEnding, type Piece } from './piece';
 import { Refused, type Planner } from './planner';
 import type { Opened } from './types';
 
@@ -11,13 +12,6 @@ export type Chosen =
   | { from: 'path'; path: string }
   | { from: 'hub'; name: string; asked: boolean }
   | { from: 'files'; files: File[] };
-
-/** A file of which slices can be had. */
-export interface Piece {
-  name: string;
-  length: number;
-  slice(offset: number, length: number): Promise<BlobPart>;
-}
 
 /** What is read of a file before anything is asked for; of one of several that are alike, and far away, less. */
 const FIRST = 1 << 18;
@@ -121,10 +115,6 @@ const MODEL_FILES = ['.json', '.gguf', '.safetensors', '.onnx'];
 
 export function isOfModel({ name }: { name: string }): boolean {
   return MODEL_FILES.some((ending) => hasEnding(name, ending));
-}
-
-export function hasEnding(name: string, ending: string): boolean {
-  return name.toLowerCase().endsWith(ending);
 }
 
 const isIndex = (name: string) => hasEnding(name, '.safetensors.index.json');

@@ -1,7 +1,7 @@
 //! What stands above a command: keys of the budget that no command line says, and what was measured.
 
-use cacheplan_planner::Override;
 use cacheplan_planner::engines::FlagMeaning;
+use cacheplan_planner::{Config, Memory, Override};
 
 use super::Question;
 use crate::error::ServeError;
@@ -56,8 +56,22 @@ pub(super) fn refuse_unconsumed(question: &Question) -> Result<(), ServeError> {
     }
 }
 
+/// Takes what stands above a command of these keys of memory out of its question.
+pub(super) fn taken(question: &mut Question, takes: impl Fn(&str) -> bool) -> Result<Memory, ServeError> {
+    let (taken, above): (Vec<Override>, Vec<Override>) =
+        std::mem::take(&mut question.above).into_iter().partition(|stated| takes(&stated.key));
+    question.above = above;
+    if taken.is_empty() {
+        return Ok(Memory::default());
+    }
+    // Lines stand beside what they are taken from.
+    let whole = [("memory.fraction", "1"), ("memory.of", "total")];
+    let whole = whole.map(|(key, value)| Override::by_argument(key, value, key));
+    Ok(Config::resolve(None, &whole, &taken)?.budget.memory.unwrap_or_default())
+}
+
 fn flag_of(stated: &Override) -> String {
-    stated.flag().unwrap_or(&stated.key).to_owned()
+    stated.stated_by().unwrap_or(&stated.key).to_owned()
 }
 
 /// Nothing depends on what is beside caches whose bytes are stated.

@@ -6,11 +6,11 @@
 use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
-use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override};
+use cacheplan_planner::{ByteSize, Devices, ModelCaches};
 use cacheplan_transforms::{Resource, Resources};
 
-use super::Question;
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
+use super::{Question, above};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::flags::values::stoi;
@@ -100,15 +100,7 @@ pub(crate) struct Offloaded {
 
 /// Takes what is stated of memory out of the question, since it divides none.
 pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Placed, ServeError> {
-    let (memory, above): (Vec<Override>, Vec<Override>) =
-        std::mem::take(&mut question.above).into_iter().partition(|stated| stated.key.starts_with("memory."));
-    question.above = above;
-    let whole =
-        [("memory.fraction", "1"), ("memory.of", "total")].map(|(key, value)| Override::by_flag(key, value, key));
-    let stated = match memory.is_empty() {
-        true => Memory::default(),
-        false => Config::resolve(None, &whole, &memory)?.budget.memory.unwrap_or_default(),
-    };
+    let stated = above::taken(question, |key| key.starts_with("memory."))?;
     let lines = question.measured.take().map(|measured| measured.lines).unwrap_or_default();
     let either = |stated: Option<ByteSize>, measured: Option<u64>| stated.map(|size| size.0).or(measured);
     let measured = |line: Option<MeasuredBytes>| line.map(|line| line.bytes);

@@ -8,11 +8,11 @@ use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::sglang::RUNNING_WITH_DRAFTS;
 use cacheplan_planner::plan::LedgerItem;
-use cacheplan_planner::{Config, Memory, ModelCaches, Override, PlanError, PlanRequest};
+use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
 use super::rules::{Case, look};
-use super::{HEADS, Limits, Question, dtype_named, of_config, overrides, quantization, radix};
+use super::{HEADS, Limits, Question, above, dtype_named, of_config, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
@@ -330,16 +330,7 @@ pub(crate) struct Outside {
 
 /// What is stated of steps and graphs, taken out of what stands above the command: the share does not hold them.
 pub(super) fn beside_share(question: &mut Question) -> Result<Memory, ServeError> {
-    const KEYS: [&str; 2] = ["memory.activations", "memory.graphs"];
-    let (stated, above): (Vec<Override>, Vec<Override>) =
-        std::mem::take(&mut question.above).into_iter().partition(|stated| KEYS.contains(&&*stated.key));
-    question.above = above;
-    if stated.is_empty() {
-        return Ok(Memory::default());
-    }
-    let whole = [("memory.fraction", "1"), ("memory.of", "total")];
-    let whole = whole.map(|(key, value)| Override::by_flag(key, value, key));
-    Ok(Config::resolve(None, &whole, &stated)?.budget.memory.unwrap_or_default())
+    above::taken(question, |key| matches!(key, "memory.activations" | "memory.graphs"))
 }
 
 /// Where the share is stated, whether the rest holds steps and graphs; the heuristic leaves room for them.

@@ -75,7 +75,7 @@ fn of_key(key: &str, value: &str, engine: Engine) -> Result<Option<Override>, Se
     if is_off || [WINDOWS, MEAN].contains(&key) || OF_NO_CACHE.iter().any(begins) {
         return Ok(None);
     }
-    let of = |path: &str, value: String| Ok(Some(Override::by_flag(path, value, key)));
+    let of = |path: &str, value: String| Ok(Some(Override::by_argument(path, value, key)));
     match engine.meaning_of(key) {
         Some(FlagMeaning::Key(path)) => of(path, value.to_owned()),
         Some(FlagMeaning::DType { own: Some(own), .. }) if own == value => Ok(None),

@@ -58,7 +58,7 @@ fn row(start: &Value) -> Result<Option<Row>, String> {
     // The configuration may be that of a sister with fewer positions.
     launch.env.insert("VLLM_ALLOW_LONG_MAX_MODEL_LEN".into(), "1".into());
     let ranks = start["gpus"].as_f64().unwrap_or(1.0);
-    let stated = |key: &str, value: String| Override::by_flag(key, value, "the log");
+    let stated = |key: &str, value: String| Override::by_argument(key, value, "the log");
     let devices = if ranks > 1.0 { format!("{ranks}x{device}") } else { device.to_owned() };
     let options = Options {
         version: version("vllm", &text("version")).or_else(|| version("vllm", &text("version_inferred"))),

@@ -1,0 +1,217 @@
+//! What an engine makes of a question once the model is known.
+
+use std::sync::Arc;
+
+use cacheplan_handlers::{Kind, ResourceHandler};
+use cacheplan_planner::engines::FlagMeaning;
+use cacheplan_planner::plan::LedgerItem;
+use cacheplan_planner::{Config, Devices, Memory, ModelCaches, PlanError, PlanRequest, Stated};
+use cacheplan_transforms::Resources;
+use serde::Serialize;
+
+use super::placed::{self, Placed};
+use super::{Models, Question, above, llama_cpp, sglang, tensorrt_llm, vllm};
+use crate::error::ServeError;
+use crate::flags::meaning::{Meaning, meaning};
+use crate::flags::parse::Setting;
+use crate::remedy::Remedy;
+
+/// What the engine makes of the question once the model is known.
+pub(crate) struct Settled {
+    pub(crate) request: PlanRequest,
+    /// As the engine's log says them.
+    pub(crate) limits: Limits,
+    /// vLLM finds the longest sequence that fits.
+    pub(crate) fits_length: bool,
+    /// Blocks that there are at least, of a model with states, where it starts.
+    pub(crate) least_blocks: u64,
+    /// Bytes that weights leave of a device, where the command states what caches take of it, which no profile limits.
+    pub(crate) room: Option<u64>,
+    /// What llama.cpp needs on its devices, and does where they do not hold it.
+    pub(crate) placed: Option<Placed>,
+    /// What SGLang needs of a device beside its share for weights and caches.
+    pub(crate) outside: Option<sglang::Outside>,
+}
+
+/// The limits that an engine starts with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// The longest sequence, in tokens.
+    pub max_seq_len: u64,
+    /// The most sequences in a step, where it has such a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_batch_size: Option<u64>,
+    /// The most tokens in a step.
+    pub max_num_tokens: u64,
+}
+
+impl Question {
+    /// The limits that the engine starts with for the model, and all that the command says as a question to the planner.
+    ///
+    /// # Errors
+    /// What the engine refuses of the model.
+    pub fn request(&self, models: &Models) -> Result<(Limits, PlanRequest), ServeError> {
+        let (_, settled) = self.clone().settled(models)?;
+        Ok((settled.limits, settled.request))
+    }
+
+    /// Refuses more tokens of a sequence, or more sequences, than the command states itself; each by the flag of whoever asks.
+    ///
+    /// # Errors
+    /// The first that is above the command's own, with the engine's flag for it.
+    pub fn refuse_beyond(&self, tokens: (&str, Option<u64>), sequences: (&str, Option<u64>)) -> Result<(), ServeError> {
+        let engine = self.engine.engine;
+        for ((flag, asked), own) in [(tokens, engine.length_flag()), (sequences, engine.sequences_flag())] {
+            if let (Some(asked), Some(stated)) = (asked, self.count(own).filter(|stated| *stated > 0))
+                && asked > stated
+            {
+                let why = format!("{asked} is above what the command states itself: {own} {stated}");
+                return Err(ServeError::Unconsumed { flag: flag.to_owned(), why });
+            }
+        }
+        Ok(())
+    }
+
+    /// What the engine makes of it for a model.
+    pub(crate) fn settled(mut self, Models { model, draft }: &Models) -> Result<(Self, Settled), ServeError> {
+        let settle = match self.engine.engine.name() {
+            "vllm" => vllm::settle,
+            "sglang" => sglang::settle,
+            "tensorrt-llm" => tensorrt_llm::settle,
+            _ => llama_cpp::settle,
+        };
+        self.model_type.clone_from(&model.info().model_type);
+        let (limits, fits_length) = settle(&mut self, model)?;
+        above::refuse_unconsumed(&self)?;
+        let engine = self.engine.engine.name();
+        let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
+        let outside = if engine == "sglang" { sglang::beside_share(&mut self)? } else { Memory::default() };
+        self.leave_out_dtypes(model)?;
+        self.refuse_layout()?;
+        let config = Config::resolve(None, &self.stated, &self.above)?;
+        let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
+        let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine).stated_in(Stated::Command);
+        request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
+        let as_run =
+            |draft: &ModelCaches| if engine == "vllm" { vllm::as_run(&self, draft) } else { Ok(draft.clone()) };
+        request =
+            draft.iter().map(as_run).collect::<Result<Vec<_>, _>>()?.into_iter().fold(request, PlanRequest::with_draft);
+        request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
+        let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
+        let least_blocks = if engine == "vllm" { vllm::look_at_caches(&mut self, &request, &limits)? } else { 0 };
+        let states = |key: &str| self.stated.iter().any(|stated| stated.key == key);
+        let limitless = states("engine.num_blocks") || states("engine.cache_bytes");
+        let room = if limitless { self.room(&request)? } else { None };
+        Ok((self, Settled { request, limits, fits_length, least_blocks, room, placed, outside }))
+    }
+
+    /// Tokens of a step as its log says them; none where it is told not to cut prompts, and says no number of them.
+    pub(crate) fn logged_step(&self, limits: &Limits) -> Option<u64> {
+        match self.engine.engine.name() {
+            "vllm" if !vllm::cuts_prompts(self) => None,
+            "sglang" => match self.flag(sglang::CHUNK).and_then(Setting::whole) {
+                Some(stated) if stated <= 0 => u64::try_from(stated).ok(),
+                _ => Some(limits.max_num_tokens),
+            },
+            _ => Some(limits.max_num_tokens),
+        }
+    }
+
+    /// Engines refuse the division over ranks that the planner has none of, in words of their own.
+    fn refuse_layout(&self) -> Result<(), ServeError> {
+        let parallel = Config::parallel(&self.stated)?;
+        let stated = self.parsed.settings.values().map(|setting| setting.flag);
+        let divides = stated.filter(|flag| match meaning(self.engine.engine, flag) {
+            Meaning::Key(path) | Meaning::Planner(FlagMeaning::Key(path)) => path.starts_with("parallel."),
+            _ => false,
+        });
+        let remedies: Vec<Remedy> = divides.map(|flag| Remedy::Remove(flag.name)).collect();
+        parallel.validate().map_err(|said| self.refused(said, remedies))
+    }
+
+    /// What weights leave of a device.
+    fn room(&self, request: &PlanRequest) -> Result<Option<u64>, ServeError> {
+        let Some(device) = self.device() else { return Ok(None) };
+        let lines = request.beside_caches(self.engine)?;
+        let weights = lines.iter().find(|line| line.name == LedgerItem::Weights);
+        let least = weights.map_or(0, |line| line.bytes.saturating_sub(line.uncertain_bytes));
+        Ok(Some(device.total_bytes.saturating_sub(least)))
+    }
+
+    /// The caches of the model as the engine keeps them.
+    pub(super) fn caches(&self, model: &ModelCaches) -> Result<Arc<Resources>, ServeError> {
+        Ok(PlanRequest::of(model.clone()).for_engine(self.engine).caches()?)
+    }
+
+    /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.
+    fn leave_out_dtypes(&mut self, model: &ModelCaches) -> Result<(), ServeError> {
+        let caches = self.caches(model)?;
+        let any = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|cache| of(&cache.handler));
+        let has_convs = any(|handler| *handler.kind() == Kind::CausalConv);
+        let has_states = any(|handler| handler.is_state() && *handler.kind() != Kind::CausalConv);
+        let has_pages = any(|handler| !handler.is_state());
+        let kept = [("dtypes.kv", has_pages), ("dtypes.ssm", has_states), ("dtypes.conv", has_convs)];
+        self.stated.retain(|stated| !kept.iter().any(|(key, has)| stated.key == *key && !has));
+        Ok(())
+    }
+
+    /// What the engine says of a count that is stated too small, with the flags of counts as what may be left out.
+    pub(crate) fn without_counts(&self, error: ServeError) -> ServeError {
+        const COUNTS: [&str; 4] =
+            ["--max-total-tokens", "--num-gpu-blocks-override", "--max-mamba-cache-size", "--swa-full-tokens-ratio"];
+        match error {
+            ServeError::Plan(PlanError::TooFew { said, .. }) => {
+                let stated = COUNTS.into_iter().filter(|flag| self.flag(flag).is_some());
+                self.refused(said, stated.map(Remedy::Remove).collect::<Vec<_>>())
+            }
+            error => error,
+        }
+    }
+
+    /// A variable that divides layers over pipeline stages otherwise than they are planned.
+    pub(crate) fn refuse_partition(&self, variable: &'static str, stages: &str) -> Result<(), ServeError> {
+        let several = self.count(stages).unwrap_or(1) > 1;
+        if !several || !self.env.contains_key(variable) {
+            return Ok(());
+        }
+        let why = "stages of other layers than the engine's own division gives are not planned".to_owned();
+        Err(ServeError::NotHandled { flag: variable.into(), why, remedies: Vec::new() })
+    }
+
+    /// Refuses ranks over which `whole` cannot be divided, such as the attention heads, in the engine's words.
+    pub(super) fn divides(
+        &self,
+        whole: Option<u64>,
+        flag: &'static str,
+        ranks: u64,
+        said: impl Fn(u64) -> String,
+    ) -> Result<(), ServeError> {
+        let Some(whole) = whole.filter(|whole| !whole.is_multiple_of(ranks)) else { return Ok(()) };
+        let fewer = (1..ranks.min(whole + 1)).rev().filter(|fewer| whole.is_multiple_of(*fewer)).take(3);
+        Err(self.refused(said(whole), fewer.map(|fewer| Remedy::Set(flag, fewer.to_string()))))
+    }
+
+    /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
+    pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
+        let counted = self.devices.as_ref().map(Devices::count).filter(|count| *count > 1);
+        // Ray's ranks are also those of other nodes, which see devices of their own.
+        let ray = self.value("--distributed-executor-backend") == Some("ray");
+        let there = counted.into_iter().chain(self.gpus.filter(|_| !ray)).min();
+        if let Some(there) = there.map(u64::from).filter(|there| ranks > *there && !ray) {
+            let said =
+                format!("World size ({ranks}) is larger than the number of available GPUs ({there}) in this node.");
+            let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
+            return Err(self.refused(said, fewer));
+        }
+        if let (Some(there), Some(flag)) = (there, self.engine.engine.ranks_flag())
+            && u64::from(there) > ranks
+        {
+            let uses = if ranks == 1 { "one".to_owned() } else { ranks.to_string() };
+            self.notes.push(format!(
+                "it uses {uses} of the {there} GPUs and leaves the others idle: {flag} says over how many"
+            ));
+        }
+        self.devices = self.device().cloned().map(Devices::from);
+        Ok(())
+    }
+}
