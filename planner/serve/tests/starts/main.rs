@@ -327,6 +327,8 @@ const DIFFERENT: &[(&str, &str)] = &[
         "b8-vllm-dsv4-flash-0731-dspark7-b300",
         "the log is of a later start, whose length was not quoted: at 65,536 tokens no such bytes hold so many",
     ),
+    ("b8-sglang-ling3-flash-fp4-w4a16-spark", "a branch with a parser of reasoning that 0.5.17 lacks"),
+    ("b8-sglang-ling3-flash-fp4-w4a8-spark", "a branch with a parser of reasoning that 0.5.17 lacks"),
     (
         "b9-vllm-qwen36-27b-aeon-dflash15-gb10",
         "an image whose `kv_cache_utils.py` is not the release's: a block has twice the bytes of its groups of five layers",
@@ -340,6 +342,8 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("b10-vllm-opt-27b-bench-tp4-a30", "`vllm bench` serves nobody, and is not read"),
     ("b10-lcpp-qwen35-9b-mtp-q8-131k-m4", "the quote is of the dry run, in front of the cache of what drafts"),
     ("b10-lcpp-qwen35-9b-mtp-q51-262k-m4", "the quote is of the dry run, in front of the cache of what drafts"),
+    ("b10-sglang-dsv4-flash-base-bf16-tp8-h20", "pools of DeepSeek-V4 in May 2026 were not read"),
+    ("b10-sglang-dsv4-flash-base-fp8-tp8-h20", "pools of DeepSeek-V4 in May 2026 were not read"),
     ("b10-sglang-dsv41-flash-dspark-tp3-3spark", "a checkout changed to divide 64 heads among three ranks"),
     ("b10-sglang-kimi-k26-w4a8-eagle3-dp32-a3", "rules of `npu` were not read"),
 ];
