@@ -205,6 +205,32 @@ fn weights_that_are_not_there_are_not_downloaded() {
     assert!(message.contains("weights are never fetched: `hf download org/Model`"), "{message}");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_is_not_proposed_for_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("link")).unwrap();
+    let message = stderr(&cacheplan(&["plan".as_ref(), folder.path().join("link").as_os_str()]));
+    assert!(message.contains("link: this link leads to nowhere, and there is no such file or folder"), "{message}");
+    assert!(!message.contains("did you mean"), "{message}");
+    let message = stderr(&cacheplan(&["plan", ""]));
+    assert!(message.contains("there is no such file or folder") && !message.contains("did you mean"), "{message}");
+}
+
+#[test]
+fn a_command_that_is_too_long_ends_alike_from_a_file_and_piped() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("long.sh");
+    std::fs::write(&file, "# a comment\n".repeat(100_000) + "vllm serve m\n").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    command.args(["plan", "-", "--device", "h100"]).stdin(std::fs::File::open(&file).unwrap());
+    let named = cacheplan(&["plan".as_ref(), file.as_os_str(), "--device".as_ref(), "h100".as_ref()]);
+    for refused in [named, command.output().unwrap()] {
+        assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("a manifest of more than 1048576 bytes is not read"), "{}", stderr(&refused));
+    }
+}
+
 #[test]
 fn a_dash_stands_for_what_is_piped_in() {
     let piped = |args: &[&str], text: &str| {
