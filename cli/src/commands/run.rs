@@ -110,6 +110,14 @@ pub(crate) struct OutputArgs {
     pub(crate) format: Format,
 }
 
+impl Args {
+    /// The files that are written.
+    fn outputs(&self) -> impl Iterator<Item = &Path> {
+        let files = [&self.logits, &self.stats, &self.ask.out].into_iter().flatten().map(PathBuf::as_path);
+        files.chain(self.results.files()).chain(self.trace.file())
+    }
+}
+
 pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failure> {
     matches.map_or(Ok(()), refuse_unconsumed)?;
     if let (Some(_), Some(prompts)) = (&args.logits, args.ask.prompts().filter(|prompts| *prompts != 1)) {
@@ -123,7 +131,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     if args.logits.as_deref() == Some(Path::new("-")) {
         return Err(Failure::new(2, "--logits are no text; name a file"));
     }
-    args.trace.begin()?;
+    args.trace.begin(args.outputs())?;
     // What was asked is read before the weights are.
     args.ask.check()?;
     let asked = args.ask.read()?;
@@ -148,8 +156,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     let mut session = open(&args.source, options)?;
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
     let prompts = prompts.within(session.plan().limits.max_seq_len);
-    let files = [&args.logits, &args.stats, &args.ask.out].into_iter().flatten().map(PathBuf::as_path);
-    refuse_places(files.chain(args.results.files()))?;
+    refuse_places(args.outputs())?;
     let lines = if let Asked::Lines(lines) = &asked { lines.as_slice() } else { &[] };
     args.ask.refuse_undrawn(&session.generation_config().sampling, lines)?;
     let served = match asked {
