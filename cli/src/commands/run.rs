@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::graphs::GraphEngine;
 use cacheplan::kernels::{Backend, Products};
+use cacheplan::planner::Override;
 use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, WeightError, is_graph};
 use clap::ArgMatches;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -144,6 +145,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         reuse_prefixes: !args.no_prefix_reuse,
         disk: args.disk.clone(),
         static_graphs: args.static_graphs.clone(),
+        longest: Some(args.ask.longest(&args.source.model, &asked)),
         graph_engine: args.onnx_runtime.clone().map_or_else(GraphEngine::default, GraphEngine::OnnxRuntime),
         ..args.source.session_options()?
     };
@@ -181,7 +183,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
 
 /// Reads a model, which takes as long as it is large.
 pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Session, Failure> {
-    let (model, loading) = (&source.model, options.loading.clone());
+    let (model, loading, settings) = (&source.model, options.loading.clone(), options.settings.clone());
     if model == Path::new("-") {
         return Err(Failure::new(2, "a config that is piped in has no weights; name the folder or file of a model"));
     }
@@ -189,6 +191,10 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
     let opened = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
     let mut session = opened.map_err(|error| match error {
         RuntimeError::Frontend(error) => source.reading.unread(model, error),
+        // A flag that nothing consumes is wrong usage; of a file it is the file's fault.
+        RuntimeError::Plan(error) if error.unconsumed().is_some_and(|key| is_flagged(&settings, key)) => {
+            Failure::new(2, error)
+        }
         error @ RuntimeError::Weights(WeightError::Rounded { .. }) => failure(error),
         RuntimeError::Weights(_) => {
             hub::advice_on_weights(model).iter().for_each(|advice| note(advice));
@@ -198,6 +204,13 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
     })?;
     session.take_notes().iter().for_each(|said| note(said));
     Ok(session)
+}
+
+/// Whether a flag set this key, or one of this section.
+fn is_flagged(settings: &[Override], key: &str) -> bool {
+    let of_key =
+        |set: &&Override| set.key.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    settings.iter().filter(of_key).any(|set| set.flag().is_some())
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.
