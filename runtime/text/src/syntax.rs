@@ -173,13 +173,10 @@ fn expression(out: &mut String, rest: &str, end: &str) -> usize {
             }
             "~" => {
                 frame.end_factor(out);
-                if frame.in_text {
-                    out.push(')');
-                } else {
+                if !std::mem::replace(&mut frame.in_text, true) {
                     out.insert_str(frame.operand, &format!("{TEXT}("));
                 }
-                frame.in_text = true;
-                *out += &format!("~{TEXT}(");
+                *out += &format!(")~{TEXT}(");
                 frame.factor = out.len();
             }
             "%" | "//" => {
