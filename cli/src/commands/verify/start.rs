@@ -51,7 +51,7 @@ impl Drop for Running {
         #[cfg(unix)]
         if let Some(group) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
             // One that has ended is not waited for yet, so that the number is still its own.
-            drop(kill_process_group(group, Signal::KILL));
+            let _ = kill_process_group(group, Signal::KILL);
         }
         drop(self.0.kill());
         drop(self.0.wait());
