@@ -16,7 +16,7 @@ pub(crate) fn prepare(environment: &mut Environment<'static>) {
         AutoEscape::None => Ok(out.write_str(&text(value)?)?),
         _ => escape_formatter(out, state, &Value::from(text(value)?)),
     });
-    environment.add_function(syntax::TEXT, |value: &Value| text(value));
+    environment.add_function(syntax::TEXT, string);
     environment.add_function(syntax::REMAINDER, |left: &Value, right: &Value| python::remainder(left, right));
     environment.add_function(syntax::QUOTIENT, |left: &Value, right: &Value| python::quotient(left, right));
     environment.add_function(syntax::TUPLE, |items: Rest<Value>| tuple(items.0));
@@ -37,7 +37,7 @@ pub(crate) fn prepare(environment: &mut Environment<'static>) {
     });
     environment.add_filter("replace", replace);
     environment.add_filter("title", |value: &Value| Ok::<_, Error>(title(&text(value)?)));
-    environment.add_filter("string", text);
+    environment.add_filter("string", string);
     environment.add_filter("escape", escape);
     environment.add_filter("e", escape);
     environment.add_filter("round", round);
@@ -77,6 +77,11 @@ pub(crate) fn prepare(environment: &mut Environment<'static>) {
             Ok::<_, Error>(method(state, value, &format!("is{name}"), &[])?.is_true())
         });
     }
+}
+
+/// A value as text; what is text stays where it is.
+fn string(value: &Value) -> Result<Value, Error> {
+    if value.kind() == ValueKind::String { Ok(value.clone()) } else { text(value).map(Value::from) }
 }
 
 /// A method of a value's text.
