@@ -167,14 +167,15 @@ fn expression(out: &mut String, rest: &str, end: &str) -> usize {
                     && frame.groups
                     && (frame.commas > 0 || out[frame.bracket + 1..].trim().is_empty())
                 {
-                    out.insert_str(frame.bracket, TUPLE);
+                    out.insert_str(frame.bracket, &format!(" {TUPLE}"));
                 }
                 *out += text;
             }
             "~" => {
                 frame.end_factor(out);
                 if !std::mem::replace(&mut frame.in_text, true) {
-                    out.insert_str(frame.operand, &format!("{TEXT}("));
+                    // Apart from a word that stands before it.
+                    out.insert_str(frame.operand, &format!(" {TEXT}("));
                 }
                 *out += &format!(")~{TEXT}(");
                 frame.factor = out.len();
@@ -182,7 +183,7 @@ fn expression(out: &mut String, rest: &str, end: &str) -> usize {
             "%" | "//" => {
                 frame.end_factor(out);
                 let name = if text == "%" { REMAINDER } else { QUOTIENT };
-                out.insert_str(frame.factor, &format!("{name}("));
+                out.insert_str(frame.factor, &format!(" {name}("));
                 frame.in_factor = true;
                 out.push(',');
             }
