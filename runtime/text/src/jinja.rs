@@ -16,7 +16,11 @@ pub(crate) fn prepare(environment: &mut Environment<'static>) {
         AutoEscape::None => Ok(out.write_str(&text(value)?)?),
         _ => escape_formatter(out, state, &Value::from(text(value)?)),
     });
-    environment.add_function(syntax::TEXT, string);
+    environment.add_function(syntax::TEXT, |parts: Rest<Value>| {
+        parts
+            .iter()
+            .try_fold(String::new(), |out, part| Ok::<_, Error>(out + string(part)?.as_str().unwrap_or_default()))
+    });
     environment.add_function(syntax::REMAINDER, |left: &Value, right: &Value| python::remainder(left, right));
     environment.add_function(syntax::QUOTIENT, |left: &Value, right: &Value| python::quotient(left, right));
     environment.add_function(syntax::TUPLE, |items: Rest<Value>| tuple(items.0));

@@ -1,7 +1,7 @@
 //! What the library's language does otherwise than jinja2's, said in words of the library: `~`, `%` and `//` as Python has them,
 //! tuples, and `{% generation %}`.
 
-/// `str(value)`, which `~` makes of its operands.
+/// The text of its arguments, one after another: `~`.
 pub(crate) const TEXT: &str = "__text";
 /// `left % right`.
 pub(crate) const REMAINDER: &str = "__remainder";
@@ -9,6 +9,9 @@ pub(crate) const REMAINDER: &str = "__remainder";
 pub(crate) const QUOTIENT: &str = "__quotient";
 /// A tuple of its arguments.
 pub(crate) const TUPLE: &str = "__tuple";
+
+/// Arguments of a call, of which the library takes 2,000; it would take a long sum apart again at each of its parts.
+const MOST: usize = 1000;
 
 /// Words that an operand ends at, or that no call begins behind.
 const WORDS: [&str; 17] = [
@@ -73,15 +76,15 @@ struct Frame {
     /// Where the operand of a `~`, and within it that of a `%` or `//`, begins.
     operand: usize,
     factor: usize,
-    /// Whether a `~`, or a `%` or `//`, has opened a call that its right side closes.
-    in_text: bool,
+    /// How many `~` have followed each other, and whether a `%` or `//` is open: in a call that the last operand ends.
+    texts: usize,
     in_factor: bool,
 }
 
 impl Frame {
     fn new(out: &str, groups: bool) -> Self {
         let at = out.len();
-        Self { bracket: at, groups, commas: 0, operand: at, factor: at, in_text: false, in_factor: false }
+        Self { bracket: at, groups, commas: 0, operand: at, factor: at, texts: 0, in_factor: false }
     }
 
     /// Ends a product.
@@ -94,7 +97,7 @@ impl Frame {
     /// Ends what `~` binds.
     fn end_operand(&mut self, out: &mut String) {
         self.end_factor(out);
-        if std::mem::take(&mut self.in_text) {
+        if std::mem::take(&mut self.texts) > 0 {
             out.push(')');
         }
     }
@@ -173,11 +176,12 @@ fn expression(out: &mut String, rest: &str, end: &str) -> usize {
             }
             "~" => {
                 frame.end_factor(out);
-                if !std::mem::replace(&mut frame.in_text, true) {
+                if frame.texts == 0 {
                     // Apart from a word that stands before it.
                     out.insert_str(frame.operand, &format!(" {TEXT}("));
                 }
-                *out += &format!(")~{TEXT}(");
+                frame.texts += 1;
+                *out += &if frame.texts.is_multiple_of(MOST) { format!(")~{TEXT}(") } else { ",".into() };
                 frame.factor = out.len();
             }
             "%" | "//" => {
