@@ -94,7 +94,12 @@ pub(crate) fn refuse_places<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> 
     files::refuse_places(outputs.into_iter().filter(|path| *path != Path::new("-"))).map_err(unwritten)
 }
 
-fn unwritten(error: ReplaceError) -> Failure {
+/// Refuses outputs in each other's place, before anything is read or begun.
+pub(crate) fn refuse_twice<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
+    files::refuse_twice(outputs.into_iter().filter(|path| *path != Path::new("-"))).map_err(unwritten)
+}
+
+pub(crate) fn unwritten(error: ReplaceError) -> Failure {
     let is_usage = matches!(error, ReplaceError::Input { .. } | ReplaceError::Twice { .. });
     Failure::new(if is_usage { 2 } else { 1 }, error)
 }

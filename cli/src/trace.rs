@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
-use cacheplan::files::Source;
+use cacheplan::files::is_begun_so;
 use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata};
 
-use crate::failure::{Failure, in_file, note};
+use crate::failure::{Failure, in_file, note, refuse_twice, unwritten};
 
 static TRACE: OnceLock<Trace> = OnceLock::new();
 
@@ -30,8 +30,14 @@ pub(crate) struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// Writes what happens from here on, where a file is named.
-    pub(crate) fn begin(&self) -> Result<(), Failure> {
+    /// The file, where one is named: an output as all others are.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.trace.as_deref()
+    }
+
+    /// Writes what happens from here on, where a file is named. `outputs` are all of the command, this one among them.
+    pub(crate) fn begin<'a>(&self, outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), Failure> {
+        refuse_twice(outputs)?;
         let Some(path) = &self.trace else { return Ok(()) };
         if path == Path::new("-") {
             return Err(Failure::new(2, "--trace is written while the command runs; name a file"));
@@ -47,13 +53,7 @@ impl TraceArgs {
 
 /// Refuses to write in place of what is no trace: nothing was read yet, and it may be what the command is to read.
 fn refuse_another(path: &Path) -> Result<(), Failure> {
-    if !path.exists() {
-        return Ok(());
-    }
-    let old = Source::open(path).map_err(Failure::error)?;
-    let mut begun = vec![0; head().len().min(old.len() as usize)];
-    old.read_exact_at(&mut begun, 0).map_err(Failure::error)?;
-    match old.is_empty() || begun == head().as_bytes() {
+    match is_begun_so(path, head().as_bytes()).map_err(unwritten)? {
         true => Ok(()),
         false => {
             Err(Failure::new(2, format!("{}: this file is no trace; it is not replaced, name another", path.display())))

@@ -185,6 +185,17 @@ fn what_cannot_be_verified_is_said(#[case] args: &[&str], #[case] code: i32, #[c
     assert_refused(&cacheplan(&[args, &["--out", out.to_str().unwrap()]].concat()), code, message);
 }
 
+#[test]
+fn invented_weights_in_the_place_of_a_models_own_are_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture("models/llama").join(file), folder.path().join(file)).unwrap();
+    }
+    let model = folder.path().to_str().unwrap();
+    let refused = cacheplan(&["export-graph", model, "--out", model, "--random-weights"]);
+    assert_refused(&refused, 2, "random weights would take the place of the model's own; name another folder");
+}
+
 /// As an exporter leaves them for a runtime: a graph that gives logits, and the config that says what its states are.
 fn runtime_folder(config: impl Fn(String) -> String) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

@@ -44,6 +44,27 @@ fn verify(folder: &Path, program: &Path, model: &str, more: &[&str]) -> Output {
     command.arg("--program").arg(program).args(more).env("TMPDIR", folder).env("NO_COLOR", "1").output().unwrap()
 }
 
+/// An engine behind a script is ended with it: what it has opened is closed.
+#[test]
+fn what_the_engine_has_started_ends_with_it() {
+    let folder = folder();
+    let pid = folder.path().join("pid");
+    let program = engine(folder.path(), &format!("sleep 600 &\necho $! > '{}'\nwait\n", pid.display()));
+    let output = verify(folder.path(), &program, QWEN, &["--within", "1"]);
+    assert_eq!(output.status.code(), Some(1), "{}", String::from_utf8_lossy(&output.stderr));
+    let pid = fs::read_to_string(pid).unwrap();
+    let is_running = || {
+        // One that has ended may wait to be buried.
+        let state = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap().stdout;
+        !state.is_empty() && !state.starts_with(b"Z")
+    };
+    let begun = std::time::Instant::now();
+    while is_running() && begun.elapsed().as_secs() < 10 {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(!is_running(), "{pid} lives on");
+}
+
 /// Files of models without weights that were left behind.
 fn left_behind(folder: &Path) -> usize {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());

@@ -21,7 +21,7 @@ pub use inputs::{remember_inputs, remember_model};
 pub use json::{JsonError, Object};
 pub use limits::Limit;
 pub use lines::Lines;
-pub use replace::{ReplaceError, refuse_input, refuse_places, replace};
+pub use replace::{ReplaceError, is_begun_so, refuse_input, refuse_places, refuse_twice, replace};
 pub use shown::Shown;
 pub use source::{ReadAt, Source, SourceError};
 pub use toml::TomlError;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, BufWriter, ErrorKind};
+use std::io::{self, BufWriter, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -67,18 +67,48 @@ pub fn refuse_input(path: &Path) -> Result<(), ReplaceError> {
 /// # Errors
 /// [`ReplaceError`].
 pub fn refuse_places<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), ReplaceError> {
+    let outputs: Vec<&Path> = outputs.into_iter().collect();
+    for path in &outputs {
+        refuse_input(path)?;
+        Partial::beside(path)?.remove();
+    }
+    refuse_twice(outputs)
+}
+
+/// Refuses an output in the place of another, before anything is read: one that grows is begun then.
+///
+/// # Errors
+/// [`ReplaceError::Twice`], and a link that leads nowhere.
+pub fn refuse_twice<'a>(outputs: impl IntoIterator<Item = &'a Path>) -> Result<(), ReplaceError> {
     let mut places = HashSet::new();
     for path in outputs {
-        refuse_input(path)?;
-        let partial = Partial::beside(path)?;
-        partial.remove();
+        let place = behind_links(path).map_err(|source| ReplaceError::Io { path: path.to_owned(), source })?;
         // Where nothing is yet, the folder alone can be looked up.
-        let folder = folder_of(&partial.place).canonicalize().unwrap_or_default();
-        if !places.insert(folder.join(partial.place.file_name().unwrap_or_default())) {
+        let folder = folder_of(&place).canonicalize().unwrap_or_default();
+        if !places.insert(folder.join(place.file_name().unwrap_or_default())) {
             return Err(ReplaceError::Twice { path: path.to_owned() });
         }
     }
     Ok(())
+}
+
+/// Whether a file that is to be written over begins so, or is empty or not there: what is found is no input.
+///
+/// # Errors
+/// [`ReplaceError`], also of what is no regular file.
+pub fn is_begun_so(path: &Path, head: &[u8]) -> Result<bool, ReplaceError> {
+    let failed = |source| ReplaceError::Io { path: path.to_owned(), source };
+    let found = match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(true),
+        found => found.map_err(failed)?,
+    };
+    if let Some(found) = kind(found.file_type()) {
+        return Err(ReplaceError::NotRegular { path: path.to_owned(), found });
+    }
+    let mut begun = Vec::with_capacity(head.len());
+    let file = File::open(path).map_err(failed)?;
+    file.take(head.len() as u64).read_to_end(&mut begun).map_err(failed)?;
+    Ok(begun.is_empty() || begun == head)
 }
 
 /// Puts what `write` writes in the place of a file, or of what a symbolic link leads to, and keeps its permissions

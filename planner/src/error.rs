@@ -51,6 +51,14 @@ pub enum PlanError {
         /// What it is for.
         kind: Kind,
     },
+    /// A key that nothing of the plan follows from.
+    #[error("{why}")]
+    Unconsumed {
+        /// The key, or the section of keys.
+        key: &'static str,
+        /// Why not, with the key as it is stated.
+        why: String,
+    },
     /// A cache mode of latents, of a model that keeps none.
     #[error(
         "`mla_cache_mode = \"{mode}\"` says how latents of multi-head latent attention are kept, and a {model_type} has none; leave the key out", model_type = Shown(.model_type))]
@@ -188,6 +196,16 @@ fn tries(suggestions: &[Suggestion]) -> String {
 }
 
 impl PlanError {
+    /// The key that nothing consumes, where that is what is wrong.
+    #[must_use]
+    pub const fn unconsumed(&self) -> Option<&'static str> {
+        match self {
+            Self::Unconsumed { key, .. } => Some(key),
+            Self::NoLatents { .. } => Some("mla_cache_mode"),
+            _ => None,
+        }
+    }
+
     /// The exit code of a command that ends with this error: 2 where it names what there is not, 3 where the budget is too
     /// small, 4 where the model or an engine refuses, else 1.
     pub const fn exit_code(&self) -> u8 {

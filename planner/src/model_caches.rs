@@ -52,6 +52,9 @@ struct Asked {
 /// The ways to ask that are kept; a picture asks for some sixty.
 const KEPT: usize = 128;
 
+/// A key that nothing takes, and its flag.
+pub(crate) type Untaken = (&'static str, &'static str);
+
 impl ModelCaches {
     /// What is known of the model besides its caches.
     pub fn info(&self) -> &ModelInfo {
@@ -150,7 +153,7 @@ impl ModelCaches {
     }
 
     /// A dtype that is stated, and that no cache of these models takes.
-    pub(crate) fn untaken_dtype(models: &[&Self], budget: &Budget, engine: Option<EngineSpec>) -> Option<&'static str> {
+    pub(crate) fn untaken_dtype(models: &[&Self], budget: &Budget, engine: Option<EngineSpec>) -> Option<Untaken> {
         // Nobody knows what a framework asked of the budget before it came here.
         if models.iter().any(|model| model.model().is_none()) {
             return None;
@@ -166,10 +169,10 @@ impl ModelCaches {
             wide.ok().zip(narrow.ok()).is_none_or(|(wide, narrow)| handlers(&wide) != handlers(&narrow))
         };
         type Set = fn(&mut Budget, DType);
-        let stated: [(&str, Option<DType>, Set); 3] = [
-            ("`dtypes.kv` (--kv-dtype)", budget.dtypes.kv, |budget, dtype| budget.dtypes.kv = Some(dtype)),
-            ("`dtypes.ssm` (--ssm-dtype)", budget.dtypes.ssm, |budget, dtype| budget.dtypes.ssm = Some(dtype)),
-            ("`dtypes.conv` (--conv-dtype)", budget.dtypes.conv, |budget, dtype| budget.dtypes.conv = Some(dtype)),
+        let stated: [(Untaken, Option<DType>, Set); 3] = [
+            (("dtypes.kv", "--kv-dtype"), budget.dtypes.kv, |budget, dtype| budget.dtypes.kv = Some(dtype)),
+            (("dtypes.ssm", "--ssm-dtype"), budget.dtypes.ssm, |budget, dtype| budget.dtypes.ssm = Some(dtype)),
+            (("dtypes.conv", "--conv-dtype"), budget.dtypes.conv, |budget, dtype| budget.dtypes.conv = Some(dtype)),
         ];
         let untaken = |set: Set| !models.iter().any(|model| is_taken(&model, set));
         stated.into_iter().find(|(_, dtype, set)| dtype.is_some() && untaken(*set)).map(|(key, ..)| key)

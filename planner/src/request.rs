@@ -1,5 +1,6 @@
 //! A question, and the plans that answer it.
 
+use std::fmt;
 use std::sync::Arc;
 
 use cacheplan_files::Shown;
@@ -57,6 +58,17 @@ pub struct PlanRequest {
     engine: Option<EngineSpec>,
     stage: u32,
     stated: Stated,
+    taker: Option<Taker>,
+}
+
+/// Who takes a plan, or refuses it.
+#[derive(Clone)]
+struct Taker(Arc<dyn Fn(&CachePlan) -> bool + Send + Sync>);
+
+impl fmt::Debug for Taker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Taker")
+    }
 }
 
 impl PlanRequest {
@@ -72,6 +84,7 @@ impl PlanRequest {
             engine: None,
             stage: 0,
             stated: Stated::Keys,
+            taker: None,
         }
     }
 
@@ -121,6 +134,17 @@ impl PlanRequest {
     #[must_use]
     pub fn of_stage(self, stage: u32) -> Self {
         Self { stage, ..self }
+    }
+
+    /// The same for who takes not every plan: only changes are suggested whose plans are taken.
+    #[must_use]
+    pub fn taken_by(self, takes: impl Fn(&CachePlan) -> bool + Send + Sync + 'static) -> Self {
+        Self { taker: Some(Taker(Arc::new(takes))), ..self }
+    }
+
+    /// Whether its asker takes a plan.
+    pub(crate) fn takes(&self, plan: &CachePlan) -> bool {
+        self.taker.as_ref().is_none_or(|Taker(takes)| takes(plan))
     }
 
     /// The same of a budget that is stated so: changes are suggested in the same way.
@@ -457,14 +481,14 @@ impl PlanRequest {
     /// Refuses what is stated of caches that the model does not keep.
     fn refuse_untaken(&self, budget: &Budget, caches: &Resources) -> Result<(), PlanError> {
         let models: Vec<&ModelCaches> = [&self.model].into_iter().chain(&self.draft).collect();
-        let latents = "`engine.mla_cache` (--mla-cache)";
+        let latents = ("engine.mla_cache", "--mla-cache");
         let of_latents = budget.engine.mla_cache.filter(|_| !MlaCache::is_for(caches)).map(|_| latents);
         let untaken = of_latents.or_else(|| ModelCaches::untaken_dtype(&models, budget, self.engine));
         let model_type = Shown(&self.info().model_type);
-        untaken.map_or(Ok(()), |key| {
-            Err(PlanError::Budget(format!(
-                "{key} is stated, but a {model_type} keeps no cache that takes it; leave it out"
-            )))
+        untaken.map_or(Ok(()), |(key, flag)| {
+            let why =
+                format!("`{key}` ({flag}) is stated, but a {model_type} keeps no cache that takes it; leave it out");
+            Err(PlanError::Unconsumed { key, why })
         })
     }
 

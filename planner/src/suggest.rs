@@ -85,17 +85,17 @@ impl PlanRequest {
         self.made().and_then(|ranks| ranks.into_stage(0)).ok()
     }
 
-    /// What `plan` comes to with these keys, in the words that the request was stated in.
-    fn suggestion(&self, keys: &[(&str, String)], plan: &CachePlan) -> Suggestion {
+    /// What `plan` comes to with these keys, in the words that the request was stated in, if who asks takes it.
+    fn suggestion(&self, keys: &[(&str, String)], plan: &CachePlan) -> Option<Suggestion> {
         let change = self.stated().settings(keys);
         let bytes = plan.totals.managed_bytes + plan.totals.unmanaged_bytes;
-        Suggestion { change, sequences: served(plan), bytes }
+        self.takes(plan).then(|| Suggestion { change, sequences: served(plan), bytes })
     }
 
     fn shorter(&self, budget: &Budget) -> Option<Suggestion> {
         let at = |length: u64| self.changed(|budget| budget.max_seq_len = Some(length)).planned();
         let longest = last(budget.max_seq_len_for(self.info()) - 1, |length| length == 0 || at(length).is_some());
-        Some(self.suggestion(&[("max_seq_len", longest.to_string())], &at(longest)?))
+        self.suggestion(&[("max_seq_len", longest.to_string())], &at(longest)?)
     }
 
     fn half_as_long(&self, budget: &Budget) -> Option<Suggestion> {
@@ -104,21 +104,21 @@ impl PlanRequest {
         }
         let half = budget.max_seq_len_for(self.info()) / 2;
         let plan = self.changed(|budget| budget.max_seq_len = Some(half)).planned()?;
-        Some(self.suggestion(&[("max_seq_len", half.to_string())], &plan))
+        self.suggestion(&[("max_seq_len", half.to_string())], &plan)
     }
 
     fn larger_step(&self) -> Option<Suggestion> {
         let most = self.changed(|budget| (budget.max_num_tokens, budget.maximize) = (None, None)).planned()?;
         let tokens = most.limits.max_num_tokens;
         let plan = self.changed(|budget| budget.max_num_tokens = Some(tokens)).planned()?;
-        Some(self.suggestion(&[("max_num_tokens", tokens.to_string())], &plan))
+        self.suggestion(&[("max_num_tokens", tokens.to_string())], &plan)
     }
 
     fn larger_batch(&self) -> Option<Suggestion> {
         let most = self.changed(|budget| (budget.max_batch_size, budget.maximize) = (None, None)).planned()?;
         let sequences = most.capacity.sequences;
         let plan = self.changed(|budget| budget.max_batch_size = Some(sequences)).planned()?;
-        Some(self.suggestion(&[("max_batch_size", sequences.to_string())], &plan))
+        self.suggestion(&[("max_batch_size", sequences.to_string())], &plan)
     }
 
     fn fewer_checkpoints(&self, budget: &Budget) -> Option<Suggestion> {
@@ -145,7 +145,7 @@ impl PlanRequest {
 
     fn checkpoints_of(&self, each: u64) -> Option<Suggestion> {
         let plan = self.with_checkpoints(each)?;
-        Some(self.suggestion(&[("workload.checkpoints_per_sequence", each.to_string())], &plan))
+        self.suggestion(&[("workload.checkpoints_per_sequence", each.to_string())], &plan)
     }
 
     fn smaller_checkpoints(&self, budget: &Budget) -> Option<Suggestion> {
@@ -155,7 +155,7 @@ impl PlanRequest {
                 workload.checkpoint_dtype = Some(CheckpointDType::Int8);
             }
         });
-        Some(self.suggestion(&[("workload.checkpoint_dtype", "\"int8\"".into())], &smaller.planned()?))
+        self.suggestion(&[("workload.checkpoint_dtype", "\"int8\"".into())], &smaller.planned()?)
     }
 
     fn smaller_kv(&self) -> Option<Suggestion> {
@@ -163,7 +163,7 @@ impl PlanRequest {
         if !smaller.stores_less_than(self) {
             return None;
         }
-        Some(self.suggestion(&[("dtypes.kv", "\"f8_e4m3\"".into())], &smaller.planned()?))
+        self.suggestion(&[("dtypes.kv", "\"f8_e4m3\"".into())], &smaller.planned()?)
     }
 
     /// Whether the model's caches have fewer bytes than those of `other`, another request for it.
@@ -192,15 +192,15 @@ impl PlanRequest {
             ];
             let plans = layouts.into_iter().flatten().filter_map(|parallel| {
                 let plan = self.divided(parallel).planned()?;
-                Some(match self.counted_device() {
+                match self.counted_device() {
                     None => self.suggestion(&parallel.changes(now), &plan),
                     // Their number and the layout are stated together, or contradict each other.
                     Some(device) => {
-                        let mut all = self.suggestion(&parallel.changes(Parallel::default()), &plan);
+                        let mut all = self.suggestion(&parallel.changes(Parallel::default()), &plan)?;
                         all.change = format!("--device-memory {}x{device} {}", parallel.world_size(), all.change);
-                        all
+                        Some(all)
                     }
-                })
+                }
             });
             let mut found: Vec<Suggestion> = plans.collect();
             found.sort_by_key(|suggestion| std::cmp::Reverse(suggestion.sequences));

@@ -62,11 +62,6 @@ pub(crate) trait TextModel: Debug + Send + Sync {
         None
     }
 
-    /// Whether a step may verify tokens of which only some stay.
-    fn verifies_drafts(&self) -> bool {
-        true
-    }
-
     /// Whether the process's allocator counts all that a step takes; a library may have memory of its own.
     fn is_counted(&self) -> bool {
         true
@@ -266,11 +261,6 @@ impl Decoder {
     /// The most tokens that a sequence may have, where the model's shapes are fixed.
     pub fn max_seq_len(&self) -> Option<u64> {
         self.text.max_seq_len()
-    }
-
-    /// Whether a step may verify tokens of which only some stay.
-    pub(crate) fn verifies_drafts(&self) -> bool {
-        self.text.verifies_drafts()
     }
 
     /// Whether all that a step takes is counted, see [`TextModel::is_counted`].

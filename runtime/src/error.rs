@@ -126,6 +126,14 @@ pub enum RuntimeError {
         /// Why not.
         reason: String,
     },
+    /// An output that was asked for in the place of what is read.
+    #[error("{}: {reason}", Shown(path.display()))]
+    InPlace {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        reason: &'static str,
+    },
     /// A sequence that the fixed caches of an exported graph have no room for.
     #[error("a sequence of {tokens} tokens is longer than the {limit} that the exported graph's caches hold")]
     BeyondGraph {
@@ -196,7 +204,7 @@ impl RuntimeError {
             Self::Frontend(error) if error.is_unsupported() => 4,
             Self::Graph(GraphError::Source(_) | GraphError::OnnxRuntime { .. }) => 1,
             Self::Graph(_) | Self::Exported { .. } => 4,
-            Self::OutOfRange { .. } | Self::DraftTree(_) | Self::NoDiskBytes => 2,
+            Self::OutOfRange { .. } | Self::DraftTree(_) | Self::NoDiskBytes | Self::InPlace { .. } => 2,
             Self::Weights(WeightError::Rounded { .. }) | Self::Request(RequestError::Beams { .. }) => 2,
             Self::Passes(_) | Self::Layer { .. } | Self::Config(ConfigError::Unsupported { .. }) => 4,
             _ => 1,

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use cacheplan_graphs::GraphEngine;
 use cacheplan_handlers::{DType, Kind};
 use cacheplan_kernels::{Backend, MlaCacheMode, Products};
-use cacheplan_managers::book::{CacheBook, Exposition, NoReuse, Stats};
+use cacheplan_managers::book::{Exposition, NoReuse, Stats};
 use cacheplan_managers::device::{CacheSet, PrefixFiles};
 use cacheplan_managers::prefix::{Metrics, PrefixReuse, Strategy};
 use cacheplan_managers::{BookError, CountingAllocator, ManagerError};
 use cacheplan_planner::{Budget, CachePlan, DeviceInfo, ModelCaches, Override, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions, registry::Descriptor};
 
-use self::unused::{unused, unused_by_graphs};
+use self::unused::Uses;
 use crate::beam::{Beams, Hypothesis, Search};
 use crate::decoder::Decoder;
 use crate::device::{compute_dtype, device_info, open_device, stored_dtype};
@@ -24,7 +24,6 @@ use crate::disk::identity;
 use crate::draft_model::{DraftModel, DraftPlan};
 use crate::error::{RequestError, Result, RuntimeError};
 use crate::exported::{self, Exported};
-use crate::features::{Feature, refuse_unused};
 use crate::follow::{Follow, Nobody};
 use crate::generate::{Generator, Serving};
 use crate::generation::Generation;
@@ -74,6 +73,9 @@ pub struct SessionOptions {
     pub products: Products,
     /// What exported graphs are run by.
     pub graph_engine: GraphEngine,
+    /// How many tokens the longest sequence has that will be asked for, where somebody can tell: where the caches do not
+    /// fit, only changes are suggested that leave room for it.
+    pub longest: Option<Arc<dyn Fn() -> u64 + Send + Sync>>,
     /// Where [`Session::open`] shows how far the weights are read.
     pub loading: Arc<Loading>,
 }
@@ -82,7 +84,7 @@ impl Default for SessionOptions {
     /// A budget without a memory limit, on the CPU.
     fn default() -> Self {
         let (budget, settings, device_info, read, descriptors, draft) = Default::default();
-        let (static_graphs, disk, graph_engine, loading, products) = Default::default();
+        let (static_graphs, disk, graph_engine, longest, loading, products) = Default::default();
         let (backend, reuse_prefixes, graphs, ignore_eos, draft_tree) = (Backend::Cpu, true, true, false, false);
         Self {
             budget,
@@ -100,6 +102,7 @@ impl Default for SessionOptions {
             disk,
             products,
             graph_engine,
+            longest,
             loading,
         }
     }
@@ -185,11 +188,11 @@ impl Session {
                 // Of the model's own weights only those around its layers are read.
                 let mut around = model;
                 around.layers.clear();
-                Self::new(graphs, options, |graphs, on| {
+                Self::planned(graphs, options, true, |graphs, on| {
                     Exported::open(&files, &engine, graphs, on)?.decoder(|| own(&around, on), on)
                 })?
             }
-            None if is_graph => Self::new(model, options, |model, on| {
+            None if is_graph => Self::planned(model, options, true, |model, on| {
                 Exported::open(&[path.to_owned()], &engine, model, on)?.alone(path, on)
             })?,
             None => Self::new(model, options, own)?,
@@ -239,6 +242,16 @@ impl Session {
         options: SessionOptions,
         load: impl FnOnce(&Model, &Backend) -> Result<Decoder>,
     ) -> Result<Self> {
+        Self::planned(model, options, false, load)
+    }
+
+    /// The same of layers that exported graphs compute, or not.
+    fn planned(
+        model: Model,
+        options: SessionOptions,
+        by_graphs: bool,
+        load: impl FnOnce(&Model, &Backend) -> Result<Decoder>,
+    ) -> Result<Self> {
         let SessionOptions {
             budget,
             settings,
@@ -249,6 +262,7 @@ impl Session {
             draft,
             draft_tree,
             graphs,
+            longest,
             ..
         } = options;
         let device_is_stated = stated.is_some();
@@ -256,26 +270,25 @@ impl Session {
         let draft = draft.map(|path| DraftPlan::read(&path, &budget)).transpose()?;
         let is_gguf = model.info.model_type.starts_with("gguf:");
         let predicts = draft.is_none() && models::predicts(&model.decoder) && !is_gguf;
+        let preprocesses = budget.mla_cache_mode.is_none() || models::preprocesses(&model.decoder);
+        let (budget_of, on) = (budget.clone(), backend.clone());
+        let uses = Uses { budget: budget_of, on, reuse_prefixes, predicts, preprocesses, by_graphs };
         let model = Arc::new(model);
         let caches = ModelCaches::from(Arc::clone(&model)).with(descriptors, Vec::new());
         let request = PlanRequest::of(caches).with_budget(budget.clone());
         let request = device_info.into_iter().fold(request, PlanRequest::with_devices);
         let request = draft.iter().map(DraftPlan::model).cloned().fold(request, PlanRequest::with_draft);
+        let request = request.taken_by({
+            let uses = uses.clone();
+            move |plan| {
+                let all = || Ok::<_, RuntimeError>(uses.refuse_unused(plan, &[], uses.prefixes(plan)?.as_ref())?);
+                all().is_ok() && longest.as_ref().is_none_or(|longest| plan.limits.max_seq_len >= longest())
+            }
+        });
         let (first, resources) = (request.plan()?, request.caches()?);
         // The books alone tell whether prefixes can be kept, before the weights are read.
-        let prefixes = match reuse_prefixes {
-            true => {
-                let reuse = PrefixReuse::new(&first, &mut CacheBook::new(&first)?, strategy(&first, &budget));
-                Some(allowed(reuse.map_err(ManagerError::from))?)
-            }
-            false => None,
-        };
-        refuse_unused(&first, &settings, |feature| {
-            let preprocesses = budget.mla_cache_mode.is_none() || models::preprocesses(&model.decoder);
-            (feature == Feature::MlaCacheMode && !preprocesses)
-                .then(|| "a run computes by the operator for models of type deepseek_v3 only".into())
-                .or_else(|| unused(feature, prefixes.as_ref(), &first, &budget, &backend, predicts))
-        })?;
+        let prefixes = uses.prefixes(&first)?;
+        uses.refuse_unused(&first, &settings, prefixes.as_ref())?;
         let decoder = load(&model, &backend)?;
         let draft = draft.map(|draft| draft.load(&decoder, &backend)).transpose()?;
         if !graphs {
@@ -301,9 +314,6 @@ impl Session {
             };
             refused.map_or(Ok(()), |reason| Err(RuntimeError::DraftTree(reason)))?;
         }
-        refuse_unused(&first, &settings, |feature| {
-            if decoder.verifies_drafts() { None } else { unused_by_graphs(feature, &first) }
-        })?;
         if let Some(limit) = decoder.max_seq_len().filter(|&limit| first.limits.max_seq_len > limit) {
             let (tokens, limit) = (first.limits.max_seq_len as usize, limit as usize);
             return Err(RuntimeError::BeyondGraph { tokens, limit });

@@ -20,8 +20,11 @@ pub(crate) fn find(path: &Path) -> PathBuf {
     Hub::from_env().located(path)
 }
 
-/// What to do about weights that are not there; `None` for what is no name on the hub.
+/// What to do about a model that is not there; `None` for what is neither a link nor a name on the hub.
 pub(crate) fn advice(path: &Path) -> Option<String> {
+    if let Ok(target) = path.read_link() {
+        return Some(format!("this link leads to {}, and there is no such file or folder", Shown(target.display())));
+    }
     // llama.cpp and Ollama choose among the files of a model by a tag.
     if let Some((model, tag)) = path.to_str().and_then(|text| text.split_once(':'))
         && Hub::model_of(Path::new(model)).is_some()
@@ -46,13 +49,16 @@ pub(crate) fn near(path: &Path) -> Option<String> {
 
 fn near_in(hub: &Hub, path: &Path) -> Option<String> {
     let mut near = PathBuf::new();
-    let is_here = path.components().all(|part| {
-        let next = near.join(part);
-        let beside = if near.as_os_str().is_empty() { Path::new(".") } else { near.as_path() };
-        let meant = || Shown(part.as_os_str().to_str()?).nearest(names(Some(beside))).map(|name| near.join(name));
-        let found = if next.exists() { Some(next) } else { meant() };
-        found.map(|found| near = found).is_some()
-    });
+    let is_here = !path.as_os_str().is_empty()
+        && path.components().all(|part| {
+            let next = near.join(part);
+            let beside = if near.as_os_str().is_empty() { Path::new(".") } else { near.as_path() };
+            // What a link leads to may not be there.
+            let there = || names(Some(beside)).into_iter().filter(|name| near.join(name).exists());
+            let meant = || Shown(part.as_os_str().to_str()?).nearest(there()).map(|name| near.join(name));
+            let found = if next.exists() { Some(next) } else { meant() };
+            found.map(|found| near = found).is_some()
+        });
     if is_here {
         return Some(near.display().to_string());
     }
@@ -161,6 +167,12 @@ mod tests {
         assert_eq!(near("Qwen/Qwen3-9B").as_deref(), Some("Qwen/Qwen3-8B"));
         assert_eq!(near("qwen3-8b").as_deref(), Some("Qwen/Qwen3-8B"));
         assert_eq!(near("mistralai/Mistral-7B-v0.1"), None);
+        assert_eq!(near(""), None);
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink("nowhere", here.path().join("models/link")).unwrap();
+            assert_eq!(near_in(&hub, &here.path().join("models/link")), None);
+        }
     }
 
     #[test]

@@ -110,7 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn make(args: &Make) -> Result<(), Failure> {
-    args.trace.begin()?;
+    args.trace.begin(args.out.as_deref().into_iter().chain(args.trace.file()))?;
     let reading = &args.reading;
     let Some(model) = args.model.as_deref() else {
         return started(args, StartArgs::run);

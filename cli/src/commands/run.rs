@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::graphs::GraphEngine;
 use cacheplan::kernels::{Backend, Products};
+use cacheplan::planner::Override;
 use cacheplan::runtime::{Prompts, Request, RuntimeError, Session, SessionOptions, WeightError, is_graph};
 use clap::ArgMatches;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -110,6 +111,14 @@ pub(crate) struct OutputArgs {
     pub(crate) format: Format,
 }
 
+impl Args {
+    /// The files that are written.
+    fn outputs(&self) -> impl Iterator<Item = &Path> {
+        let files = [&self.logits, &self.stats, &self.ask.out].into_iter().flatten().map(PathBuf::as_path);
+        files.chain(self.results.files()).chain(self.trace.file())
+    }
+}
+
 pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failure> {
     matches.map_or(Ok(()), refuse_unconsumed)?;
     if let (Some(_), Some(prompts)) = (&args.logits, args.ask.prompts().filter(|prompts| *prompts != 1)) {
@@ -123,7 +132,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     if args.logits.as_deref() == Some(Path::new("-")) {
         return Err(Failure::new(2, "--logits are no text; name a file"));
     }
-    args.trace.begin()?;
+    args.trace.begin(args.outputs())?;
     // What was asked is read before the weights are.
     args.ask.check()?;
     let asked = args.ask.read()?;
@@ -136,6 +145,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
         reuse_prefixes: !args.no_prefix_reuse,
         disk: args.disk.clone(),
         static_graphs: args.static_graphs.clone(),
+        longest: Some(args.ask.longest(&args.source.model, &asked)),
         graph_engine: args.onnx_runtime.clone().map_or_else(GraphEngine::default, GraphEngine::OnnxRuntime),
         ..args.source.session_options()?
     };
@@ -148,8 +158,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
     let mut session = open(&args.source, options)?;
     let prompts = Prompts::of_model(&args.source.model, session.vocab_size());
     let prompts = prompts.within(session.plan().limits.max_seq_len);
-    let files = [&args.logits, &args.stats, &args.ask.out].into_iter().flatten().map(PathBuf::as_path);
-    refuse_places(files.chain(args.results.files()))?;
+    refuse_places(args.outputs())?;
     let lines = if let Asked::Lines(lines) = &asked { lines.as_slice() } else { &[] };
     args.ask.refuse_undrawn(&session.generation_config().sampling, lines)?;
     let served = match asked {
@@ -174,7 +183,7 @@ pub(crate) fn run(args: &Args, matches: Option<&ArgMatches>) -> Result<(), Failu
 
 /// Reads a model, which takes as long as it is large.
 pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Session, Failure> {
-    let (model, loading) = (&source.model, options.loading.clone());
+    let (model, loading, settings) = (&source.model, options.loading.clone(), options.settings.clone());
     if model == Path::new("-") {
         return Err(Failure::new(2, "a config that is piped in has no weights; name the folder or file of a model"));
     }
@@ -182,6 +191,10 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
     let opened = progress::during_bytes("reading the model and its weights", read, || Session::open(model, options));
     let mut session = opened.map_err(|error| match error {
         RuntimeError::Frontend(error) => source.reading.unread(model, error),
+        // A flag that nothing consumes is wrong usage; of a file it is the file's fault.
+        RuntimeError::Plan(error) if error.unconsumed().is_some_and(|key| is_flagged(&settings, key)) => {
+            Failure::new(2, error)
+        }
         error @ RuntimeError::Weights(WeightError::Rounded { .. }) => failure(error),
         RuntimeError::Weights(_) => {
             hub::advice_on_weights(model).iter().for_each(|advice| note(advice));
@@ -191,6 +204,13 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
     })?;
     session.take_notes().iter().for_each(|said| note(said));
     Ok(session)
+}
+
+/// Whether a flag set this key, or one of this section.
+fn is_flagged(settings: &[Override], key: &str) -> bool {
+    let of_key =
+        |set: &&Override| set.key.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    settings.iter().filter(of_key).any(|set| set.flag().is_some())
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.

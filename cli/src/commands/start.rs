@@ -384,7 +384,11 @@ pub(crate) fn launches_in(path: &Path) -> Result<Vec<Launch>, Failure> {
 
 /// The commands in a text; files that they name lie in `folder`.
 pub(crate) fn launches_of(text: &str, name: &str, folder: &Path) -> Result<Vec<Launch>, Failure> {
-    let launches = manifest::read(name, text.as_bytes()).map_err(|error| Failure::new(2, error))?;
+    let launches = manifest::read(name, text.as_bytes()).map_err(|error| match error {
+        // As of a file that is read whole.
+        manifest::ManifestError::Source(error) => Failure::error(error),
+        error => Failure::new(2, error),
+    })?;
     launches.into_iter().map(|launch| with_options(launch, folder)).collect()
 }
 

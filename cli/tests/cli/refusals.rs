@@ -1,5 +1,7 @@
 //! What is wrong is said once, with its place, and has an exit code.
 
+use std::process::Command;
+
 use rstest::rstest;
 
 use super::{NANO, cacheplan, config, stderr};
@@ -126,4 +128,28 @@ fn a_device_that_may_be_two_things_is_refused_with_what_would_do(#[case] stated:
     let output = cacheplan(&["plan", config(NANO).to_str().unwrap(), "--device-memory", stated]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains(instead), "{}", stderr(&output));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_link_that_leads_nowhere_is_not_proposed_for_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("link")).unwrap();
+    let message = stderr(&cacheplan(&["plan".as_ref(), folder.path().join("link").as_os_str()]));
+    assert!(message.contains("link: this link leads to nowhere, and there is no such file or folder"), "{message}");
+    assert!(!message.contains("did you mean"), "{message}");
+}
+
+#[test]
+fn a_command_that_is_too_long_ends_alike_from_a_file_and_piped() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("long.sh");
+    std::fs::write(&file, "# a comment\n".repeat(100_000) + "vllm serve m\n").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    command.args(["plan", "-", "--device", "h100"]).stdin(std::fs::File::open(&file).unwrap());
+    let named = cacheplan(&["plan".as_ref(), file.as_os_str(), "--device".as_ref(), "h100".as_ref()]);
+    for refused in [named, command.output().unwrap()] {
+        assert_eq!(refused.status.code(), Some(1), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains("a manifest of more than 1048576 bytes is not read"), "{}", stderr(&refused));
+    }
 }

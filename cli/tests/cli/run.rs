@@ -220,3 +220,61 @@ fn checkpoints_in_8_bits_and_a_host_tier_are_used(#[case] model: &str, #[case] f
     assert!(run["no_reuse"].is_null(), "{run}");
     assert!(run["requests"][1]["cached_tokens"].as_u64().unwrap() >= 32, "{run}");
 }
+
+#[rstest]
+#[case("llama", &["--ssm-dtype", "bf16"], "dtypes = { ssm = 'bf16' }", "keeps no cache that takes it")]
+#[case("llama", &["--conv-dtype", "f16"], "dtypes = { conv = 'f16' }", "keeps no cache that takes it")]
+#[case("llama", &["--mla-cache-mode", "kvcache"], "mla_cache_mode = 'kvcache'", "has none; leave the key out")]
+#[case("llama", &["--checkpoints", "2"], "workload = { checkpoints_per_sequence = 2 }", "has no managed state")]
+#[case("mamba2", &["--kv-dtype", "bf16"], "dtypes = { kv = 'bf16' }", "keeps no cache that takes it")]
+fn what_no_cache_of_a_run_takes_is_wrong_usage_as_a_flag(
+    #[case] model: &str,
+    #[case] flags: &[&str],
+    #[case] budget: &str,
+    #[case] reason: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("budget.toml");
+    std::fs::write(&file, budget).unwrap();
+    let model = fixture_model(model);
+    let run = |more: &[&str]| cacheplan(&[&["run", model.to_str().unwrap(), "--prompt-ids", "1"], more].concat());
+    for (refused, code) in [(run(flags), 2), (run(&["--budget", file.to_str().unwrap()]), 1)] {
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(code), "{said}");
+        assert!(said.contains(reason), "{said}");
+    }
+}
+
+/// Each change that a run suggests is one that it takes.
+#[rstest]
+#[case("llama", 3)]
+#[case("bamba", 3)]
+#[case("llama", 88)]
+fn a_run_suggests_what_it_takes(#[case] model: &str, #[case] tokens: usize) {
+    let model = fixture_model(model);
+    let (model, length, ids) = (model.to_str().unwrap(), "200", vec!["7"; tokens].join(","));
+    let mut tries = 0;
+    for kib in [24, 40, 60, 100, 200] {
+        let bytes = format!("{kib}KiB");
+        let run = |more: &[&str]| {
+            let own = ["run", model, "--memory-bytes", &bytes, "--max-batch-size", "1"];
+            cacheplan(&[&own[..], &["--prompt-ids", &ids], more].concat())
+        };
+        let refused = run(&["--max-seq-len", length]);
+        let said = stderr(&refused);
+        for line in said.lines().filter_map(|line| line.trim_start_matches([' ', '│']).strip_prefix("try ")) {
+            tries += 1;
+            let (change, _) = line.split_once(": ").unwrap();
+            let (key, value) = change.split_once(" = ").unwrap_or_else(|| panic!("{line}"));
+            let flag = match key {
+                "max_seq_len" => "--max-seq-len",
+                "dtypes.kv" => "--kv-dtype",
+                other => panic!("a run was told to try {other}"),
+            };
+            let length = if flag == "--max-seq-len" { &[][..] } else { &["--max-seq-len", length] };
+            let taken = run(&[&[flag, value.trim_matches('"')], length].concat());
+            assert_eq!(taken.status.code(), Some(0), "{kib} KiB, {line}: {}", stderr(&taken));
+        }
+    }
+    assert!(tries > 0);
+}

@@ -149,15 +149,41 @@ fn no_output_takes_the_place_of_an_input(
 #[case(&["--prompt-ids", "1", "--logits", "X", "--stats", "./X"])]
 #[case(&["--prompt-ids", "1", "--stats", "X", "--report", "json", "X"])]
 #[case(&["--requests", "r.jsonl", "--out", "X", "--stats", "X"])]
-fn no_output_takes_the_place_of_another(#[case] args: &[&str]) {
+#[case(&["--requests", "r.jsonl", "--out", "X", "--trace", "X"])]
+#[case(&["--prompt-ids", "1", "--trace", "X", "--stats", "./X"])]
+#[case(&["--prompt-ids", "1", "--trace", "X", "--logits", "X"])]
+#[case(&["--prompt-ids", "1", "--trace", "X", "--timeline", "X"])]
+#[case(&["--prompt-ids", "1", "--trace", "X", "--report", "json", "X"])]
+fn no_output_takes_the_place_of_another(#[case] args: &[&str], #[values(false, true)] is_there: bool) {
     let folder = tempfile::tempdir().unwrap();
+    if is_there {
+        fs::write(folder.path().join("X"), "").unwrap();
+    }
     fs::write(folder.path().join("r.jsonl"), "{\"prompt_ids\": [1, 2], \"max_tokens\": 2}\n").unwrap();
     let mut run = command(&["run"]);
     run.current_dir(folder.path()).arg(fixture("models/llama")).args(["--max-seq-len", "32"]).args(args);
     let refused = within_limits(&mut run);
     assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
     assert!(stderr(&refused).contains("X: two outputs of this command would be this file"), "{}", stderr(&refused));
-    assert!(!folder.path().join("X").exists());
+    assert_eq!(fs::read(folder.path().join("X")).ok(), is_there.then(Vec::new));
+}
+
+/// A trace of an earlier run is written over, and is no input of this one.
+#[test]
+fn a_trace_is_written_again_beside_other_outputs() {
+    let folder = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let mut run = command(&["run"]);
+        run.current_dir(folder.path()).arg(fixture("models/llama")).args(["--max-seq-len", "32", "--prompt-ids", "1"]);
+        let output = within_limits(run.args(["--max-new-tokens", "1", "--trace", "t.json", "--stats", "s.json"]));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
+    let mut plan = command(&["plan"]);
+    plan.current_dir(folder.path()).arg(fixture("models/llama")).args(["--trace", "t.json", "--out", "t.json"]);
+    let refused = within_limits(&mut plan);
+    assert_eq!(refused.status.code(), Some(2), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("two outputs"), "{}", stderr(&refused));
+    assert!(fs::read_to_string(folder.path().join("t.json")).unwrap().contains("\"forward\""));
 }
 
 #[test]

@@ -248,18 +248,19 @@ fn refuse_unconsumed(budget: &Budget, groups: &[Group<'_>]) -> Result<(), PlanEr
     // What lies in slots is kept and offloaded with them, whoever owns it.
     let is_unpaged = |group: &Group<'_>| group.growth == Growth::PerSlotToken;
     let any = |of: &dyn Fn(&Group<'_>) -> bool| groups.iter().any(|group| of(group) || is_unpaged(group));
-    let unconsumed = if budget.host.is_some() && !any(&|group| group.owner.is_managed()) {
-        "`host.bytes` is stated, but the model has no managed cache to offload"
+    let (key, why) = if budget.host.is_some() && !any(&|group| group.owner.is_managed()) {
+        ("host.bytes", "`host.bytes` is stated, but the model has no managed cache to offload")
     } else if budget.workload.as_ref().is_some_and(|workload| workload.checkpoints_per_sequence > 0)
         && !any(&|group| group.owner == Owner::MambaCacheManager)
     {
-        "`workload.checkpoints_per_sequence` is stated, but the model has no managed state"
+        let key = "workload.checkpoints_per_sequence";
+        (key, "`workload.checkpoints_per_sequence` is stated, but the model has no managed state")
     } else if budget.memory.is_some() && groups.is_empty() {
-        "`[memory]` is stated, but the model has no cache"
+        ("memory", "`[memory]` is stated, but the model has no cache")
     } else {
         return Ok(());
     };
-    Err(PlanError::Budget(unconsumed.into()))
+    Err(PlanError::Unconsumed { key, why: why.into() })
 }
 
 /// Caches that are moved between machines must have a manager; what is there once need not.

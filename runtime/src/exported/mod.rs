@@ -500,11 +500,6 @@ impl TextModel for Exported {
         self.max_seq_len
     }
 
-    /// States are renewed where they lie, and nothing is kept of them.
-    fn verifies_drafts(&self) -> bool {
-        false
-    }
-
     fn is_counted(&self) -> bool {
         self.engine == GraphEngine::Interpreter
     }

@@ -32,7 +32,7 @@ pub(super) fn check(model: &Path, out: &Path) -> Result<()> {
     config(model)?;
     if is_same(&folder(model), out) && out.join(SINGLE_FILE).exists() {
         let reason = "random weights would take the place of the model's own; name another folder";
-        return Err(refuse(&out.join(SINGLE_FILE).display().to_string(), reason.to_owned()));
+        return Err(RuntimeError::InPlace { path: out.join(SINGLE_FILE), reason });
     }
     Ok(())
 }

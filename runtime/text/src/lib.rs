@@ -17,13 +17,15 @@
 
 mod error;
 mod guarded;
+mod jinja;
 mod patterns;
 mod pieces;
 mod pre;
+mod python;
 mod stop;
 mod stream;
+mod syntax;
 mod template;
-mod to_json;
 mod tokenizer;
 mod vocabulary;
 

@@ -14,7 +14,8 @@ use serde_json::{Map, Value};
 
 use crate::error::TextError;
 use crate::guarded::guarded;
-use crate::to_json::to_json;
+use crate::jinja::prepare;
+use crate::syntax::translated;
 use crate::vocabulary::{TEMPLATE as GGUF_KEY, Vocabulary};
 
 const CONFIG: &str = "tokenizer_config.json";
@@ -125,11 +126,8 @@ impl ChatTemplate {
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_fuel(Some(FUEL));
-        environment.add_filter("tojson", |value: minijinja::Value, options: minijinja::value::Kwargs| {
-            to_json(&value, &options)
-        });
+        prepare(&mut environment);
         environment.add_function("raise_exception", |message: String| -> Result<(), Error> {
             Err(Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -137,8 +135,7 @@ impl ChatTemplate {
             jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
                 .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
         });
-        let added =
-            deep(source.stack_bytes(), || guarded(|| environment.add_template_owned(KEY, without_generation(text))));
+        let added = deep(source.stack_bytes(), || guarded(|| environment.add_template_owned(KEY, translated(text))));
         added.map_err(|reason| failed(file, reason))?.map_err(|error| template_error(file, &error))?;
         Ok(Self { source, environment })
     }
@@ -159,13 +156,14 @@ impl ChatTemplate {
             messages: &'a [Message],
             add_generation_prompt: bool,
             tools: Option<()>,
+            documents: Option<()>,
             #[serde(flatten)]
             special: &'a BTreeMap<String, String>,
         }
         let TemplateSource { file, special, .. } = &self.source;
         let wrong = |error| template_error(file, &error);
         let template = self.environment.get_template(KEY).map_err(wrong)?;
-        let context = Context { messages, add_generation_prompt: true, tools: None, special };
+        let context = Context { messages, add_generation_prompt: true, tools: None, documents: None, special };
         let mut prompt = Bounded(Vec::new());
         let render = || guarded(|| template.render_captured_to(context, &mut prompt).map(drop));
         deep(self.source.stack_bytes(), render).map_err(|reason| failed(file, reason))?.map_err(wrong)?;
@@ -193,27 +191,6 @@ fn stated(value: &Value) -> Result<Option<&str>, String> {
         }
         other => Err(other.to_string()),
     }
-}
-
-/// `{% generation %}` marks what a model is trained on. It does nothing here, and is no block of the language.
-fn without_generation(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find("{%") {
-        let begin = start + 2;
-        let Some(end) = rest[begin..].find("%}").map(|end| begin + end) else { break };
-        let inner = &rest[begin..end];
-        let word = inner.trim_matches(['-', '+']).trim();
-        let instead = match word {
-            "generation" => inner.replace(word, "if true"),
-            "endgeneration" => inner.replace(word, "endif"),
-            _ => inner.to_owned(),
-        };
-        out += &rest[..begin];
-        out += &instead;
-        rest = &rest[end..];
-    }
-    out + rest
 }
 
 /// Calls on a stack of so many bytes; what is not used of it takes no memory.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cacheplan_text::{ChatTemplate, Message, TextError, TextStream, Tokenizer};
+use cacheplan_text::{ChatTemplate, Message, TemplateSource, TextError, TextStream, Tokenizer};
 use proptest::prelude::*;
 use rstest::rstest;
 use serde::Deserialize;
@@ -216,6 +216,70 @@ fn templates_give_the_golden_prompts_and_errors() {
                 (None, None) => panic!("a case without an outcome"),
             }
         }
+    }
+}
+
+#[derive(Deserialize)]
+struct Values {
+    messages: Vec<Message>,
+    cases: Vec<Rendered>,
+}
+
+#[derive(Deserialize)]
+struct Rendered {
+    template: String,
+    prompt: String,
+}
+
+/// Numbers, lists, dicts and tuples as text, operators, filters and methods: by Python's rules.
+#[test]
+fn templates_make_of_values_what_transformers_does() {
+    let Values { messages, cases } = read("values.json");
+    assert!(cases.len() > 600, "{}", cases.len());
+    let rendered = |template: &str| {
+        let folder = folder(&[("chat_template.jinja", template.to_owned())]);
+        ChatTemplate::beside(folder.path()).and_then(|template| template.render(&messages))
+    };
+    let other = |case: &Rendered| match rendered(&case.template) {
+        Ok(prompt) if prompt == case.prompt => None,
+        found => Some(format!("{}\n  expected {:?}\n  found    {found:?}", case.template, case.prompt)),
+    };
+    let others: Vec<String> = cases.iter().filter_map(other).collect();
+    assert!(others.is_empty(), "{} of {}:\n{}", others.len(), cases.len(), others.join("\n"));
+}
+
+#[rstest]
+#[case::text_of_a_function("{{ raise_exception }}", "no text that is the same")]
+#[case::a_json_of_a_view("{{ {'a': 1}.keys() | tojson }}", "not JSON serializable")]
+#[case::a_digit_of_another_script("{{ '\u{b2}'.isdigit() }}", "is not known")]
+#[case::a_wide_text("{{ '%999999999d' % 1 }}", "at most")]
+#[case::a_wide_field("{{ '{:999999999}'.format(1) }}", "at most")]
+#[case::a_long_range("{{ range(999999999) }}", "a range of more than")]
+#[case::a_wide_fill("{{ 'a'.center(999999999) }}", "at most")]
+#[case::too_many_values("{{ 'a' % 'b' }}", "not all arguments converted")]
+#[case::too_few_values("{{ '%s %s' % 'b' }}", "not enough arguments")]
+#[case::by_zero("{{ 1 % 0 }}", "division or modulo by zero")]
+#[case::a_number_as_text("{{ ','.join([1]) }}", "a str is wanted")]
+#[case::open("{{ (1, 2 ~ }}", "syntax error")]
+fn what_python_raises_at_or_is_not_known_here_is_an_error(#[case] template: &str, #[case] expected: &str) {
+    let folder = folder(&[("chat_template.jinja", template.to_owned())]);
+    let rendered = ChatTemplate::beside(folder.path()).and_then(|template| template.render(&[]));
+    let error = rendered.unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+proptest! {
+    /// Whatever stands in a template, it is rendered or refused.
+    #[test]
+    fn no_template_makes_it_panic(
+        parts in prop::collection::vec(prop::sample::select(vec![
+            "{{", "}}", "{%", "%}", "{#", "#}", "-", "+", "~", "%", "(", ")", "[", "]", "{", "}", ",", ":", "'", "\"", "\\",
+            "a", "1", "1e", ".", "|", "is", "not", "in", "if", "set", "for", "raw", "endraw", "generation", "é", " ", "\n", "**",
+        ]), 0..30),
+    ) {
+        let template = TemplateSource { file: "t".into(), text: parts.concat(), special: Default::default() };
+        let rendered = ChatTemplate::from_source(template).and_then(|template| template.render(&[]));
+        prop_assert!(!rendered.is_err_and(|error| error.to_string().contains("the library that reads it failed")));
     }
 }
 

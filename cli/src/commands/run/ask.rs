@@ -1,6 +1,7 @@
 //! What is asked of the model, as flags.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
 
 use cacheplan::files::{Limit, Source};
 use cacheplan::runtime::{Prompt, Prompts, Request, RequestLine, Sampling, SamplingError, SamplingOptions, Session};
@@ -159,6 +160,29 @@ impl AskArgs {
     fn conversation(&self, text: String) -> Vec<Message> {
         let system = self.system.iter().map(|system| Message::new("system", system));
         system.chain([Message::new("user", text)]).collect()
+    }
+
+    /// Counts the tokens that the longest of these sequences needs room for; only where somebody wants to know, since it
+    /// takes the model's tokenizer. What cannot be told needs none.
+    pub(super) fn longest(&self, model: &Path, asked: &Asked) -> Arc<dyn Fn() -> u64 + Send + Sync> {
+        let new = |own: Option<usize>, otherwise| own.or(self.max_new_tokens).unwrap_or(otherwise);
+        // A text ends where there is no more room, and has one token at least.
+        let asked: Vec<(Prompt, usize)> = match asked {
+            Asked::Prompts(prompts) => {
+                let otherwise = |prompt: &Prompt| if matches!(prompt, Prompt::Ids(_)) { IDS } else { 1 };
+                prompts.iter().map(|prompt| (prompt.clone(), new(None, otherwise(prompt)))).collect()
+            }
+            Asked::Lines(lines) => lines.iter().map(|line| (line.prompt.clone(), new(line.max_tokens, 1))).collect(),
+            Asked::Turns => Vec::new(),
+        };
+        let model = model.to_owned();
+        let counted = LazyLock::new(move || {
+            let prompts = Prompts::of_model(&model, usize::MAX);
+            let mut templates = Templates::new(&prompts);
+            let needed = |(prompt, new): &(Prompt, usize)| Some((templates.ids(prompt).ok()?.len() + new) as u64);
+            asked.iter().filter_map(needed).max().unwrap_or(0)
+        });
+        Arc::new(move || *counted)
     }
 
     /// The requests of prompts.

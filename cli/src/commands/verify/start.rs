@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use cacheplan::files::{Limit, Shown};
 use cacheplan::transforms::Model;
+#[cfg(unix)]
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::commands::run::interrupt::Interrupt;
 use crate::failure::{Failure, in_file};
@@ -41,11 +43,16 @@ impl Drop for Skeleton {
     }
 }
 
-/// A process that ends when this goes.
+/// A process that ends when this goes, and with it what it has started: an engine behind a script would keep its memory.
 struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
+        #[cfg(unix)]
+        if let Some(group) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+            // One that has ended is not waited for yet, so that the number is still its own.
+            let _ = kill_process_group(group, Signal::KILL);
+        }
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -65,6 +72,8 @@ pub(super) fn start(program: &Path, arguments: &[String], within: Duration) -> R
     command.args(arguments).stdin(Stdio::null()).stdout(writer).stderr(errors);
     // It would give its caches less where they do not fit beside the weights.
     command.env("LLAMA_ARG_FIT", "off");
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let child = command.spawn().map_err(|error| {
         let program = Shown(program.display());
         Failure::new(1, format!("{program}: {error}; install llama.cpp, or name its server with --program"))
