@@ -534,6 +534,7 @@ fn a_variable_says_what_a_flag_does(
 #[rstest]
 #[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[512,512,512,512,512,32768]", true)]
 #[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[1024]", false)]
+#[case("google__gemma-2-2b", "kv_cache_config.max_attention_window", "[4096,8192]", true)]
 #[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "kv_cache_config.avg_seq_len", "4096", true)]
 fn options_that_plans_are_exported_in_are_read_back(
     #[case] model: &str,
@@ -568,6 +569,22 @@ fn a_slot_of_llama_cpp_is_no_longer_than_the_model_was_trained_for() {
     assert_eq!(of("llama-server -m m -c 81920 -np 1"), Some(40_960));
     assert_eq!(of("llama-server -m m -c 81920 -np 2"), None);
     assert_eq!(of("llama-server -m m -c 81920 -np 1 --rope-scaling yarn --rope-scale 2"), None);
+}
+
+/// Slots that share 100,096 cells, none of which takes more than 40,960.
+#[test]
+fn slots_of_llama_cpp_that_share_cells_divide_them() {
+    let found = told("llama-server -m m -c 100000", "Qwen__Qwen3-8B", "b11549").unwrap();
+    assert_eq!((found.tokens_each, found.sequences), (Some(40_960), Some(Logged::exact(2))));
+    assert_eq!(found.facts[&Fact::MaxSeqLen], Logged::exact(100_096));
+}
+
+#[rstest]
+#[case("trtllm-serve disaggregated -c x.yaml")]
+#[case("trtllm-serve mm_embedding_serve m")]
+fn another_subcommand_is_not_taken_for_a_model(#[case] command: &str) {
+    let error = told(command, "Qwen__Qwen3-8B", "1.2.0").unwrap_err();
+    assert_eq!(error.exit_code(), 4, "{error}");
 }
 
 #[test]
