@@ -44,6 +44,7 @@ use crate::secret;
 
 pub(crate) use llama_cpp::ubatch;
 pub(crate) use placed::{Placed, Short};
+pub(crate) use sglang::{most_running, slots_with_moved};
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]
@@ -136,6 +137,8 @@ pub(crate) struct Settled {
     pub(crate) fits_length: bool,
     /// Blocks that there are at least, of a model with states, where it starts.
     pub(crate) least_blocks: u64,
+    /// The most sequences that vLLM runs at once of those that a step has room for, where it is told.
+    pub(crate) most_running: Option<u64>,
     /// Bytes that weights leave of a device, where the command states what caches take of it, which no profile limits.
     pub(crate) room: Option<u64>,
     /// What llama.cpp needs on its devices, and does where they do not hold it.
@@ -164,6 +167,9 @@ impl Question {
     pub fn of(launch: &Launch, options: &Options) -> Result<Self, ServeError> {
         let Program { engine, start } = Program::of(launch, options.version.as_deref())?;
         let env = launch.env.clone();
+        if engine.engine.name() == "tensorrt-llm" {
+            tensorrt_llm::refuse_subcommand(&launch.words, start)?;
+        }
         let known = flags(engine.engine, engine.version);
         let Rewritten { mut words, options: above } = dynamo::rewritten(&launch.words, start, &known)?;
         // In front, so that what the command says itself wins.
@@ -520,7 +526,10 @@ impl Question {
             _ => llama_cpp::settle,
         };
         self.model_type.clone_from(&model.info().model_type);
-        let (limits, fits_length) = settle(&mut self, model)?;
+        let (mut limits, fits_length) = settle(&mut self, model)?;
+        if let (Some(draft), "vllm") = (draft, self.engine.engine.name()) {
+            limits = vllm::with_draft(&mut self, draft, limits)?;
+        }
         above::refuse_unconsumed(&self)?;
         let engine = self.engine.engine.name();
         let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
@@ -541,7 +550,8 @@ impl Question {
         let states = |key: &str| self.stated.iter().any(|stated| stated.key == key);
         let limitless = states("engine.num_blocks") || states("engine.cache_bytes");
         let room = if limitless { self.room(&request)? } else { None };
-        Ok((self, Settled { request, limits, fits_length, least_blocks, room, placed, outside }))
+        let most_running = vllm::most_running(&self).filter(|_| engine == "vllm");
+        Ok((self, Settled { request, limits, fits_length, least_blocks, most_running, room, placed, outside }))
     }
 
     /// Engines refuse the division over ranks that the planner has none of, in words of their own.
