@@ -16,10 +16,11 @@ impl<'a> Utf16<'a> {
     /// Such a log, by its mark; the log itself where it has none.
     pub(super) fn of(log: &'a mut dyn BufRead) -> Result<Self, &'a mut dyn BufRead> {
         let is_big = match log.fill_buf() {
-            Ok([0xff, 0xfe, ..]) => false,
-            Ok([0xfe, 0xff, ..]) => true,
-            _ => return Err(log),
+            Ok([0xff, 0xfe, ..]) => Some(false),
+            Ok([0xfe, 0xff, ..]) => Some(true),
+            _ => None,
         };
+        let Some(is_big) = is_big else { return Err(log) };
         log.consume(2);
         Ok(Self { log, is_big, byte: None, unit: None, text: Vec::new(), read: 0 })
     }

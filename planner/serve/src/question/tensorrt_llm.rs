@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::FlagMeaning;
-use cacheplan_planner::{Engine, ModelCaches, Override};
+use cacheplan_planner::{Engine, ModelCaches, Override, PlanRequest};
 
 use super::{HEADS, Limits, Question, of_config, overrides};
 use crate::error::ServeError;
