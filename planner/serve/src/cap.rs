@@ -9,6 +9,8 @@ use crate::question::Question;
 pub(crate) enum Cap {
     /// The most sequences that it runs.
     Sequences,
+    /// Those that it runs of them at once, stated.
+    Running(u64),
     /// Slots for states, stated.
     Slots,
     /// Tokens whatever the bytes.
@@ -49,6 +51,7 @@ impl Cap {
         let budget = &request.config().budget;
         match self {
             Self::Sequences => budget.max_batch_size,
+            Self::Running(most) => Some(most),
             Self::Slots => budget.engine.state_slots,
             Self::Tokens => budget.engine.max_total_tokens,
             Self::Blocks => budget.engine.num_blocks,
@@ -64,6 +67,8 @@ impl Cap {
         let twice = |value: u64| value.saturating_mul(2);
         request.changed(|budget| match self {
             Self::Sequences => budget.max_batch_size = budget.max_batch_size.map(twice),
+            // The planner does not know it.
+            Self::Running(_) => {}
             Self::Slots => budget.engine.state_slots = budget.engine.state_slots.map(more),
             Self::Tokens => budget.engine.max_total_tokens = budget.engine.max_total_tokens.map(twice),
             Self::Blocks => budget.engine.num_blocks = budget.engine.num_blocks.map(twice),
@@ -77,6 +82,7 @@ impl Cap {
     pub(crate) fn flag(self, question: &Question) -> Option<&'static str> {
         let name = match self {
             Self::Sequences => question.engine.engine.sequences_flag(),
+            Self::Running(_) => "--max-num-active-seqs",
             Self::Slots => "--max-mamba-cache-size",
             Self::Tokens => "--max-total-tokens",
             Self::Blocks => "--num-gpu-blocks-override",
@@ -90,6 +96,7 @@ impl Cap {
         let one = |cap: &Self| {
             let what = match cap {
                 Self::Sequences => "the most sequences",
+                Self::Running(_) => "the most sequences at once",
                 Self::Slots => "the slots for states",
                 Self::Tokens => "the most tokens",
                 Self::Blocks => "the blocks that are stated",

@@ -14,7 +14,7 @@ use crate::answer::{Answer, Starts};
 use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::question::{Limits, Models, Options, Question, Settled, ubatch};
+use crate::question::{Limits, Models, Options, Question, Settled, most_running, slots_with_moved, ubatch};
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
@@ -154,12 +154,22 @@ impl Found {
         say(Fact::NumBlocks, self.span(|at| at.predicted.num_blocks));
         say(Fact::Tokens, self.span(|at| at.predicted.tokens));
         say(Fact::WindowTokens, self.span(|at| at.predicted.window_tokens));
-        say(Fact::StateSlots, self.span(|at| at.predicted.state_slots));
+        let slots = |predicted: &EnginePrediction| {
+            let running = running(question, limits, predicted);
+            predicted.state_slots.map(|slots| slots_with_moved(question, limits, running, slots))
+        };
+        // Of all slots and the padding.
+        let of_slots = |predicted: &EnginePrediction, bytes: Option<u64>| {
+            let (all, divided) = (slots(predicted)?.checked_add(1)?, predicted.state_slots?.checked_add(1)?);
+            u64::try_from(u128::from(bytes?) * u128::from(all) / u128::from(divided)).ok()
+        };
+        let states = |predicted: &EnginePrediction, bytes: Option<u64>| of_slots(predicted, bytes).or(bytes);
+        say(Fact::StateSlots, self.span(|at| slots(&at.predicted)));
         say(Fact::KvBytes, self.span(|at| at.predicted.kv_bytes));
         say(Fact::KeyBytes, self.span(|at| at.predicted.kv_bytes?.checked_sub(at.predicted.value_bytes?)));
         say(Fact::ValueBytes, self.span(|at| at.predicted.value_bytes));
-        say(Fact::SsmBytes, self.span(|at| at.predicted.ssm_bytes));
-        say(Fact::ConvBytes, self.span(|at| at.predicted.conv_bytes));
+        say(Fact::SsmBytes, self.span(|at| states(&at.predicted, at.predicted.ssm_bytes)));
+        say(Fact::ConvBytes, self.span(|at| states(&at.predicted, at.predicted.conv_bytes)));
         say(Fact::Concurrency, self.span(|at| at.predicted.concurrency.map(|times| (times * 100.0).round() as u64)));
         say(
             Fact::MaxBatchSize,
@@ -180,6 +190,9 @@ impl Found {
     /// What keeps it from holding more.
     fn caps(&self, settled: &Settled) -> Vec<Cap> {
         match self.least(settled) {
+            Some((_, at)) if Some(at.predicted.sequences) == settled.most_running => {
+                vec![Cap::Running(at.predicted.sequences)]
+            }
             Some((told, at)) if self.starts() != Starts::No || at.predicted.sequences == 0 => {
                 Cap::of(&told, self.engine, at.predicted.sequences)
             }
@@ -259,7 +272,12 @@ fn at(
     engine: EngineSpec,
     bytes: u64,
 ) -> Result<Result<At, Box<Shortfall>>, ServeError> {
-    let of = |length: u64| told(request, bytes, length).predict(engine);
+    let most = settled.most_running.unwrap_or(u64::MAX);
+    let of = |length: u64| {
+        let mut predicted = told(request, bytes, length).predict(engine)?;
+        predicted.sequences = predicted.sequences.min(most);
+        Ok(predicted)
+    };
     let length = settled.limits.max_seq_len;
     match of(length) {
         Ok(predicted) => Ok(Ok(At { max_seq_len: length, predicted })),
@@ -387,7 +405,8 @@ fn running(question: &Question, limits: &Limits, predicted: &EnginePrediction) -
         let of_length = u64::try_from(of_length).unwrap_or(u64::MAX).clamp(2048, 4096);
         Some(of_length.min(predicted.tokens? / 2))
     };
-    let most = limits.max_batch_size.or_else(by_tokens)?;
+    let stated = limits.max_batch_size.map(|stated| most_running(question, stated, predicted.tokens));
+    let most = stated.or_else(by_tokens)?;
     let Some(slots) = predicted.state_slots else { return Some(most) };
     let slots_each = question.slots_per_request()?;
     Some(most.min(slots / slots_each))

@@ -198,6 +198,23 @@ pub(crate) fn hidden(words: &[String]) -> Vec<Cow<'_, str>> {
     words.iter().zip(hidden).map(|(word, hidden)| hidden.map_or(Cow::Borrowed(word.as_str()), Cow::Owned)).collect()
 }
 
+/// Hides what stands behind a flag that takes secrets where a variable has put the same elsewhere.
+pub(crate) fn hide_again(words: &mut [String], of_variables: &[bool]) {
+    let mut watch = Watch::of(words);
+    let of = |word: &String| match watch.sees(word) {
+        Hides::All => Some(word.clone()),
+        Hides::Value => word.split_once('=').map(|(_, value)| value.to_owned()),
+        Hides::Nothing => None,
+    };
+    let secrets: Vec<String> = words.iter().filter_map(of).filter(|value| !value.is_empty()).collect();
+    for (word, _) in words.iter_mut().zip(of_variables).filter(|(_, of_variable)| **of_variable) {
+        let value = word.split_once('=').filter(|_| is_flag(word)).map_or(&**word, |(_, value)| value);
+        if secrets.iter().any(|secret| secret == value) {
+            *word = format!("{}{HIDDEN}", &word[..word.len() - value.len()]);
+        }
+    }
+}
+
 /// A word whose value is hidden.
 pub(crate) fn hidden_behind(word: &str) -> String {
     format!("{}={HIDDEN}", word.split('=').next().unwrap_or_default())

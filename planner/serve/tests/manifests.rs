@@ -192,3 +192,47 @@ fn the_body_of_a_function_runs_where_it_is_called(#[case] text: &str) {
     let error = manifest::read("s.sh", text.as_bytes()).unwrap_err().to_string();
     assert!(error.contains("under a condition (`{`)"), "{error}");
 }
+
+#[rstest]
+#[case::subshell("(N=8192)", Ok("4096"))]
+#[case::subshells("(N=1)(N=2; (N=3))", Ok("4096"))]
+#[case::body("f() { echo; }; N=8192", Ok("8192"))]
+#[case::text("eval \"N=8192\"", Ok("8192"))]
+#[case::computed("((N*=2))", Err("is computed by the shell"))]
+#[case::counted("let N=N*2", Err("is computed by the shell"))]
+#[case::compared("((N >= 2048)) && echo", Ok("4096"))]
+#[case::printed("printf -v N %s 8192", Err("is what another command prints"))]
+#[case::sourced("source ./env.sh", Err("may be set by a file that is sourced"))]
+#[case::activated("source .venv/bin/activate", Ok("4096"))]
+fn what_changes_a_variable_is_followed_or_named(#[case] line: &str, #[case] expected: Result<&str, &str>) {
+    let script = format!("N=4096\n{line}\nvllm serve m --max-model-len $N\n");
+    match (manifest::read("s.sh", script.as_bytes()), expected) {
+        (Ok(found), Ok(expected)) => assert_eq!(found[0].words.last().unwrap(), expected),
+        (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, _) => panic!("{found:?}"),
+    }
+}
+
+#[test]
+fn every_command_of_a_script_is_found() {
+    let script = "C=\"vllm serve m --max-num-seqs 3\"\neval $C\nnohup $C --max-model-len 4096 &\n";
+    let found: Vec<usize> = read("s.sh", script).iter().map(|launch| launch.words.len()).collect();
+    assert_eq!(found, [5, 7]);
+    let script =
+        "start \"a\" /B llama-server -m a\nstart /B \"b\" llama-server.exe -m b\nstart /D C:\\x llama-server -m c\n";
+    let found: Vec<String> = read("s.cmd", script).iter().map(|launch| launch.words[2].clone()).collect();
+    assert_eq!(found, ["a", "b", "c"]);
+    let endless = manifest::read("s.sh", b"X='eval \"$X\"'\neval \"$X\"\nvllm serve m\n").unwrap_err();
+    assert!(endless.to_string().contains("`eval`"), "{endless}");
+}
+
+#[rstest]
+#[case("export HF_TOKEN=sesame\nvllm serve m --served-model-name $HF_TOKEN -tp 3")]
+#[case("HF_TOKEN=sesame\nN=$HF_TOKEN\nvllm serve m --max-model-len=$N")]
+#[case("HF_TOKEN=sesame\nbash -c \"vllm serve m --max-model-len $HF_TOKEN\"")]
+#[case("KEY=sesame; vllm serve m --api-key $KEY --port $KEY --max-model-len=$KEY")]
+fn what_is_a_secret_is_hidden_wherever_its_variable_stands(#[case] script: &str) {
+    let found = &read("s.sh", script)[0];
+    assert!(!found.words.iter().any(|word| word.contains("sesame")), "{:?}", found.words);
+    assert!(found.words.iter().any(|word| word.ends_with("<hidden>")), "{:?}", found.words);
+}

@@ -106,6 +106,60 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
 #[case::devices(LLAMA, "--device-ids 0,0", "--device-ids must not contain duplicates")]
 #[case::executor(LLAMA, "--distributed-executor-backend bogus", "bogus is no class by its module")]
 #[case::small_batches(LLAMA, "--enable-dbo", "allgather_reducescatter is not supported")]
+#[case::running(LLAMA, "--max-num-seqs 8 --max-num-active-seqs 9", "(9) cannot be greater than max_num_seqs (8)")]
+#[case::none_running(
+    LLAMA,
+    "--max-num-active-seqs 0",
+    "max_num_active_seqs: Input should be greater than or equal to 1"
+)]
+#[case::step(LLAMA, "--max-num-scheduled-tokens 0", "max_num_scheduled_tokens: Input should be greater than or equal")]
+#[case::prefills(LLAMA, "--prefill-schedule-interval 0", "prefill_schedule_interval: Input should be greater than")]
+#[case::queued(LLAMA, "--max-num-queued-reqs -1", "max_num_queued_reqs: Input should be greater than or equal to 0")]
+#[case::block(LLAMA, "--block-size 0", "block_size: Input should be greater than 0")]
+#[case::blocks(LLAMA, "--num-gpu-blocks-override 0", "No available memory for the cache blocks")]
+#[case::prefix_unit(LLAMA, "--prefix-match-unit 8", "Invalid prefix_match_unit=8")]
+#[case::prefix_unit_of_blocks(LLAMA, "--prefix-match-unit 16 --block-size 32", "Unset it or set it to that")]
+#[case::external_rank(LLAMA, "--data-parallel-external-lb", "requires a data-parallel rank")]
+#[case::two_balances(
+    LLAMA,
+    "--data-parallel-external-lb --data-parallel-hybrid-lb",
+    "Cannot use more than one data parallel load balancing mode"
+)]
+#[case::external_local(LLAMA, "-dpn 0 -dpl 2", "requires `--data-parallel-size-local 1`; got 2")]
+#[case::external_alone(LLAMA, "-dpn 0", "can only be set when data_parallel_size > 1")]
+#[case::more_local(LLAMA, "-dpl 2", "data_parallel_size_local (2) must be <= data_parallel_size (1)")]
+#[case::faults(LLAMA, "--enable-fault-tolerance", "Fault tolerance requires external load balancer mode")]
+#[case::mixed_devices(LLAMA, "--device-ids 0,GPU-abc", "must not mix integer IDs and UUIDs")]
+#[case::word_for_a_size(LLAMA, "--cudagraph-capture-sizes abc", "argument --cudagraph-capture-sizes: invalid value")]
+#[case::sizes_twice(
+    LLAMA,
+    "--cudagraph-capture-sizes 1 --compilation-config {\"cudagraph_capture_sizes\":[1,2]}",
+    "are mutually exclusive"
+)]
+#[case::kernels_twice(
+    LLAMA,
+    "--attention-backend FLASH_ATTN --attention-config.backend FLASHINFER",
+    "attention_backend and attention_config.backend are mutually exclusive"
+)]
+#[case::stages_of_one(
+    LLAMA,
+    "-tp 2 -pp 2 --distributed-executor-backend uni",
+    "Pipeline Parallelism without Ray distributed executor"
+)]
+#[case::nodes_of_memory(LLAMA, "--numa-bind-nodes 0", "require numa_bind=True")]
+#[case::profiled_by_ray(LLAMA, "--ray-workers-use-nsight", "unless workers run with Ray")]
+#[case::mask(LLAMA, "--return-sampling-mask", "requires logprobs_mode='processed_logprobs'")]
+#[case::port(LLAMA, "--grpc-port 9000", "requires VLLM_USE_RUST_FRONTEND=1")]
+#[case::gone_connector(
+    LLAMA,
+    "--kv-transfer-config {\"kv_connector\":\"SharedStorageConnector\",\"kv_role\":\"kv_both\"}",
+    "Unsupported connector type: SharedStorageConnector"
+)]
+#[case::overlap_with_drafts(
+    LLAMA,
+    "--async-scheduling --speculative-config {\"method\":\"suffix\",\"num_speculative_tokens\":4}",
+    "not supported by the V1 model runner with suffix-based speculative decoding"
+)]
 #[case::connector(
     LLAMA,
     "--kv-transfer-config {\"kv_connector\":\"BogusConnector\",\"kv_role\":\"kv_both\"}",
@@ -126,6 +180,16 @@ fn vllm_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str
 #[case("0.33.0", "--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3")]
 #[case("0.33.0", "--reasoning-parser mine --reasoning-parser-plugin mine.py")]
 #[case("0.33.0", "--max-logprobs -1 --stream-interval 1 --watermark 0.1 --device-ids 0,1")]
+#[case("0.33.0", "--max-num-seqs 8 --max-num-active-seqs 8 --max-num-queued-reqs 0 --prefix-match-unit 16")]
+#[case("0.33.0", "--prefix-match-unit 8 --no-enable-prefix-caching")]
+#[case("0.33.0", "-dp 2 -dpl 2 --numa-bind --numa-bind-nodes 0 1 --device-ids GPU-a,GPU-b")]
+#[case("0.33.0", "--return-sampling-mask --logprobs-mode processed_logprobs")]
+#[case("0.33.0", "--speculative-config {\"method\":\"ngram\",\"num-speculative-tokens\":3}")]
+#[case(
+    "0.33.0",
+    "--kv-transfer-config {\"kv_connector\":\"OffloadingConnector\",\"kv_role\":\"kv_both\",\"kv_connector_extra_config\":{\"cpu_bytes_to_use\":80g}}"
+)]
+#[case("0.24.0", "--kv-transfer-config {\"kv_connector\":\"SharedStorageConnector\",\"kv_role\":\"kv_both\"}")]
 fn vllm_takes(#[case] version: &str, #[case] flags: &str) {
     assert_eq!(said(&format!("vllm serve m {flags}"), LLAMA, version), None);
 }
@@ -159,6 +223,30 @@ fn older_vllm_refuses_kernels_of_a_variable() {
     let options = Options { version: Some("0.11.0".into()), ..on("h100") };
     let error = answer(&command, models(LLAMA), &options).unwrap_err();
     assert!(error.to_string().contains("Invalid attention backend: 'BOGUS'"), "{error}");
+}
+
+#[rstest]
+#[case(
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "--kv-transfer-config {\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}",
+    "is incompatible with PYTORCH_CUDA_ALLOC_CONF"
+)]
+#[case("VLLM_DP_SIZE=2", "", "Offline data parallel mode is not supported/useful for dense models")]
+#[case("CUDA_VISIBLE_DEVICES=", "", "Failed to infer device type")]
+#[case(
+    "VLLM_USE_V2_MODEL_RUNNER=0",
+    "-pp 2 --async-scheduling",
+    "not supported by the V1 model runner with pipeline parallelism"
+)]
+#[case(
+    "VLLM_USE_V2_MODEL_RUNNER=1",
+    "--speculative-config {\"method\":\"suffix\",\"num_speculative_tokens\":4}",
+    "Model Runner V2 does not yet support: speculative method 'suffix'"
+)]
+fn vllm_refuses_under_a_variable(#[case] variable: &str, #[case] flags: &str, #[case] expected: &str) {
+    let found = said(format!("{variable} vllm serve m {flags}").trim(), LLAMA, "0.33.0");
+    assert!(found.as_ref().is_some_and(|found| found.contains(expected)), "{found:?}");
+    assert_eq!(said(format!("vllm serve m {}", flags.replace("--async-scheduling", "")).trim(), LLAMA, "0.33.0"), None);
 }
 
 #[rstest]

@@ -230,3 +230,91 @@ fn caches_on_a_cpu_take_what_its_variable_says_in_blocks_of_128() {
     let stated = tokens("2 vllm serve m --max-model-len 2048 --block-size 32");
     assert_eq!([tokens("2 vllm serve m --max-model-len 2048"), stated], [146 * 128, 585 * 32]);
 }
+
+/// Of those that a step has room for fewer may run at once.
+#[test]
+fn no_more_sequences_run_than_are_told_to() {
+    let of = |flags: &str| told(&format!("vllm serve m --max-model-len 8192{flags}"), "Qwen__Qwen3-8B", &on("h100"));
+    let (all, few) = (of(""), of(" --max-num-active-seqs 3"));
+    assert_eq!(few.sequences, Some(Logged::exact(3)));
+    assert!(few.capped_by.contains("--max-num-active-seqs 3"), "{}", few.capped_by);
+    // What is measured at its start is as before.
+    assert_eq!(few.facts[&Fact::CacheBytes], all.facts[&Fact::CacheBytes]);
+}
+
+/// Qwen3-8B has sequences of 40,960 tokens, Llama 2 of 4096.
+#[rstest]
+#[case("0.33.0", "", "", Ok(4096))]
+#[case("0.33.0", "", r#","max_model_len":2048"#, Ok(2048))]
+#[case("0.33.0", " --max-model-len 1024", "", Ok(1024))]
+#[case("0.33.0", "", r#","max_model_len":99999"#, Err("speculative_max_model_len=99999 cannot be larger"))]
+#[case("0.24.0", "", "", Ok(40_960))]
+fn a_sequence_is_no_longer_than_that_of_a_model_that_drafts(
+    #[case] version: &str,
+    #[case] flags: &str,
+    #[case] more: &str,
+    #[case] expected: Result<u64, &str>,
+) {
+    let models = Models { draft: Some(models("meta-llama__Llama-2-7b-hf").model), ..models("Qwen__Qwen3-8B") };
+    let config = format!("{{\"model\":\"d\",\"num_speculative_tokens\":3{more}}}");
+    let command = launch(&format!("vllm serve m{flags} --speculative-config {config}"));
+    let found = answer(&command, models, &with_bytes(version, 60)).map(|found| found.facts[&Fact::MaxSeqLen]);
+    match (found, expected) {
+        (Ok(found), Ok(expected)) => assert_eq!(found, Logged::exact(expected)),
+        (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, _) => panic!("{found:?}"),
+    }
+}
+
+/// The tokens that a window keeps are those of all steps that overlap.
+#[rstest]
+#[case("", r#" -sc {"method":"suffix","num_speculative_tokens":4}"#)]
+#[case("VLLM_USE_V2_MODEL_RUNNER=0 ", " -pp 2")]
+fn steps_of_the_older_runner_do_not_overlap(#[case] variable: &str, #[case] flags: &str) {
+    let tokens = |variable: &str, more: &str| {
+        let limits = "--max-model-len 65536 --max-num-batched-tokens 2048";
+        let command = format!("{variable}vllm serve m {limits}{flags}{more}");
+        told(&command, "openai__gpt-oss-120b", &with_bytes("0.33.0", 20)).facts[&Fact::Tokens].low
+    };
+    assert_eq!(tokens(variable, ""), tokens(variable, " --no-async-scheduling"));
+    if !variable.is_empty() {
+        assert!(tokens(variable, "") > tokens("", ""));
+    }
+}
+
+#[test]
+fn a_variable_turns_the_grouping_of_chunked_layers_off() {
+    let tokens = |variable: &str, flag: &str| {
+        let command = format!("{variable}vllm serve m -tp 8 --max-model-len 100000{flag}");
+        let options = Options { devices: on("8xh100").devices, ..with_bytes("0.33.0", 20) };
+        told(&command, "meta-llama__Llama-4-Scout-17B-16E-Instruct", &options).facts[&Fact::Tokens].low
+    };
+    const OFF: &str = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE=0 ";
+    assert_eq!(tokens(OFF, ""), tokens("", " --disable-hybrid-kv-cache-manager"));
+    assert_ne!(tokens(OFF, ""), tokens("", ""));
+}
+
+#[rstest]
+#[case("VLLM_CPU_KVCACHE_SPACE=4 ", "0.33.0")]
+#[case("VLLM_ATTENTION_BACKEND=NOPE ", "0.33.0")]
+fn a_variable_that_nothing_reads_on_a_gpu_changes_nothing(#[case] variable: &str, #[case] version: &str) {
+    let options = Options { version: Some(version.into()), ..on("h100") };
+    let of = |variable: &str| told(&format!("{variable}vllm serve m"), "Qwen__Qwen3-8B", &options);
+    let (found, expected) = (of(variable), of(""));
+    assert_eq!((found.facts, found.notes), (expected.facts, expected.notes));
+}
+
+#[test]
+fn blocks_that_are_kept_free_are_noted() {
+    let found = told("vllm serve m --watermark 0.9", "Qwen__Qwen3-8B", &on("h100"));
+    assert!(found.notes.iter().any(|note| note.starts_with("--watermark 0.9 keeps")), "{:?}", found.notes);
+}
+
+#[rstest]
+#[case("0.12.0", "without the changes that were found to be merged later")]
+#[case("0.32.0", "with the changes that were merged between")]
+fn a_version_that_was_not_read_itself_says_by_which_it_is_answered(#[case] version: &str, #[case] expected: &str) {
+    let options = Options { version: Some(version.into()), ..on("h100") };
+    let notes = told("vllm serve m", "Qwen__Qwen3-8B", &options).notes;
+    assert!(notes.iter().any(|note| note.contains("its rules are those of") && note.ends_with(expected)), "{notes:?}");
+}

@@ -85,6 +85,10 @@ pub(crate) static VLLM: Dialect = Dialect {
     ],
     chooses_dtypes: true,
     refuses: |input| {
+        let model = &*input.plan.model.model_type;
+        if input.parallel().pp > 1 && vllm::WITHOUT_STAGES.contains(&model) {
+            return Some(format!("it does not divide {model} into pipeline stages"));
+        }
         let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype")?;
         let (word, _) = key.value(input)?;
         vllm::other_float(input.version, word.as_str()?, vllm::run_in(input.plan.model.dtype))
@@ -168,12 +172,22 @@ pub(crate) static SGLANG: Dialect = Dialect {
                 .then(|| format!("the sizes of {} one by one: one count of slots serves them all", listed(slots())))
         },
         |input| {
-            let too_small = host_size(input).is_none();
-            input.no_host_tier("hicache-size is in whole GB").filter(|_| too_small)
+            let why = match has_no_checkpoints(input) {
+                true => "SGLang has none without its radix cache, for which the plan has no slots of states",
+                false => "hicache-size is in whole GB",
+            };
+            input.no_host_tier(why).filter(|_| host_size(input).is_none())
         },
         |input| {
             let nvfp4 = input.resources().any(|resource| resource.dtype == DType::Nvfp4);
             nvfp4.then(|| "the GPU: SGLang starts with keys and values in nvfp4 on Blackwell alone".into())
+        },
+        |input| {
+            let Parallel { dp, ep, .. } = input.parallel();
+            let states = if input.has_states() { ", --max-mamba-cache-size" } else { "" };
+            (dp > 1 && ep > 1).then(|| {
+                format!("--max-running-requests, --chunked-prefill-size{states} of all: with --enable-dp-attention SGLang divides them by {dp}; those here are of one replica")
+            })
         },
         |input| nodes(input, "--nnodes, --node-rank and --dist-init-addr"),
     ],
@@ -230,6 +244,12 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
             let pools = || input.pools().map(|pool| format!("{} ({} units)", pool.id, pool.units));
             (pools().count() > 1)
                 .then(|| format!("the sizes of {}: TensorRT-LLM divides the bytes itself", listed(pools())))
+        },
+        |input| {
+            let is_windowed = windows(input).count() > 0 && input.parallel().pp > 1;
+            is_windowed.then(|| {
+                "kv_cache_config.max_attention_window: it counts the layers of all stages, and the plan has those of one".into()
+            })
         },
     ],
     chooses_dtypes: true,
@@ -415,14 +435,21 @@ fn running(input: &Input<'_>) -> Sourced {
     input.max_batch_size()
 }
 
-/// SGLang's host tier, in whole GB.
+/// SGLang's host tier, in whole GB; it has none without its radix cache.
 fn host_size(input: &Input<'_>) -> Sourced {
+    if has_no_checkpoints(input) {
+        return None;
+    }
     let size = input.serving.host_bytes? / 1_000_000_000;
     (size > 0).then(|| (json!(size), "whole GB of host.bytes, per rank".into()))
 }
 
 /// TensorRT-LLM's windows, one per attention layer; full attention sees the whole sequence.
 fn attention_windows(input: &Input<'_>) -> Sourced {
+    // It counts the layers of all stages, and the plan has those of one.
+    if input.parallel().pp > 1 {
+        return None;
+    }
     let of_layers: Vec<Option<u32>> = input
         .resources()
         .filter_map(|resource| match resource.handler.growth() {

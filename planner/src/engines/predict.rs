@@ -69,9 +69,8 @@ impl Inputs<'_> {
         let resources = || held.iter().flat_map(|held| held.resources.iter());
         let of_kind = |kind: &Kind| resources().find(|resource| resource.handler.kind() == kind);
         let name = rules.name;
-        if rules.lacks.contains(&&*self.model.model_type) {
-            let (model, version) = (self.model.model_type.clone(), engine.version_name());
-            return Err(EngineRefusal::Architecture { engine: name, version, model }.into());
+        if let Some(refusal) = engine.lacks(self.model) {
+            return Err(refusal.into());
         }
         let of_several_tokens = |resource: &&Resource| {
             let strided = matches!(resource.handler.growth(), Growth::Paged { stride: 2.., .. });

@@ -287,6 +287,17 @@ impl EngineSpec {
         (self.engine.0.rules.descriptors)(model)
     }
 
+    /// That it has no such model, where it has none.
+    pub(crate) fn lacks(self, model: &ModelInfo) -> Option<EngineRefusal> {
+        let rules = self.engine.0.rules;
+        let lacks = rules.lacks.contains(&&*model.model_type);
+        lacks.then(|| EngineRefusal::Architecture {
+            engine: rules.name,
+            version: self.version_name(),
+            model: model.model_type.clone(),
+        })
+    }
+
     pub(crate) const fn keeps_long_windows(self) -> bool {
         self.engine.0.rules.storage.keeps_long_windows
     }
@@ -300,8 +311,12 @@ impl EngineSpec {
         }
         let names: Vec<String> = read.iter().map(|version| self.engine.written(*version)).collect();
         (!read.contains(&self.version)).then(|| {
+            let changes = match read.first().is_some_and(|first| self.version < *first) {
+                true => "without the changes that were found to be merged later",
+                false => "with the changes that were merged between",
+            };
             format!(
-                "{} was not read itself: its rules are those of {}, with the changes that were merged between",
+                "{} was not read itself: its rules are those of {}, {changes}",
                 self.version_name(),
                 names.join(" and ")
             )

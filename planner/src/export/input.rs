@@ -231,8 +231,13 @@ impl<'a> Input<'a> {
     /// The ranks that data-parallel replicas share experts with; only where all do.
     pub(crate) fn shares_experts(&self) -> Sourced {
         let Parallel { tp, dp, ep, .. } = self.parallel();
-        (ep > 1 && ep == tp.saturating_mul(dp))
+        (ep > 1 && !self.is_dense() && ep == tp.saturating_mul(dp))
             .then(|| (json!(true), "parallel.ep: all ranks share the experts".into()))
+    }
+
+    /// Whether it is known to have no experts, which engines then refuse to divide.
+    fn is_dense(&self) -> bool {
+        self.plan.model.weights.and_then(|weights| weights.classes).is_some_and(|classes| classes.routed == 0)
     }
 
     pub(crate) fn data_parallel(&self) -> Sourced {
@@ -277,7 +282,8 @@ impl<'a> Input<'a> {
             say(true, &|| format!("{} = {} bytes: the engine measures or assumes its own", line.name, line.bytes));
         }
         let parallel = self.parallel();
-        for (key, size) in [("dp", parallel.dp), ("ep", parallel.ep), ("cp", parallel.cp), ("dcp", parallel.dcp)] {
+        let ep = if self.is_dense() { 1 } else { parallel.ep };
+        for (key, size) in [("dp", parallel.dp), ("ep", ep), ("cp", parallel.cp), ("dcp", parallel.dcp)] {
             say(size > 1 && !ranks.contains(&key), &|| {
                 format!("parallel.{key} = {size}: state it to the engine as well")
             });

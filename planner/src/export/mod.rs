@@ -100,6 +100,9 @@ impl CachePlan {
         }));
         let unknown =
             input.parallel().pp > 1 && engine.is_some_and(|engine| engine.engine.rules().divides_whole_models);
+        if let Some(refusal) = engine.filter(|_| unknown).and_then(|engine| engine.lacks(&self.model)) {
+            return Err(ExportError::Refused(refusal));
+        }
         not_expressed.extend(unknown.then(|| {
             let name = dialect.name;
             format!("what {name} admits with these values: it groups the layers of all pipeline stages, and a plan has those of one; `plan MODEL --as` says it")

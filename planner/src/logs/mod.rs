@@ -13,6 +13,7 @@ mod lines;
 mod reader;
 mod rules;
 pub mod start;
+mod utf16;
 pub(crate) mod wording;
 
 use std::collections::BTreeMap;

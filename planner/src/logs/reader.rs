@@ -5,6 +5,7 @@ use std::io::{BufRead, ErrorKind};
 
 use aho_corasick::AhoCorasick;
 
+use super::utf16::Utf16;
 use super::wording::{Fold, TooLarge, Wording};
 use super::{EngineLog, Fact, LogDialect, LogError, Logged};
 use crate::engines::{Engine, Version};
@@ -23,7 +24,10 @@ impl EngineLog {
     /// # Errors
     /// A log without a complete start, of several engines, or with numbers that no device has.
     pub fn read(mut log: impl BufRead, asked: Option<Engine>) -> Result<Self, LogError> {
-        read_from(&mut log, asked)
+        match Utf16::of(&mut log) {
+            Ok(mut log) => read_from(&mut log, asked),
+            Err(log) => read_from(log, asked),
+        }
     }
 }
 

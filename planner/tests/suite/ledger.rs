@@ -84,6 +84,19 @@ fn a_budget_that_nothing_consumes_is_an_error(#[case] text: &str, #[case] expect
     let once = ResourceHandler::new(kind, Growth::Fixed, vec![Dim::whole("width", 16)], DType::F32, None).unwrap();
     let error = Model::new("m", 1).with("extra", 0, once).request(&budget(text)).plan().unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+    // What no pipeline stage has either.
+    let once = || {
+        ResourceHandler::new(
+            Kind::Custom("acme.scratch".into()),
+            Growth::Fixed,
+            vec![Dim::whole("width", 16)],
+            DType::F32,
+            None,
+        )
+    };
+    let model = Model::new("m", 2).with("a", 0, once().unwrap()).with("b", 1, once().unwrap());
+    let error = model.request(&budget(&format!("{text}\n[parallel]\npp = 2"))).plan().unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
     // What lies in slots is kept and offloaded with them, though nobody manages it.
     let model = Model::new("m", 1).with("extra", 0, ResourceHandler::unpaged(&[16], DType::F32).unwrap());
     model.request(&budget(text)).plan().unwrap();

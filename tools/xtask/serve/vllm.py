@@ -51,6 +51,9 @@ class Fields:
             if name in ("Optional", "Union"):
                 rest = [kind for part in parts_of(node.slice) for kind in self.kinds(part)]
                 return rest + (["None"] if name == "Optional" else [])
+            # What is in a list of whole numbers is read as one.
+            if name in ("list", "tuple", "set") and name_of(parts_of(node.slice)[0]) == "int":
+                return [name, "of int"]
             return [self.constants.value(node)] if name == "Literal" else [name]
         name = name_of(node)
         alias = self.constants.nodes.get(name)
@@ -85,6 +88,8 @@ class Fields:
             arguments["choices"] = [] if "str" in named else literal
         elif {"tuple", "list", "set"} & set(named):
             arguments["values"] = "+"
+            if "of int" in named:
+                arguments["type"] = "int"
         elif "int" in named:
             arguments["type"] = "human_int" if name in HUMAN else "int"
             if name == "max_model_len":

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use cacheplan_files::Shown;
+use cacheplan_planner::engines::Version;
 use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
 use super::meaning::{Meaning, meaning};
 use super::table::{Arity, Flag, Kind, flags, newest_with, took_value};
-use super::values::{human_int, is_negative, refuses, whole};
+use super::values::{human_int, is_negative, refuses, whole, without_units};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 use crate::secret;
@@ -294,6 +295,9 @@ impl Grammar {
         /// Those that add to what they said before.
         const ADDS: [&str; 1] = ["--override-kv"];
         let flag = setting.flag;
+        if self.reads_units(flag) {
+            setting.values.iter_mut().for_each(|value| *value = without_units(value));
+        }
         // A manifest may leave open what no cache depends on: `--port $PORT`.
         let is_needed = meaning(self.engine.engine, flag) != Meaning::None;
         for value in setting.values.iter().filter(|value| is_needed || !value.contains('$')) {
@@ -308,6 +312,18 @@ impl Grammar {
         }
         parsed.settings.insert(flag.name, setting);
         Ok(())
+    }
+
+    /// Whether numbers within the JSON of a flag may have units: of what is a configuration of its own, read in 0.33.0 alone.
+    fn reads_units(&self, flag: &Flag) -> bool {
+        const READ: Version = Version(0, 33, 0);
+        const DICTIONARIES: [&str; 4] =
+            ["--speculative-config", "--additional-config", "--override-generation-config", "--quantization-config"];
+        self.dotted
+            && self.engine.version >= READ
+            && flag.kind == Kind::Json
+            && flag.name.ends_with("-config")
+            && !DICTIONARIES.contains(&flag.name)
     }
 
     fn wrong(&self, flag: &'static Flag, value: &str, expected: &str) -> ServeError {

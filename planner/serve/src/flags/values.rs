@@ -71,6 +71,33 @@ pub(crate) fn human_int(value: &str) -> Option<i64> {
     }
 }
 
+/// JSON in which numbers outside texts have units, written out as vLLM does before it reads it (`_expand_json_human_readable_numbers`).
+pub(crate) fn without_units(json: &str) -> String {
+    let is_word = |char: char| char.is_alphanumeric() || char == '_';
+    let (mut out, mut quoted, mut escaped) = (String::with_capacity(json.len()), false, false);
+    let mut rest = json;
+    while let Some(char) = rest.chars().next() {
+        let begins = !quoted && char.is_ascii_digit() && !out.ends_with(is_word);
+        let length = rest.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(rest.len());
+        let unit = rest[length..].chars().next().filter(|unit| begins && "kmgtKMGT".contains(*unit));
+        let end = length + 1;
+        if let Some(number) = unit.filter(|_| !rest[end..].starts_with(is_word)).and_then(|_| human_int(&rest[..end])) {
+            out += &number.to_string();
+            rest = &rest[end..];
+            continue;
+        }
+        (quoted, escaped) = match char {
+            _ if escaped => (quoted, false),
+            '\\' => (quoted, quoted),
+            '"' => (!quoted, false),
+            _ => (quoted, false),
+        };
+        out.push(char);
+        rest = &rest[char.len_utf8()..];
+    }
+    out
+}
+
 /// C++'s `std::stoi`: the number that a text begins with, in 32 bits; what stands behind it is passed over.
 pub(crate) fn stoi(value: &str) -> Option<i64> {
     let value = value.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
@@ -114,6 +141,14 @@ mod tests {
     #[case("99999999999T", None)]
     fn numbers_are_those_of_vllm(#[case] text: &str, #[case] expected: Option<i64>) {
         assert_eq!(human_int(text), expected);
+    }
+
+    #[rstest]
+    #[case(r#"{"a":80g}"#, r#"{"a":80000000000}"#)]
+    #[case(r#"{"a": [2K, 1.5m],"b":"80g","c\"d":1k}"#, r#"{"a": [2048, 1500000],"b":"80g","c\"d":1000}"#)]
+    #[case(r#"{"a":80gb,"b":x8k,"c":1.5K}"#, r#"{"a":80gb,"b":x8k,"c":1.5K}"#)]
+    fn numbers_in_json_are_those_of_vllm(#[case] text: &str, #[case] expected: &str) {
+        assert_eq!(without_units(text), expected);
     }
 
     #[rstest]

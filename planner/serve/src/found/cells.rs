@@ -92,7 +92,9 @@ fn length(request: &PlanRequest, cells: u64) -> u64 {
 fn with_cells(request: &PlanRequest, cells: u64) -> PlanRequest {
     let each = length(request, cells);
     request.changed(|budget| {
-        budget.max_seq_len = Some(each);
+        // Of cells that are shared a sequence may be told to take no more.
+        let most = budget.max_seq_len.filter(|_| budget.engine.context.is_some()).unwrap_or(u64::MAX);
+        budget.max_seq_len = Some(each.min(most));
         budget.engine.context = budget.engine.context.map(|_| cells);
     })
 }

@@ -31,10 +31,11 @@ pub(super) enum Why {
     Interpolated,
     Specifier,
     Loop,
+    Sourced,
 }
 
 impl Why {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::NotSet,
         Self::Secret,
         Self::Cluster,
@@ -50,6 +51,7 @@ impl Why {
         Self::Interpolated,
         Self::Specifier,
         Self::Loop,
+        Self::Sourced,
     ];
 
     /// What a message says of it: why, and what would do.
@@ -72,6 +74,7 @@ impl Why {
             Self::Interpolated => ("is not set", "write the value, or a default (`${NAME:-value}`)"),
             Self::Specifier => ("is a specifier of systemd", WRITE),
             Self::Loop => ("is another value in each round of a loop", "write out the command of one of them"),
+            Self::Sourced => ("may be set by a file that is sourced", "set it behind that, or write the value"),
         }
     }
 

@@ -41,6 +41,13 @@ impl Variables {
         self.values.remove(name);
     }
 
+    /// Marks the values of those that are not exported.
+    pub(super) fn mark_own(&mut self, mark: impl Fn(&str) -> String) {
+        for (name, variable) in self.values.iter_mut().filter(|(_, variable)| !variable.is_exported) {
+            variable.words = vec![mark(name)];
+        }
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<&[String]> {
         self.values.get(name).map(|variable| &*variable.words)
     }

@@ -178,10 +178,7 @@ fn command(dialect: Dialect, line: &str) -> String {
         // A title and options stand in front.
         (Dialect::Batch, "start") => {
             let all = tokens(dialect, rest);
-            let title = usize::from(all.first().is_some_and(|word| word.starts_with('"')));
-            let command: Vec<&str> =
-                all.iter().map(String::as_str).skip(title).skip_while(|word| word.starts_with('/')).collect();
-            words(dialect, &command.join(" "))
+            words(dialect, &behind_options(&all).join(" "))
         }
         (Dialect::PowerShell, "&") => words(dialect, rest),
         (Dialect::PowerShell, _) if line.starts_with('$') => {
@@ -201,6 +198,23 @@ fn command(dialect: Dialect, line: &str) -> String {
         }
         _ => words(dialect, line),
     }
+}
+
+/// What `start` starts: behind a title, the first word in quotes, and options on either side of it.
+fn behind_options(mut words: &[String]) -> &[String] {
+    /// Those with a value behind them.
+    const WITH_VALUE: [&str; 3] = ["/d", "/node", "/affinity"];
+    let mut has_title = false;
+    while let Some(word) = words.first() {
+        let is_title = word.starts_with('"') && !has_title;
+        if !is_title && !word.starts_with('/') {
+            break;
+        }
+        has_title |= is_title;
+        let takes = WITH_VALUE.contains(&&*word.to_ascii_lowercase());
+        words = &words[(1 + usize::from(takes)).min(words.len())..];
+    }
+    words
 }
 
 /// The elements of `@("a", 'b', 3)`, with their quotes; none where one is more than a word.

@@ -43,6 +43,9 @@ const KNOW_NONE: [&str; 9] = [
 /// `KVConnectorFactory` of this version knows those above and these, which are not read.
 const REGISTRY: Version = Version(0, 33, 0);
 const NOT_READ: [&str; 2] = ["MultiConnector", "HiSparseConnector"];
+/// Those above that it has no longer, or never had.
+const GONE: [&str; 5] =
+    ["SharedStorageConnector", "P2pNcclConnector", "PyNcclConnector", "HF3FSKVConnector", "FlexKVConnector"];
 
 /// Reads the connectors that a command names.
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
@@ -54,7 +57,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         "{} moves blocks that are counted here; what it keeps elsewhere is beside them",
         names.join(", ")
     ));
-    let unknown = names.iter().find(|name| !KNOW_GROUPS.contains(&&***name) && !KNOW_NONE.contains(&&***name));
+    let is_gone = |name: &str| question.engine.version >= REGISTRY && GONE.contains(&name);
+    let is_known = |name: &str| (KNOW_GROUPS.contains(&name) || KNOW_NONE.contains(&name)) && !is_gone(name);
+    let unknown = names.iter().find(|name| !is_known(name));
     let is_elsewhere = question.object(FLAG)?.is_some_and(|config| config.contains_key("kv_connector_module_path"));
     if let Some(name) = unknown.filter(|_| !is_elsewhere) {
         if question.engine.version >= REGISTRY && !NOT_READ.contains(&&**name) {

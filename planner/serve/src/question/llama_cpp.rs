@@ -141,7 +141,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             .notes
             .push(format!("the slot context ({each}) exceeds the training context of the model ({trained}) - capping"));
     }
-    question.default_of("max_seq_len", each);
+    // Slots that share the cells run as many sequences as these hold, of which none is longer than that.
+    question.default_of("max_seq_len", question.slot_tokens.filter(|_| shared).unwrap_or(each));
     question.default_of("max_batch_size", sequences);
     if shared {
         question.default_of("engine.context", cells);

@@ -41,6 +41,7 @@ pub(crate) use llama_cpp::ubatch;
 pub(crate) use placed::{Placed, Short};
 pub use settled::Limits;
 pub(crate) use settled::Settled;
+pub(crate) use sglang::{most_running, slots_with_moved};
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]
@@ -132,6 +133,9 @@ impl Question {
     pub fn of(launch: &Launch, options: &Options) -> Result<Self, ServeError> {
         let Program { engine, start } = Program::of(launch, options.version.as_deref())?;
         let env = launch.env.clone();
+        if engine.engine.name() == "tensorrt-llm" {
+            tensorrt_llm::refuse_subcommand(&launch.words, start)?;
+        }
         let known = flags(engine.engine, engine.version);
         let Rewritten { mut words, options: above } = dynamo::rewritten(&launch.words, start, &known)?;
         // In front, so that what the command says itself wins.

@@ -41,18 +41,30 @@ const NO_LENGTH: u64 = 2048;
 
 /// The longest sequence that the model is made for, by its config and by what the command states otherwise.
 pub(super) fn longest(question: &Question, flag: &'static str, model: &ModelCaches) -> Result<Option<u64>, ServeError> {
+    Ok(by_config(question.engine, model, read(question, flag)?))
+}
+
+/// The same by its config alone.
+pub(super) fn own(engine: EngineSpec, model: &ModelCaches) -> Option<u64> {
+    by_config(engine, model, (None, None))
+}
+
+fn by_config(
+    engine: EngineSpec,
+    model: &ModelCaches,
+    (stated_length, stated_rope): (Option<u64>, Option<Scaling>),
+) -> Option<u64> {
     let known = model.info().max_position_embeddings;
-    let (stated_length, stated_rope) = read(question, flag)?;
-    let Some(config) = model.model().map(|model| &model.config) else { return Ok(stated_length.or(known)) };
+    let Some(config) = model.model().map(|model| &model.config) else { return stated_length.or(known) };
     let first = |keys: &[&str]| keys.iter().find_map(|key| config.get(*key)?.as_u64());
-    let own = if question.engine.engine.name() == "sglang" { first(&SGLANG_LENGTHS) } else { None };
+    let own = if engine.engine.name() == "sglang" { first(&SGLANG_LENGTHS) } else { None };
     let length = stated_length.or(own).or(known).unwrap_or(NO_LENGTH);
     // Gemma 3's is the scaled one already.
     if model.info().model_type.contains("gemma3") {
-        return Ok(Some(length));
+        return Some(length);
     }
     let ropes = stated_rope.map_or_else(|| ropes(config), |rope| dictionaries(&rope));
-    Ok(Some(ropes.iter().find_map(|rope| scaled(question.engine, rope, length)).unwrap_or(length)))
+    Some(ropes.iter().find_map(|rope| scaled(engine, rope, length)).unwrap_or(length))
 }
 
 /// Whether the config says a length: one that only its class has is taken, and holds against no flag, since files of which

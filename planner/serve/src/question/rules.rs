@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cacheplan_handlers::{Kind, ResourceHandler};
+use cacheplan_handlers::{Growth, Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 use serde_json::Value;
@@ -60,6 +60,7 @@ pub(super) struct Case<'a> {
     pub(super) limits: Limits,
     kinds: Vec<Kind>,
     has_states: bool,
+    keeps_all_alike: bool,
 }
 
 impl<'a> Case<'a> {
@@ -67,7 +68,9 @@ impl<'a> Case<'a> {
         let caches = question.caches(model)?;
         let kinds = caches.iter().map(|cache| cache.handler.kind().clone()).collect();
         let has_states = caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler));
-        Ok(Self { question, model, limits, kinds, has_states })
+        let keeps_all = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
+        let keeps_all_alike = caches.iter().all(|cache| keeps_all(cache.handler.growth()));
+        Ok(Self { question, model, limits, kinds, has_states, keeps_all_alike })
     }
 
     pub(super) fn is_on(&self, flag: &str) -> bool {
@@ -107,6 +110,11 @@ impl<'a> Case<'a> {
 
     pub(super) const fn has_states(&self) -> bool {
         self.has_states
+    }
+
+    /// Whether every layer keeps all tokens, so that all of them are one group.
+    pub(super) const fn keeps_all_alike(&self) -> bool {
+        self.keeps_all_alike
     }
 
     pub(super) fn keeps(&self, kind: &Kind) -> bool {

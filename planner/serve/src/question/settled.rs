@@ -25,6 +25,8 @@ pub(crate) struct Settled {
     pub(crate) fits_length: bool,
     /// Blocks that there are at least, of a model with states, where it starts.
     pub(crate) least_blocks: u64,
+    /// The most sequences that vLLM runs at once of those that a step has room for, where it is told.
+    pub(crate) most_running: Option<u64>,
     /// Bytes that weights leave of a device, where the command states what caches take of it, which no profile limits.
     pub(crate) room: Option<u64>,
     /// What llama.cpp needs on its devices, and does where they do not hold it.
@@ -81,7 +83,10 @@ impl Question {
             _ => llama_cpp::settle,
         };
         self.model_type.clone_from(&model.info().model_type);
-        let (limits, fits_length) = settle(&mut self, model)?;
+        let (mut limits, fits_length) = settle(&mut self, model)?;
+        if let (Some(draft), "vllm") = (draft, self.engine.engine.name()) {
+            limits = vllm::with_draft(&mut self, draft, limits)?;
+        }
         above::refuse_unconsumed(&self)?;
         let engine = self.engine.engine.name();
         let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
@@ -102,7 +107,8 @@ impl Question {
         let states = |key: &str| self.stated.iter().any(|stated| stated.key == key);
         let limitless = states("engine.num_blocks") || states("engine.cache_bytes");
         let room = if limitless { self.room(&request)? } else { None };
-        Ok((self, Settled { request, limits, fits_length, least_blocks, room, placed, outside }))
+        let most_running = vllm::most_running(&self).filter(|_| engine == "vllm");
+        Ok((self, Settled { request, limits, fits_length, least_blocks, most_running, room, placed, outside }))
     }
 
     /// Tokens of a step as its log says them; none where it is told not to cut prompts, and says no number of them.

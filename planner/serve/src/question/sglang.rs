@@ -4,9 +4,9 @@ mod pages;
 mod rules;
 mod states;
 
-use cacheplan_handlers::{DType, Kind};
+use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::engines::sglang::RUNNING_WITH_DRAFTS;
+use cacheplan_planner::engines::sglang::{RUNNING_WITH_DRAFTS, SLOTS_WITH_RADIX};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
@@ -47,6 +47,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let whole = if replicas == 1 { size("--dp-size") } else { 1 };
     question.use_devices(tp.saturating_mul(pp).saturating_mul(whole).div_ceil(size("--nnodes")))?;
+    of_replica(question, replicas)?;
     role(question, model)?;
     let defaults = Defaults::of(question);
     let max_num_tokens = chunk(question, &defaults);
@@ -71,7 +72,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
     // DeepSeek-V4's own default stands above that of drafts (`apply_deepseek_v4_defaults`).
     let own = model.info().model_type.starts_with("deepseek_v4");
-    let drafts = question.flag("--speculative-algorithm").filter(|_| !own).map(|_| RUNNING_WITH_DRAFTS);
+    let drafts =
+        question.flag("--speculative-algorithm").filter(|_| !own).map(|_| (RUNNING_WITH_DRAFTS / replicas).max(1));
     const CHAINS: [&str; 4] = ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"];
     const DRAFTS: &str = "--speculative-algorithm";
     if let Some(word) = question.value(DRAFTS).map(str::to_uppercase) {
@@ -90,7 +92,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             question.default_of("speculation.mtp_layers", 1);
         }
     }
-    let max_batch_size = question.count("--max-running-requests").or(drafts);
+    let max_batch_size = question.count(RUNNING).map(|running| (running / replicas).max(1)).or(drafts);
     Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
 }
 
@@ -222,9 +224,66 @@ fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeErro
     Ok(count)
 }
 
-/// A server that only decodes keeps no prefixes unless it is told to (`handle_pd_disaggregation`).
+const RUNNING: &str = "--max-running-requests";
+const SLOTS: &str = "--max-mamba-cache-size";
+const ROLE: &str = "--disaggregation-mode";
+
+/// Each replica of the attention has its part of what is stated of all (`resolve_max_num_reqs`, `handle_max_mamba_cache`).
+fn of_replica(question: &mut Question, replicas: u64) -> Result<(), ServeError> {
+    if replicas == 1 {
+        return Ok(());
+    }
+    if let Some(running) = question.count(RUNNING) {
+        question.put("max_batch_size", (running / replicas).max(1));
+    }
+    match question.count(SLOTS).map(|slots| slots / replicas) {
+        Some(0) => {
+            let said = "Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed max_mamba_cache_size=0";
+            Err(question.refused(said, [Remedy::Remove(SLOTS)]))
+        }
+        Some(slots) => {
+            question.put("engine.state_slots", slots);
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+/// Read in 0.5.23 alone, so that it holds from there on.
+const PARTS: Version = Version(0, 5, 23);
+
+/// Requests that run on each replica: what is stated, of which it takes no more than every second token lets it.
+pub(crate) fn most_running(question: &Question, stated: u64, tokens: Option<u64>) -> u64 {
+    let most = tokens.filter(|_| question.engine.version >= PARTS).map_or(u64::MAX, |tokens| tokens / 2);
+    stated.min(most)
+}
+
+/// Slots for states of a server that decodes what others prefilled: of those that run and of those that are being moved to it, where
+/// that is more than it divided its bytes for (`HybridMambaDecodeReqToTokenPool`).
+pub(crate) fn slots_with_moved(question: &Question, limits: &Limits, running: Option<u64>, slots: u64) -> u64 {
+    /// Batches up to this have so many times as many more.
+    const SMALL: u64 = 32;
+    const TIMES: u64 = 2;
+    if question.value(ROLE) != Some("decode") || question.engine.version < PARTS {
+        return slots;
+    }
+    let of_batch = limits.max_batch_size.filter(|batch| *batch <= SMALL).map_or(0, |batch| batch * TIMES);
+    let moved = question.count("--disaggregation-decode-extra-slots").unwrap_or(of_batch);
+    // One of its own, and those to which states are copied while steps overlap.
+    let each = question.slots_per_request().map_or(1, |each| each.saturating_sub(SLOTS_WITH_RADIX) + 1);
+    slots.max(running.unwrap_or(0).saturating_add(moved).saturating_mul(each))
+}
+
+/// A server that only decodes keeps no prefixes unless it is told to (`handle_pd_disaggregation`). One that only prefills keeps no states
+/// of drafts.
 fn role(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
-    let decodes = question.value("--disaggregation-mode") == Some("decode");
+    let decodes = question.value(ROLE) == Some("decode");
+    let drafts = question.flag("--speculative-algorithm").is_some() && question.engine.version >= PARTS;
+    let has_states = question.caches(model)?.iter().any(|cache| ResourceHandler::is_state(&cache.handler));
+    if question.value(ROLE) == Some("prefill") && drafts && has_states {
+        let why = "a server that prefills keeps no states of drafts, and what it has for others then is not planned";
+        return Err(ServeError::unread(ROLE, why, [Remedy::Remove("--speculative-algorithm"), Remedy::Remove(ROLE)]));
+    }
     let keeps = question.is_on("--disaggregation-decode-enable-radix-cache");
     if decodes {
         question.put("engine.prefix_caching", keeps);

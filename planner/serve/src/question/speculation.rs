@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::Growth;
 use cacheplan_planner::ModelCaches;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Question;
 use super::vllm::words;
@@ -38,6 +38,7 @@ pub(super) fn speculative(question: &Question) -> Result<Option<Value>, ServeErr
         let number = setting.whole().filter(|_| key == "num_speculative_tokens");
         config.insert(key.to_owned(), number.map_or_else(|| Value::from(setting.value()), Value::from));
     }
+    let config: Map<String, Value> = config.into_iter().map(|(key, value)| (key.replace('-', "_"), value)).collect();
     words::speculative(question, &config)?;
     Ok((!config.is_empty()).then_some(Value::Object(config)))
 }
@@ -51,7 +52,7 @@ pub(super) fn may_predict(model_type: &str) -> bool {
     PREDICT.split_whitespace().any(|family| model_type.starts_with(family))
 }
 
-fn method(config: &Value) -> &str {
+pub(super) fn method(config: &Value) -> &str {
     config.get("method").and_then(Value::as_str).unwrap_or("")
 }
 

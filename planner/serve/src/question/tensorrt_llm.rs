@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::FlagMeaning;
-use cacheplan_planner::{Engine, ModelCaches, Override};
+use cacheplan_planner::{Engine, ModelCaches, Override, PlanRequest};
 
 use super::{HEADS, Limits, Question, of_config, overrides};
 use crate::error::ServeError;
@@ -89,6 +89,17 @@ fn of_key(key: &str, value: &str, engine: Engine) -> Result<Option<Override>, Se
     }
 }
 
+/// Other programs of its command, which serve no model by themselves (`commands/serve.py`).
+pub(super) fn refuse_subcommand(words: &[String], start: usize) -> Result<(), ServeError> {
+    const OTHERS: [&str; 3] = ["disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve"];
+    match words.get(start).filter(|word| OTHERS.contains(&&***word)) {
+        Some(word) => {
+            Err(ServeError::unread(word, "what this subcommand starts is not planned; ask about its workers", []))
+        }
+        None => Ok(()),
+    }
+}
+
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     if let Some(backend) = question.value("--backend").map(str::to_owned).filter(|backend| backend != "pytorch") {
         let why = format!("the caches of backend {backend} were not read");
@@ -146,7 +157,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 fn windows(question: &Question, model: &ModelCaches, longest: u64) -> Result<(), ServeError> {
     let Some(value) = option(question, WINDOWS).filter(|value| *value != "null") else { return Ok(()) };
     let stated: Vec<u64> = serde_json::from_str(value).unwrap_or_default();
-    let caches = question.caches(model)?;
+    // A window as long as the sequences is none, which its rules know by their length.
+    let request = PlanRequest::of(model.clone()).for_engine(question.engine);
+    let caches = request.changed(|budget| budget.max_seq_len = Some(longest)).caches()?;
     let own = caches.iter().filter_map(|cache| match cache.handler.growth() {
         Growth::Paged { window, .. } => Some(window.map_or(longest, u64::from).min(longest)),
         _ => None,

@@ -7,6 +7,7 @@ mod dtype;
 mod memory;
 mod names;
 mod rules;
+mod runner;
 mod v0;
 pub(super) mod words;
 
@@ -28,6 +29,9 @@ const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
 /// Read in 0.10.2 to 0.12.0, and not in 0.9.1 and 0.14.0: so do chunks of local attention, unless a variable keeps it on.
 const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 0);
 
+/// The most sequences that run, of those that a step has room for.
+const ACTIVE: &str = "--max-num-active-seqs";
+
 /// `DEFAULT_VOCAB_PADDING_SIZE`.
 const VOCABULARY: u64 = 64;
 
@@ -35,6 +39,20 @@ const VOCABULARY: u64 = 64;
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     dtype::name(question)?;
     words::backend(question)
+}
+
+/// The most sequences that run at once, where they are fewer than a step has room for.
+pub(super) fn most_running(question: &Question) -> Option<u64> {
+    question.count(ACTIVE)
+}
+
+/// The longest sequence where a model that drafts cannot follow it as far.
+pub(super) fn with_draft(question: &mut Question, draft: &ModelCaches, limits: Limits) -> Result<Limits, ServeError> {
+    let max_seq_len = runner::longest(question, draft, limits.max_seq_len)?;
+    if max_seq_len < limits.max_seq_len {
+        question.put("max_seq_len", max_seq_len);
+    }
+    Ok(Limits { max_seq_len, ..limits })
 }
 
 /// A model that drafts, as this version runs it.
@@ -78,9 +96,15 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     calibrated::settle(question, model, &dtype::READS);
     memory::memory(question)?;
     speculation::settle(question, model)?;
+    runner::settle(question)?;
     quantization::settle(question, model)?;
     if question.is_on("--disable-hybrid-kv-cache-manager") {
         question.default_of("engine.hybrid_kv_cache", false);
+    }
+    if let Some(share) = question.share("--watermark").filter(|share| *share > 0.0) {
+        question.notes.push(format!(
+            "--watermark {share} keeps that share of the blocks free where a prompt is admitted beside others: of long prompts fewer run at once than are held"
+        ));
     }
     if let Some(backend) = dtype::backend(question) {
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
@@ -92,7 +116,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 fn variables(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     const WITHOUT_LATENTS: &str = "VLLM_MLA_DISABLE";
     question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
-    let is_off = question.env.get(WITHOUT_LATENTS).is_some_and(|value| value.trim().parse::<i64>() != Ok(0));
+    let is_off = question.env.contains_key(WITHOUT_LATENTS) && is_on(question, WITHOUT_LATENTS) != Some(false);
     let caches = question.caches(model)?;
     if is_off && caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged) {
         let why = "keys and values in full in place of latents are not planned".to_owned();
@@ -101,15 +125,22 @@ fn variables(question: &Question, model: &ModelCaches) -> Result<(), ServeError>
     Ok(())
 }
 
-/// What turned the grouping of layers off in older versions.
+/// What turns the grouping of layers off: in older versions events of caches, and chunks of local attention unless a variable keeps it on;
+/// later these where the variable says so.
 fn grouping(question: &mut Question, model: &ModelCaches) {
+    const KEEPS: &str = "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE";
     let version = question.engine.version;
     let publishes = question.flag("--kv-events-config").is_some() && version < EVENTS_WITH_GROUPS;
-    let kept = question.env.get("VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE").is_some_and(|value| value == "1");
-    let chunks = model.info().model_type.starts_with("llama4") && CHUNKS_WITHOUT_GROUPS.contains(&version) && !kept;
+    let kept = is_on(question, KEEPS).unwrap_or(!CHUNKS_WITHOUT_GROUPS.contains(&version));
+    let chunks = model.info().model_type.starts_with("llama4") && version >= CHUNKS_WITHOUT_GROUPS.start && !kept;
     if publishes || chunks {
         question.default_of("engine.hybrid_kv_cache", false);
     }
+}
+
+/// What a variable says of something that is on or off, as `envs.py` reads it: a whole number.
+fn is_on(question: &Question, variable: &str) -> Option<bool> {
+    question.env.get(variable)?.trim().parse::<i64>().ok().map(|value| value != 0)
 }
 
 /// How states are kept, and in which blocks: `--mamba-block-size` is one for prefixes, and that of attention stands for it from then on.

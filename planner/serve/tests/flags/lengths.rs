@@ -76,3 +76,11 @@ fn the_longest_sequence_is_the_config_s_by_the_engine_s_rule(
     let answer = answer(&launch(command), changed("Qwen__Qwen3-8B", changes), &options).unwrap();
     assert_eq!(answer.limits.max_seq_len, tokens);
 }
+
+/// Slots that share 100,096 cells, none of which takes more than 40,960.
+#[test]
+fn slots_of_llama_cpp_that_share_cells_divide_them() {
+    let found = told("llama-server -m m -c 100000", "Qwen__Qwen3-8B", "b11549").unwrap();
+    assert_eq!((found.tokens_each, found.sequences), (Some(40_960), Some(Logged::exact(2))));
+    assert_eq!(found.facts[&Fact::MaxSeqLen], Logged::exact(100_096));
+}

@@ -184,3 +184,11 @@ fn an_image_that_says_no_version_is_answered_with_a_note() {
     assert!(!notes(command, Some("0.33.0")).contains("the tag of"));
     assert!(!notes("docker run vllm/vllm-openai:v0.24.0 --model m", None).contains("the tag of"));
 }
+
+#[rstest]
+#[case("trtllm-serve disaggregated -c x.yaml")]
+#[case("trtllm-serve mm_embedding_serve m")]
+fn another_subcommand_is_not_taken_for_a_model(#[case] command: &str) {
+    let error = told(command, "Qwen__Qwen3-8B", "1.2.0").unwrap_err();
+    assert_eq!(error.exit_code(), 4, "{error}");
+}

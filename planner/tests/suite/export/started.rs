@@ -68,3 +68,59 @@ fn what_vllm_admits_counts_the_ranks_that_divide_a_sequence() {
         plan.capacity.sequences
     );
 }
+
+/// SGLang has no host tier without its radix cache, which a plan without checkpoints turns off.
+#[test]
+fn sglang_gets_a_host_tier_beside_its_radix_cache_alone() {
+    let serving = Serving { host_bytes: Some(HOST_BYTES), ..serving() };
+    let plan = nemotron_3_nano().request(&budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'")).plan().unwrap();
+    for (plan, has) in [(plan, false), (hybrid(), true)] {
+        let export = plan.export(target("sglang"), None, &serving).unwrap();
+        assert_eq!(export.text.contains("--enable-hierarchical-cache"), has, "{}", export.text);
+        assert_eq!(export.text.contains("--disable-radix-cache"), !has, "{}", export.text);
+        assert_eq!(export.not_expressed.iter().any(|gap| gap.contains("none without its radix cache")), !has);
+    }
+}
+
+/// Its counts are of all replicas of the attention, and the plan's of one.
+#[test]
+fn sglang_is_said_to_divide_its_counts_among_replicas_of_the_attention() {
+    for (ep, said) in [(4, true), (1, false)] {
+        let serving = Serving { parallel: Some(Parallel { dp: 4, ep, ..Parallel::default() }), ..serving() };
+        let export = hybrid().export(target("sglang"), None, &serving).unwrap();
+        let gap = export.not_expressed.iter().find(|gap| gap.contains("SGLang divides them by 4"));
+        assert_eq!(gap.is_some_and(|gap| gap.contains("--max-mamba-cache-size")), said, "{:?}", export.not_expressed);
+    }
+}
+
+/// It counts the layers of all stages, and a plan has those of one.
+#[test]
+fn tensorrt_llm_is_told_no_windows_of_one_stage_alone() {
+    let serving = Serving { parallel: Some(Parallel { pp: 2, ..Parallel::default() }), ..serving() };
+    let export = windowed().export(target("tensorrt-llm"), None, &serving).unwrap();
+    assert!(export.settings.iter().all(|setting| setting.key != "kv_cache_config.max_attention_window"));
+    assert!(export.not_expressed.iter().any(|gap| gap.contains("max_attention_window")), "{:?}", export.not_expressed);
+}
+
+#[rstest]
+#[case("rwkv", "has no architecture for rwkv")]
+#[case("zamba2", "does not divide zamba2 into pipeline stages")]
+fn what_vllm_has_not_is_refused_in_stages_too(#[case] model: &str, #[case] expected: &str) {
+    let model = Model::new(model, 2).with("a", 0, kv(8, 128)).with("b", 1, kv(8, 128));
+    let text = "max_seq_len = 4096\n[memory]\nbytes = '4GiB'\n[parallel]\npp = 2";
+    let plan = model.request(&budget(text)).plan().unwrap();
+    let error = plan.export(target("vllm"), None, &serving()).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+}
+
+/// A model without experts starts with none to divide.
+#[rstest]
+#[case("Qwen__Qwen3-8B", false)]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", true)]
+fn vllm_divides_experts_where_there_are_some(#[case] model: &str, #[case] has: bool) {
+    let text = "max_seq_len = 4096\n[memory]\nbytes = '20GiB'\n[parallel]\ndp = 4\nep = 4";
+    let plan = PlanRequest::of(published(model)).with_budget(budget(text)).plan().unwrap();
+    let export = newest(&plan, target("vllm"));
+    assert_eq!(export.text.contains("enable-expert-parallel"), has, "{}", export.text);
+    assert!(export.not_expressed.iter().all(|gap| !gap.starts_with("parallel.ep")), "{:?}", export.not_expressed);
+}

@@ -6,6 +6,7 @@ use super::super::unknown::{MARKS, Why};
 use super::super::variables::{Variables, bounded};
 use super::lex::Cursor;
 use super::word::{Piece, Word};
+use crate::secret;
 
 /// Defaults within defaults.
 const DEPTH: usize = 8;
@@ -66,6 +67,7 @@ impl Expansion<'_> {
         // The first word of an array stands for it.
         let value = self.variables.get(name).map(|words| words.first().cloned().unwrap_or_default());
         match (value, default) {
+            (Some(value), _) if !value.is_empty() && secret::is_secret(name) => Ok(secret::HIDDEN.to_owned()),
             (Some(value), None) => Ok(value),
             (Some(value), Some(_)) if !value.is_empty() => Ok(value),
             (_, Some(default)) if depth > 0 => {

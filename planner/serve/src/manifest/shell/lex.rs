@@ -201,6 +201,16 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
+    /// The text of `((...))`, where one begins here.
+    pub(super) fn arithmetic(&mut self) -> Option<&'a str> {
+        if !self.rest.starts_with("((") {
+            return None;
+        }
+        let end = balanced(self.rest, '(', ')').filter(|end| self.rest[..*end].ends_with("))"))?;
+        let text = self.skip(end);
+        Some(&text[2..text.len() - 2])
+    }
+
     /// What begins with a dollar sign.
     fn dollar(&mut self, quoted: bool, word: &mut Word) -> Result<(), Broken> {
         self.bump();

@@ -11,11 +11,14 @@ use super::origin::Origin;
 use super::reading::Reading;
 use super::unknown::Why;
 use super::variables::Variables;
-use crate::Launch;
+use crate::{Launch, secret};
 
 use expand::Expansion;
-use statements::{Join, Statement, statements};
-use word::{Piece, Word, assigned};
+use statements::{ARITHMETIC, Join, Statement, statements};
+use word::{Piece, Word, assigned, computed};
+
+/// Texts of `eval` within each other.
+const DEPTH: usize = 5;
 
 /// What finds the engines of a command.
 type Run<'a> = &'a dyn Fn(&[String], Variables, &Origin<'_>) -> Result<Vec<Launch>, ManifestError>;
@@ -41,6 +44,8 @@ pub(super) fn launches(
         blocks: Vec::new(),
         is_certain: true,
         is_alternative: false,
+        outer: Vec::new(),
+        evaluated: 0,
         launches: Vec::new(),
     };
     for statement in &statements {
@@ -59,6 +64,10 @@ struct Shell<'a> {
     is_certain: bool,
     /// Whether it runs only where something else failed.
     is_alternative: bool,
+    /// The variables around the subshells that it is in.
+    outer: Vec<Variables>,
+    /// Texts of `eval` that it is in.
+    evaluated: usize,
     launches: Vec<Launch>,
 }
 
@@ -66,6 +75,14 @@ impl Shell<'_> {
     fn take(&mut self, statement: &Statement) -> Result<(), ManifestError> {
         if self.origin.is_file {
             self.origin.at.line = Some(statement.line);
+        }
+        for _ in 0..statement.leaves {
+            // What `case` ends a pattern with closes none.
+            self.variables = self.outer.pop().unwrap_or_else(|| std::mem::take(&mut self.variables));
+        }
+        for _ in 0..statement.enters {
+            self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
+            self.outer.push(self.variables.clone());
         }
         match statement.join {
             Join::Next | Join::Pipe | Join::Parenthesis => (self.is_certain, self.is_alternative) = (true, false),
@@ -179,9 +196,24 @@ impl Shell<'_> {
                 }
                 return Ok(());
             }
-            Some("read") | Some("source") | Some(".") | Some("unset") => {
+            Some("read" | "unset") => {
                 // What it sets is not known.
                 words[1..].iter().filter_map(Word::bare).for_each(|name| self.variables.unset(name));
+                return Ok(());
+            }
+            Some("source" | ".") => return self.source(&words[1..]),
+            Some("eval") => return self.eval(&words[1..]),
+            Some(ARITHMETIC | "let") => {
+                for word in &words[1..] {
+                    let text = self.expansion().value(word)?;
+                    computed(&text).into_iter().for_each(|name| self.forget_value(name, Why::Arithmetic));
+                }
+                return Ok(());
+            }
+            Some("printf") if words.get(1).and_then(Word::bare) == Some("-v") => {
+                if let Some(name) = words.get(2).and_then(Word::bare) {
+                    self.forget_value(name, Why::Command);
+                }
                 return Ok(());
             }
             Some("set" | "cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
@@ -193,12 +225,60 @@ impl Shell<'_> {
         Ok(())
     }
 
+    /// A variable has some value from here on that is not followed.
+    fn forget_value(&mut self, name: &str, why: Why) {
+        self.variables.set(name, vec![why.mark(&format!("${name}"))], false);
+    }
+
+    /// The text that the words of `eval` are, as a part of the script.
+    fn eval(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        let mut text = Vec::new();
+        for word in words {
+            text.extend(self.expansion().words(word)?);
+        }
+        let text = text.join(" ");
+        if self.evaluated == DEPTH {
+            return Err(ManifestError::TooMuch { at: self.origin.at.clone(), what: "texts of `eval`", most: DEPTH });
+        }
+        self.origin.reading.charge(text.len(), &self.origin.at)?;
+        let line = self.origin.at.line.unwrap_or(1);
+        let statements = statements(&text, line)
+            .map_err(|(_, reason)| ManifestError::Syntax { at: self.origin.at.clone(), reason: reason.to_owned() })?;
+        self.evaluated += 1;
+        // What is in it is no more certain than it is itself.
+        let is_certain = self.is_certain && !self.is_alternative;
+        for statement in statements {
+            let join = if is_certain { statement.join } else { Join::And };
+            self.take(&Statement { line, join, ..statement })?;
+        }
+        self.evaluated -= 1;
+        Ok(())
+    }
+
+    /// A file of commands: what it sets of the variables of the script is not known. What puts programs in reach sets none of them, and
+    /// what is exported is taken to be left.
+    fn source(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        const ENVIRONMENTS: [&str; 8] =
+            ["activate", ".bashrc", ".bash_profile", ".profile", ".zshrc", "setvars.sh", "conda.sh", "profile"];
+        let file = words.first().map(|word| self.expansion().value(word)).transpose()?.unwrap_or_default();
+        if !ENVIRONMENTS.contains(&crate::started::base(&file)) {
+            self.variables.mark_own(|name| Why::Sourced.mark(&format!("${name}")));
+        }
+        Ok(())
+    }
+
     /// A command that may start an engine.
     fn start(&mut self, assigning: &[Word], words: &[Word]) -> Result<(), ManifestError> {
         let mut expanded = Vec::new();
         let expansion = self.expansion();
+        let mut of_variables = Vec::new();
         for word in words {
+            let begin = expanded.len();
             expanded.extend(expansion.words(word)?);
+            of_variables.extend(std::iter::repeat_n(word.has_variable(), expanded.len() - begin));
+        }
+        if let Some((index, engine::Start::Engine)) = engine::start(&expanded) {
+            secret::hide_again(&mut expanded[index..], &of_variables[index..]);
         }
         if engine::start(&expanded).is_none() {
             // `sed -i` and others change what they name.

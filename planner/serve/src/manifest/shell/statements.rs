@@ -3,6 +3,9 @@
 use super::lex::{Broken, Cursor};
 use super::word::{Piece, Word};
 
+/// The word in front of `((...))`, whose text is another.
+pub(super) const ARITHMETIC: &str = "((";
+
 /// How a statement follows the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Join {
@@ -15,11 +18,14 @@ pub(super) enum Join {
 }
 
 /// A simple command, or a part of a compound one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Statement {
     pub(super) line: usize,
     pub(super) join: Join,
     pub(super) words: Vec<Word>,
+    /// Subshells that end in front of it, and then those that begin.
+    pub(super) leaves: usize,
+    pub(super) enters: usize,
     /// The file that its output goes to.
     pub(super) into: Option<Word>,
     /// Behind what is there.
@@ -30,7 +36,7 @@ pub(super) struct Statement {
 
 impl Statement {
     fn new(line: usize, join: Join) -> Self {
-        Self { line, join, words: Vec::new(), into: None, appends: false, document: None }
+        Self { line, join, words: Vec::new(), leaves: 0, enters: 0, into: None, appends: false, document: None }
     }
 
     fn is_empty(&self) -> bool {
@@ -82,9 +88,28 @@ impl Statements {
                 self.documents(cursor)?;
                 self.end(cursor.line, Join::Next);
             }
-            sign @ (';' | '(' | ')') => {
+            ';' => {
                 cursor.bump();
-                self.end(cursor.line, if sign == ')' { Join::Parenthesis } else { Join::Next });
+                self.end(cursor.line, Join::Next);
+            }
+            '(' => {
+                self.end(cursor.line, Join::Next);
+                match cursor.arithmetic() {
+                    Some(text) => self.now.words.extend([Word::of(ARITHMETIC), Word::of(text)]),
+                    None => {
+                        cursor.bump();
+                        self.now.enters += 1;
+                    }
+                }
+            }
+            ')' => {
+                cursor.bump();
+                self.end(cursor.line, Join::Parenthesis);
+                // One without a command is as if it were not there.
+                match self.now.enters {
+                    0 => self.now.leaves += 1,
+                    _ => self.now.enters -= 1,
+                }
             }
             '&' if cursor.takes("&&") => self.end(cursor.line, Join::And),
             '&' if cursor.rest.starts_with("&>") => {

@@ -34,6 +34,16 @@ pub(super) struct Word {
 }
 
 impl Word {
+    /// A text as it stands.
+    pub(super) fn of(text: &str) -> Self {
+        Self { pieces: vec![Piece::Text(text.to_owned())], ..Self::default() }
+    }
+
+    /// Whether a variable's value is in it.
+    pub(super) fn has_variable(&self) -> bool {
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Variable { .. } | Piece::All(_)))
+    }
+
     pub(super) fn push(&mut self, character: char) {
         match self.pieces.last_mut() {
             Some(Piece::Text(text)) => text.push(character),
@@ -58,4 +68,25 @@ pub(super) fn assigned(text: &str) -> Option<(&str, bool, &str)> {
         None => (false, behind.strip_prefix('=')?),
     };
     (!name.is_empty()).then_some((name, adds, value))
+}
+
+/// The variables that a text of arithmetic sets: those behind which an assignment stands, or beside which `++` or `--` does.
+pub(super) fn computed(text: &str) -> Vec<&str> {
+    const SETS: [&str; 12] = ["<<=", ">>=", "+=", "-=", "*=", "/=", "%=", "&=", "^=", "|=", "++", "--"];
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        let length = name_length(&text[at..]);
+        if length == 0 {
+            at += text[at..].chars().next().map_or(1, char::len_utf8);
+            continue;
+        }
+        let (before, name, behind) = (&text[..at], &text[at..at + length], text[at + length..].trim_start());
+        let is_set = SETS.iter().any(|sign| behind.starts_with(sign))
+            || (behind.starts_with('=') && !behind.starts_with("=="))
+            || ["++", "--"].iter().any(|sign| before.trim_end().ends_with(sign));
+        found.extend(is_set.then_some(name));
+        at += length;
+    }
+    found
 }

@@ -37,6 +37,8 @@ const BESIDE_CACHES: [&str; 18] = [
 const NARROW_INDEX: &str = "use_fp4_indexer_cache";
 const NARROW_IN_WIDE_ROOM: Range<Version> = Version(0, 20, 0)..Version(0, 28, 0);
 
+/// Kernels read blocks of so many tokens and multiples of that.
+pub(super) const READ: u64 = 16;
 /// Its parser takes any block, as it did not in 0.17.0.
 const ANY_BLOCK: Version = Version(0, 18, 0);
 
@@ -56,7 +58,6 @@ pub(super) fn settle(question: &Question) -> Result<(), ServeError> {
 /// A block that no kernel reads (`get_supported_kernel_block_sizes`); before, the parser had a list of them.
 pub(super) fn block(question: &Question) -> Result<(), ServeError> {
     const FLAG: &str = "--block-size";
-    const READ: u64 = 16;
     let Some(block) = question.count(FLAG).filter(|block| !block.is_multiple_of(READ)) else { return Ok(()) };
     if question.engine.version < ANY_BLOCK {
         return Ok(());

@@ -143,12 +143,16 @@ pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) 
 }
 
 const BACKEND: &str = "--attention-backend";
+/// Read in 0.33.0, and not in 0.11.0: no variable names kernels.
+const WITHOUT_VARIABLE: Version = Version(0, 33, 0);
 
 /// The kernels that the command names.
 pub(super) fn backend(question: &Question) -> Option<String> {
     let stated = question.value(BACKEND).map(str::to_owned);
     let stated = stated.or_else(|| attention::backend(question));
-    stated.or_else(|| question.env.get("VLLM_ATTENTION_BACKEND").cloned())
+    let by_variable =
+        || question.env.get("VLLM_ATTENTION_BACKEND").filter(|_| question.engine.version < WITHOUT_VARIABLE);
+    stated.or_else(|| by_variable().cloned())
 }
 
 /// `--dtype bfloat16` on a card that has none.

@@ -14,7 +14,7 @@ const TAKEN: u64 = (2203 - 2184) * (1 << 30) / 100;
 const CAPTURES_WITH_STATES: Version = Version(0, 19, 0);
 /// From here on graphs are estimated and left free before caches are sized, as its own message says; before they came on top.
 const COUNTS_GRAPHS: Version = Version(0, 21, 0);
-/// Builds for CPUs alone read it: GiB of caches (`platforms/cpu.py`). They capture no graphs.
+/// Builds for CPUs alone read it: GiB of caches (`platforms/cpu.py`). They capture no graphs, and have no device.
 const CPU_SPACE: &str = "VLLM_CPU_KVCACHE_SPACE";
 /// Seen in 0.22.1, 0.28.1 and 0.29.0: blocks of 128 tokens on CPUs.
 const LARGE_BLOCKS_ON_CPUS: Version = Version(0, 22, 0);
@@ -31,7 +31,7 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
         let percent = (number > 1.0 && number <= 100.0).then(|| Remedy::Set(FLAG, (number / 100.0).to_string()));
         return Err(question.refused(said, percent.into_iter().chain([Remedy::Set(FLAG, usual)])));
     }
-    if let Some(space) = question.env.get(CPU_SPACE).and_then(|space| space.trim().parse::<u64>().ok()) {
+    if let Some(space) = cpu_space(question) {
         if question.engine.version >= LARGE_BLOCKS_ON_CPUS {
             question.default_of("engine.block_size", 128);
         }
@@ -73,6 +73,12 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     Ok(())
 }
 
+/// GiB of caches on a CPU; none on a device, where nothing reads the variable.
+fn cpu_space(question: &Question) -> Option<u64> {
+    let space = question.env.get(CPU_SPACE).filter(|_| question.device().is_none())?;
+    space.trim().parse().ok()
+}
+
 /// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. What drafts
 /// may capture otherwise, which was not read.
 pub(in super::super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
@@ -83,7 +89,7 @@ pub(in super::super) fn least_blocks(question: &Question, limits: &Limits) -> u6
     };
     let eager = question.is_on("--enforce-eager") || question.value("--optimization-level") == Some("0");
     let drafts = question.flag("--speculative-config").is_some();
-    let on_cpu = question.env.contains_key(CPU_SPACE);
+    let on_cpu = cpu_space(question).is_some();
     let asks = question.engine.version >= CAPTURES_WITH_STATES && !eager && !drafts && !on_cpu && captures();
     limits.max_batch_size.filter(|_| asks).unwrap_or(0)
 }

@@ -29,6 +29,14 @@ const HYBRID: &str = "--data-parallel-hybrid-lb";
 const EXTERNAL: &str = "--data-parallel-external-lb";
 const BY: &str = "--data-parallel-backend";
 const SERVERS: &str = "--api-server-count";
+const START: &str = "--data-parallel-start-rank";
+const MANY_PORTS: &str = "--data-parallel-multi-port-external-lb";
+const EXECUTOR: &str = "--distributed-executor-backend";
+const STAGES: &str = "--pipeline-parallel-size";
+const FAULTS: &str = "--enable-fault-tolerance";
+const MASK: &str = "--return-sampling-mask";
+const TRANSFER: &str = "--kv-transfer-config";
+const PORT: &str = "--grpc-port";
 const BACKEND: &str = "--attention-backend";
 const CACHE_DTYPE: &str = "--kv-cache-dtype";
 const STATE_DTYPE: &str = "--mamba-ssm-cache-dtype";
@@ -36,6 +44,28 @@ const ROUNDING: &str = "--enable-mamba-cache-stochastic-rounding";
 const INTERLEAVE: [&str; 2] = ["--dcp-kv-cache-interleave-size", "--cp-kv-cache-interleave-size"];
 const PROMPTS: &str = "--max-num-partial-prefills";
 const LONG_PROMPTS: &str = "--max-long-partial-prefills";
+
+const ACTIVE: &str = super::ACTIVE;
+
+/// The least that fields may be (`Field(ge=...)`).
+const FLOORS: [(&str, i64); 7] = [
+    ("--stream-interval", 1),
+    ("--max-logprobs", -1),
+    (ACTIVE, 1),
+    ("--max-num-scheduled-tokens", 1),
+    ("--prefill-schedule-interval", 1),
+    ("--max-num-queued-reqs", 0),
+    ("--max-num-queued-tokens", 0),
+];
+const FLOORS_OF_FLAGS: [&str; FLOORS.len()] = {
+    let mut flags = [""; FLOORS.len()];
+    let mut at = 0;
+    while at < flags.len() {
+        flags[at] = FLOORS[at].0;
+        at += 1;
+    }
+    flags
+};
 
 /// How what it says of replicas and nodes begins.
 const LAUNCH: &str = "Invalid data-parallel launch options:";
@@ -147,6 +177,126 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         })
     }),
+    since(READ, &[EXTERNAL, REPLICA, HYBRID, START, MANY_PORTS], |case| {
+        let many = case.is_on(MANY_PORTS);
+        let external = case.is_on(EXTERNAL) || case.is_stated(REPLICA);
+        let hybrid = case.is_on(HYBRID) || (!many && case.is_stated(START));
+        let modes = [many, external, hybrid].into_iter().filter(|mode| *mode).count();
+        (modes > 1).then(|| {
+            format!("Cannot use more than one data parallel load balancing mode. Choose one of: {MANY_PORTS}, {EXTERNAL} (or {REPLICA}), {HYBRID} (or {START}).")
+        })
+    }),
+    since(READ, &[EXTERNAL], |case| {
+        let finds_rank = case.size(NODES) > 1 && case.size(REPLICAS) > 1;
+        (case.is_on(EXTERNAL) && !case.is_stated(REPLICA) && !finds_rank).then(|| {
+            format!(
+                "{LAUNCH} `--data-parallel-external-lb` requires a data-parallel rank. Set `--data-parallel-rank`, or set `--data-parallel-size` greater than 1 and use `--nnodes` with `--node-rank` so the rank can be inferred."
+            )
+        })
+    }),
+    since(READ, &[REPLICA, EXTERNAL, LOCAL], |case| {
+        let local = case.question.count(LOCAL).filter(|local| *local != 1)?;
+        (case.is_stated(REPLICA) || case.is_on(EXTERNAL)).then(|| {
+            format!(
+                "{LAUNCH} an external data-parallel rank requires `--data-parallel-size-local 1`; got {local}. Set it to 1 or omit it."
+            )
+        })
+    }),
+    since(READ, &[LOCAL], |case| {
+        let (local, all) = (case.question.count(LOCAL)?, case.size(REPLICAS));
+        (local > all).then(|| format!("data_parallel_size_local ({local}) must be <= data_parallel_size ({all})"))
+    }),
+    since(READ, &[REPLICA], |case| {
+        let (rank, all) = (case.whole(REPLICA)?, case.size(REPLICAS));
+        (all <= 1).then(|| "data_parallel_external_lb can only be set when data_parallel_size > 1".to_owned()).or_else(
+            || {
+                let is_one = u64::try_from(rank).is_ok_and(|rank| rank < all);
+                (!is_one).then(|| format!("data_parallel_rank ({rank}) must be in the range [0, {all})"))
+            },
+        )
+    }),
+    since(READ, &[FAULTS], |case| {
+        (case.is_on(FAULTS) && !case.is_stated(REPLICA) && !case.is_on(EXTERNAL)).then(|| {
+            format!("Fault tolerance requires external load balancer mode ({EXTERNAL} or {REPLICA}). Internal LB mode is not supported.")
+        })
+    }),
+    since(READ, &[], |case| {
+        let replicas = case.question.env.get("VLLM_DP_SIZE").and_then(|size| size.trim().parse::<u64>().ok())?;
+        (replicas > 1 && case.size(REPLICAS) <= 1 && case.is_dense())
+            .then(|| "Offline data parallel mode is not supported/useful for dense models.".into())
+    }),
+    since(READ, &["--numa-bind-nodes", "--numa-bind-cpus"], |case| {
+        let binds = case.is_stated("--numa-bind-nodes") || case.is_stated("--numa-bind-cpus");
+        (binds && !case.is_on("--numa-bind"))
+            .then(|| "numa_bind_nodes and numa_bind_cpus require numa_bind=True.".into())
+    }),
+    since(READ, &["--ray-workers-use-nsight"], |case| {
+        let by_ray = case.word(EXECUTOR) == Some("ray") || case.word(BY) == Some("ray");
+        (case.is_on("--ray-workers-use-nsight") && !by_ray)
+            .then(|| "Unable to use nsight profiling unless workers run with Ray.".into())
+    }),
+    since(READ, &[MASK], |case| {
+        let plain = case.word("--logprobs-mode") != Some("processed_logprobs");
+        let said = match case.is_on(MASK) {
+            true if case.is_stated("--logits-processors") => {
+                "sampling distribution replay does not support custom logits processors"
+            }
+            true if plain => {
+                "sampling distribution replay requires logprobs_mode='processed_logprobs' so that returned logprobs are normalized over the same nucleus as the sampling mask"
+            }
+            _ => return None,
+        };
+        Some(said.into())
+    }),
+    since(READ, &[PORT], |case| {
+        let by_rust = case.question.env.get("VLLM_USE_RUST_FRONTEND").is_some_and(|value| value.trim() == "1");
+        match case.is_stated(PORT) {
+            true if case.is_on("--grpc") => Some("--grpc and --grpc-port are mutually exclusive.".into()),
+            true if !by_rust => Some("--grpc-port requires VLLM_USE_RUST_FRONTEND=1 vllm serve".into()),
+            _ => None,
+        }
+    }),
+    since(READ, &[TRANSFER], |case| {
+        let moves = case.object(TRANSFER).get("kv_connector").and_then(Value::as_str)?.to_owned();
+        let expands = case.question.env.get("PYTORCH_CUDA_ALLOC_CONF")?.contains("expandable_segments:True");
+        let beside = case.is_on("--enable-cumem-allocator") || case.is_on("--enable-sleep-mode");
+        (expands && !beside).then(|| {
+            format!("KV connector {moves} is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True unless enable_cumem_allocator is also enabled.")
+        })
+    }),
+    since(READ, &["--prefix-match-unit"], |case| {
+        let unit = case.question.count("--prefix-match-unit")?;
+        let looks =
+            case.question.flag("--enable-prefix-caching").is_none_or(|setting| setting.on) || case.is_stated(TRANSFER);
+        let (stated, ranks) = (case.question.count("--block-size"), case.size("--decode-context-parallel-size"));
+        // Blocks that nobody states are a multiple of what kernels read.
+        let fits = match stated {
+            Some(block) => unit == block.saturating_mul(ranks),
+            None => unit.is_multiple_of(attention::READ.saturating_mul(ranks)),
+        };
+        (looks && case.keeps_all_alike() && !fits).then(|| {
+            let block = stated.map_or(String::new(), |block| format!(" ({})", block.saturating_mul(ranks)));
+            format!(
+                "Invalid prefix_match_unit={unit}; with a single KV cache group, prefix-cache hits land on the block size{block}. Unset it or set it to that."
+            )
+        })
+    }),
+    since(READ, &[SIZES, COMPILE], |case| {
+        let twice = case.is_stated(SIZES) && is_said(&case.object(COMPILE), "cudagraph_capture_sizes");
+        twice.then(|| {
+            "cudagraph_capture_sizes and compilation_config.cudagraph_capture_sizes are mutually exclusive".into()
+        })
+    }),
+    since(READ, &[LARGEST, COMPILE], |case| {
+        let twice = case.is_stated(LARGEST) && is_said(&case.object(COMPILE), "max_cudagraph_capture_size");
+        twice.then(|| {
+            "max_cudagraph_capture_size and compilation_config.max_cudagraph_capture_size are mutually exclusive".into()
+        })
+    }),
+    since(READ, &[BACKEND, attention::FLAG], |case| {
+        let twice = case.is_stated(BACKEND) && is_said(&case.object(attention::FLAG), "backend");
+        twice.then(|| "attention_backend and attention_config.backend are mutually exclusive".into())
+    }),
     since(READ, &[HYBRID], |case| {
         let says_more = [LOCAL, REPLICA, EXTERNAL].iter().any(|flag| case.is_stated(flag)) || case.size(NODES) > 1;
         (case.is_on(HYBRID) && !says_more).then(|| {
@@ -248,13 +398,31 @@ pub(super) const RULES: &[Rule] = &[
         (!lists(QUANTIZATIONS, &word))
             .then(|| format!("Unknown quantization method: {word}. Must be one of {}.", listed(QUANTIZATIONS)))
     }),
-    since(READ, &["--stream-interval"], |case| {
-        let below = case.whole("--stream-interval")? < 1;
-        below.then(|| "stream_interval: Input should be greater than or equal to 1".into())
+    since(READ, &FLOORS_OF_FLAGS, |case| {
+        let below = |(flag, least): &&(&str, i64)| case.whole(flag).is_some_and(|number| number < *least);
+        let (flag, least) = FLOORS.iter().find(below)?;
+        let field = flag.trim_start_matches('-').replace('-', "_");
+        Some(format!("{field}: Input should be greater than or equal to {least}"))
     }),
-    since(READ, &["--max-logprobs"], |case| {
-        let below = case.whole("--max-logprobs")? < -1;
-        below.then(|| "max_logprobs: Input should be greater than or equal to -1".into())
+    since(READ, &[ACTIVE, "--max-num-seqs"], |case| {
+        let (active, most) = (case.question.count(ACTIVE)?, case.limits.max_batch_size?);
+        (active > most).then(|| format!("max_num_active_seqs ({active}) cannot be greater than max_num_seqs ({most})."))
+    }),
+    since(READ, &["--block-size"], |case| {
+        let is_none = case.whole("--block-size")? == 0;
+        is_none.then(|| "block_size: Input should be greater than 0".into())
+    }),
+    since(OLDEST, &["--num-gpu-blocks-override"], |case| {
+        let is_none = case.whole("--num-gpu-blocks-override")? == 0;
+        is_none.then(|| {
+            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+                .into()
+        })
+    }),
+    since(READ, &[], |case| {
+        let sees_none = case.question.env.get("CUDA_VISIBLE_DEVICES").is_some_and(|value| value.trim().is_empty());
+        (sees_none && case.question.device().is_some())
+            .then(|| "Failed to infer device type: CUDA_VISIBLE_DEVICES lists no GPU".into())
     }),
     since(READ, &["--kv-cache-metrics-sample"], |case| {
         let share = case.question.share("--kv-cache-metrics-sample")?;
@@ -269,15 +437,26 @@ pub(super) const RULES: &[Rule] = &[
     since(READ, &["--device-ids"], |case| {
         let mut ids: Vec<&str> = case.word("--device-ids")?.split(',').map(str::trim).collect();
         let all = ids.len();
+        let numbers = ids.iter().filter(|id| id.parse::<i64>().is_ok()).count();
         ids.sort_unstable();
         ids.dedup();
-        (ids.len() < all).then(|| "--device-ids must not contain duplicates".into())
+        match ids.len() < all {
+            true => Some("--device-ids must not contain duplicates".into()),
+            false if 0 < numbers && numbers < all => Some("--device-ids must not mix integer IDs and UUIDs".into()),
+            false => None,
+        }
     }),
-    since(READ, &["--distributed-executor-backend"], |case| {
+    since(READ, &[EXECUTOR], |case| {
         // Another is a class by its module.
-        let word = case.unlisted("--distributed-executor-backend", "ray mp uni external_launcher")?;
+        let word = case.unlisted(EXECUTOR, "ray mp uni external_launcher")?;
         (!word.contains('.'))
             .then(|| format!("{word} is no class by its module: not enough values to unpack (expected 2, got 1)"))
+    }),
+    since(READ, &[EXECUTOR, STAGES], |case| {
+        (case.size(STAGES) > 1 && case.word(EXECUTOR) == Some("uni")).then(|| {
+            "Pipeline Parallelism without Ray distributed executor or multiprocessing executor or external launcher is not supported. We recommend to remove Pipeline Parallelism without Ray distributed executor or multiprocessing executor or external launcher from your config."
+                .into()
+        })
     }),
     since(READ, &["--enable-dbo"], |case| {
         const BY: &str = "deepep_low_latency deepep_high_throughput nixl_ep";
@@ -290,6 +469,10 @@ pub(super) const RULES: &[Rule] = &[
         })
     }),
 ];
+
+fn is_said(object: &serde_json::Map<String, Value>, key: &str) -> bool {
+    object.get(key).is_some_and(|value| !value.is_null())
+}
 
 /// Kernels that read latents, with the generations of GPUs that they are limited to.
 const OF_LATENTS: [(&str, &[u32]); 6] = [

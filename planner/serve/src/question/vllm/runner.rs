@@ -1,0 +1,122 @@
+//! Which of its two runners vLLM takes (`use_v2_model_runner`), what the older does not overlap, and how long the newer's drafts are.
+//!
+//! Read in 0.33.0 alone, so that it holds from there on.
+
+use cacheplan_planner::ModelCaches;
+use cacheplan_planner::engines::Version;
+use serde_json::Value;
+
+use super::super::{Question, overrides, speculation};
+use super::{is_on, words};
+use crate::error::ServeError;
+use crate::remedy::Remedy;
+
+const READ: Version = Version(0, 33, 0);
+const SPECULATIVE: &str = "--speculative-config";
+const OVERLAPS: &str = "--async-scheduling";
+const VARIABLE: &str = "VLLM_USE_V2_MODEL_RUNNER";
+/// Methods by a model with which the older runner's steps overlap; `mtp` by its many names is one too.
+const OVERLAPPING: [&str; 8] =
+    ["eagle", "eagle3", "extract_hidden_states", "dflash", "ngram_gpu", "draft_model", "dspark", "mtp"];
+
+/// Leaves steps apart where the older runner does not overlap them.
+pub(super) fn settle(question: &mut Question) -> Result<(), ServeError> {
+    if question.engine.version < READ {
+        return Ok(());
+    }
+    let config = speculation::speculative(question)?;
+    let lacks = newer_lacks(question, config.as_ref());
+    match (is_on(question, VARIABLE), lacks) {
+        (Some(true), Some(lacks)) => {
+            let flags = [SPECULATIVE].into_iter().filter(|flag| question.flag(flag).is_some()).map(Remedy::Remove);
+            let said = format!("Model Runner V2 does not yet support: {lacks}");
+            Err(question.refused(said, flags.collect::<Vec<_>>()))
+        }
+        (Some(true), None) | (None, None) => Ok(()),
+        _ if question.flag("--watermark-config").is_some() => Ok(()),
+        _ => without_overlap(question, config.as_ref()),
+    }
+}
+
+fn without_overlap(question: &mut Question, config: Option<&Value>) -> Result<(), ServeError> {
+    let stages = question.count("--pipeline-parallel-size").unwrap_or(1) > 1;
+    let says = |key: &str| config.and_then(|config| config.get(key)).and_then(Value::as_bool) == Some(true);
+    let method = config.map(method);
+    let what = match method {
+        Some(method) if !OVERLAPPING.contains(&method) && !method.ends_with("_mtp") => {
+            format!("{method}-based speculative decoding")
+        }
+        _ if says("disable_padded_drafter_batch") => "disable_padded_drafter_batch=True".to_owned(),
+        _ if stages => "pipeline parallelism".to_owned(),
+        _ => return Ok(()),
+    };
+    if question.is_on(OVERLAPS) {
+        let said = format!("Async scheduling is not supported by the V1 model runner with {what}.");
+        return Err(question.refused(said, [Remedy::Remove(OVERLAPS)]));
+    }
+    question.default_of("engine.async_scheduling", false);
+    Ok(())
+}
+
+/// What the newer runner has not, of what the command asks for.
+fn newer_lacks(question: &Question, config: Option<&Value>) -> Option<String> {
+    let says = |key: &str| config.and_then(|config| config.get(key)).and_then(Value::as_bool) == Some(true);
+    let stages = question.count("--pipeline-parallel-size").unwrap_or(1) > 1;
+    let small = question.is_on("--enable-dbo") || question.count("--ubatch-size").is_some_and(|size| size > 1);
+    match config.map(method) {
+        _ if stages && question.value("--distributed-executor-backend") == Some("external_launcher") => {
+            Some("pipeline parallelism with external_launcher".to_owned())
+        }
+        Some(method @ ("suffix" | "custom_class")) => Some(format!("speculative method '{method}'")),
+        Some(method) if says("parallel_drafting") && !matches!(method, "dflash" | "dspark") => {
+            Some("parallel drafting for EAGLE speculative decoding".to_owned())
+        }
+        Some(_) if says("use_heterogeneous_vocab") => Some("heterogeneous-vocabulary draft models".to_owned()),
+        // Told to take it, it does so for some models.
+        _ if small && is_on(question, VARIABLE).is_none() => Some("dual batch overlap".to_owned()),
+        _ => None,
+    }
+}
+
+/// The method, also where the model alone says it.
+fn method(config: &Value) -> &str {
+    let model = config.get("model").and_then(Value::as_str).unwrap_or_default();
+    match speculation::method(config) {
+        "" | "[ngram]" if model.trim_matches(['[', ']']) == "ngram" => "ngram",
+        "" => "draft_model",
+        "[ngram]" => "ngram",
+        method => method,
+    }
+}
+
+/// The longest sequence beside a model that drafts by itself: the newer runner cannot go on without it (`_limit_max_model_len_to_draft`).
+pub(super) fn longest(question: &Question, draft: &ModelCaches, most: u64) -> Result<u64, ServeError> {
+    let is_by_a_model = question.engine.version >= READ && speculation::is_by_a_model(question)?;
+    let Some(config) = speculation::speculative(question)?.filter(|_| is_by_a_model) else { return Ok(most) };
+    let own = overrides::own(question.engine, draft);
+    let stated = config.get("max_model_len").and_then(words::whole);
+    if let (Some(stated), Some(own)) = (stated, own)
+        && stated > own
+        && overrides::is_stated(draft)
+    {
+        let said = format!("speculative_max_model_len={stated} cannot be larger than draft_max_model_len={own}");
+        return Err(question.refused(said, [Remedy::Remove(SPECULATIVE)]));
+    }
+    if let Some(stated) = stated.filter(|stated| *stated > most) {
+        let said = format!("speculative_max_model_len={stated} cannot be larger than target_max_model_len={most}");
+        return Err(question.refused(said, [Remedy::Remove(SPECULATIVE)]));
+    }
+    let is_old = is_on(question, VARIABLE) == Some(false)
+        || is_on(question, VARIABLE).is_none() && newer_lacks(question, Some(&config)).is_some();
+    let learned = learned(&config, draft);
+    Ok(stated.or(own).filter(|_| !is_old && !learned).map_or(most, |longest| longest.min(most)))
+}
+
+/// Whether what drafts learned from the model, by its name or its class: it follows the model's positions.
+fn learned(config: &Value, draft: &ModelCaches) -> bool {
+    const NAMES: [&str; 6] = ["eagle", "dflash", "dspark", "medusa", "mtp", "assistant"];
+    let is_one = |name: &str| NAMES.iter().any(|part| name.to_lowercase().contains(part));
+    let classes = draft.model().and_then(|model| model.config.get("architectures")).and_then(Value::as_array);
+    let mut classes = classes.into_iter().flatten().filter_map(Value::as_str);
+    classes.any(is_one) || config.get("model").and_then(Value::as_str).is_some_and(is_one)
+}
