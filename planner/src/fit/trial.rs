@@ -42,37 +42,39 @@ pub(super) fn as_told(
     question: &FitQuestion,
     work: Option<&Work>,
 ) -> Option<Tried> {
-    let parallel = layout.parallel;
-    let replicas = u64::from(parallel.dp);
-    let admits = |sequences: u64| {
-        let AskedOf { request, cache_bytes } = asks(&Layout { sequences, ..layout })?;
-        let request = match cache_bytes {
-            None => of_device(&request, device, question),
-            Some(bytes) => with_bytes(&request, device, bytes),
-        };
-        planned(&request, device, parallel, Some(engine), question, work)
-    };
-    // It holds as many as it is told, and not twice as many.
-    let mut told = question.needed().max(replicas).next_multiple_of(replicas);
-    let mut found = admits(told)?;
-    while found.sequences >= told && told < MOST_SEQUENCES {
-        match admits(told * 2) {
-            Some(more) if more.sequences > told => (told, found) = (told * 2, more),
-            Some(_) => return Some(found),
-            // Fewer than twice as many may be the most that it is told.
-            None => {
-                let more = last(told / replicas, |more| more == 0 || admits(told + more * replicas).is_some());
-                told += more * replicas;
-                found = admits(told)?;
-                break;
-            }
+    let replicas = u64::from(layout.parallel.dp);
+    let admits = |sequences: u64| as_told_of(asks, Layout { sequences, ..layout }, device, engine, question, work);
+    // The most of which it holds as many as it is told: what it does not hold of many it may hold of fewer.
+    let holds = |each: u64| admits(each * replicas).filter(|found| found.sequences >= each * replicas);
+    let asked = question.needed().div_ceil(replicas).max(1);
+    let first = admits(asked * replicas)?;
+    let (mut held, mut most) = if first.sequences >= asked * replicas { (asked, asked) } else { (0, asked - 1) };
+    while held == most && held < MOST_SEQUENCES {
+        most = held * 2;
+        if holds(most).is_some() {
+            held = most;
         }
     }
-    while found.sequences < told && found.sequences > 0 {
-        told = found.sequences;
-        found = admits(told)?;
-    }
-    Some(found)
+    held += last(most - held, |more| more == 0 || holds(held + more).is_some());
+    // Of none it says what ends them.
+    if held == 0 { Some(Tried { sequences: 0, ..first }) } else { holds(held) }
+}
+
+/// The same where it is told just the sequences of the layout.
+pub(super) fn as_told_of(
+    asks: &dyn Fn(&Layout) -> Option<AskedOf>,
+    layout: Layout,
+    device: &DeviceInfo,
+    engine: EngineSpec,
+    question: &FitQuestion,
+    work: Option<&Work>,
+) -> Option<Tried> {
+    let AskedOf { request, cache_bytes } = asks(&layout)?;
+    let request = match cache_bytes {
+        None => of_device(&request, device, question),
+        Some(bytes) => with_bytes(&request, device, bytes),
+    };
+    planned(&request, device, layout.parallel, Some(engine), question, work)
 }
 
 /// More are asked of no engine.
