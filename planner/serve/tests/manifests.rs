@@ -192,15 +192,3 @@ fn the_body_of_a_function_runs_where_it_is_called(#[case] text: &str) {
     let error = manifest::read("s.sh", text.as_bytes()).unwrap_err().to_string();
     assert!(error.contains("under a condition (`{`)"), "{error}");
 }
-
-/// An empty line of a folded text ends a shell's command, whose other flags would be lost without a word.
-#[rstest]
-#[case("s.sh", "vllm serve m \\\n --tensor-parallel-size 2\n\n--max-num-seqs 8 --api-key sk-abc\n")]
-#[case(
-    "p.yaml",
-    "kind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai:v0.19.0\n    command: [sh, -c]\n    args:\n    - >-\n      exec vllm serve m\n\n      --max-num-seqs 8 --api-key sk-abc\n"
-)]
-fn flags_behind_the_end_of_a_command_are_refused(#[case] name: &str, #[case] text: &str) {
-    let error = manifest::read(name, text.as_bytes()).unwrap_err().to_string();
-    assert!(error.contains("`--max-num-seqs` as a command of its own") && !error.contains("sk-abc"), "{error}");
-}

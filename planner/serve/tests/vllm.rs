@@ -267,7 +267,10 @@ fn what_drifts_from_a_command_says_why() {
         CommandCheck::of(&command, &model(), &options, &log).unwrap()
     };
     let log_of = |words: &str, share: &str| {
-        let lines = told(words, "Qwen__Qwen3-8B", &Options { version: Some("0.19.0".into()), ..on("h100") }).lines;
+        let options = Options { version: Some("0.19.0".into()), ..on("h100") };
+        let bytes = told(words, "Qwen__Qwen3-8B", &options).facts[&Fact::CacheBytes].middle();
+        let options = Options { cache_bytes: Some(Logged::exact(bytes)), ..options };
+        let lines = told(words, "Qwen__Qwen3-8B", &options).lines;
         let told = format!("LLM engine (v0.19.0)\nnon-default args: {{'gpu_memory_utilization': {share}}}\n");
         told + &lines.join("\n")
     };

@@ -167,7 +167,9 @@ impl Config {
         let budget = merged.and_then(Budget::validated).map_err(|error| {
             let by_flags = overrides().find_map(wrong_by_itself).or_else(|| contradiction_of(flags, &error));
             let error = by_flags.unwrap_or_else(|| in_file(error));
-            let named = || first_named(&error.message, overrides(), |change| &change.key).map(|by| by.origin.clone());
+            // Sizes of groups contradict each other whatever else does.
+            let sizes = || overrides().filter(|change| change.key.starts_with("parallel."));
+            let named = || first_named(&error.message, sizes(), |change| &change.key).map(|by| by.origin.clone());
             BudgetError { origin: error.origin.clone().or_else(named), ..error }
         })?;
         Ok(Self { budget, settings })

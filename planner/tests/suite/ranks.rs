@@ -128,7 +128,7 @@ fn devices_that_cannot_be_tensor_parallel_ranks_come_with_a_layout_that_would_do
 #[rstest]
 #[case("2xh100", "dcp = 2", "; without parallel.dcp = 2, parallel.tp = 2 would do")]
 #[case("4xh100", "dcp = 3", "; without parallel.dcp = 3, parallel.tp = 4 would do")]
-#[case("16xh100", "dcp = 4", "; without parallel.dcp = 4, parallel.tp = 8, parallel.dp = 2 would do")]
+#[case("16xh100", "dcp = 4", "; without parallel.dcp = 4, parallel.tp = 8, parallel.pp = 2 would do")]
 fn what_no_layout_goes_with_is_named_with_what_would_do_without(
     #[case] devices: &str,
     #[case] stated: &str,

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_files::Shown;
-
 use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
@@ -17,7 +15,7 @@ const DEPTH: usize = 5;
 
 /// The engines that a script starts.
 pub(super) fn of_script(script: &str, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
-    let run = |words: &[String], variables: Variables, origin: &Origin<'_>| of_shell(words, variables, origin, DEPTH);
+    let run = |words: &[String], variables: Variables, origin: &Origin<'_>| launches(words, variables, origin, DEPTH);
     shell::launches(script, Variables::default(), origin, &run)
 }
 
@@ -39,26 +37,6 @@ pub(super) fn of_words(
 pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
     let origin = Origin { image: container.image.clone(), ..origin.clone() };
     launches(&container.words(&origin.at)?, container.variables, &origin, DEPTH)
-}
-
-/// The same of a shell's words: no program is called as a flag is, so that these are the rest of a command that ended too early.
-fn of_shell(
-    words: &[String],
-    variables: Variables,
-    origin: &Origin<'_>,
-    depth: usize,
-) -> Result<Vec<Launch>, ManifestError> {
-    let flag = words.first().and_then(|word| word.split('=').next());
-    let is_flag =
-        |word: &&str| word.strip_prefix("--").is_some_and(|name| name.starts_with(|c: char| c.is_alphabetic()));
-    match flag.filter(is_flag) {
-        None => launches(words, variables, origin, depth),
-        Some(flag) => Err(ManifestError::NotRead {
-            at: origin.at.clone(),
-            what: format!("`{}` as a command of its own", Shown(flag)),
-            instead: "the one before it ends at its line: end that with `\\`, or leave the empty line out",
-        }),
-    }
 }
 
 /// The engines that these words start; `depth` more commands may stand in each other.
@@ -103,7 +81,7 @@ fn launches(
             }
             variables.set("@", arguments.get(1..).unwrap_or_default().to_vec(), false);
             let run =
-                |words: &[String], variables: Variables, origin: &Origin<'_>| of_shell(words, variables, origin, depth);
+                |words: &[String], variables: Variables, origin: &Origin<'_>| launches(words, variables, origin, depth);
             shell::launches(script, variables, &Origin { is_file: false, ..origin.clone() }, &run)
         }
     }
