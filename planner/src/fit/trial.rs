@@ -12,7 +12,6 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
-use crate::solver::solve::last;
 
 /// Plans all stages; `None` where the model cannot be divided so.
 pub(super) fn tried(
@@ -44,20 +43,27 @@ pub(super) fn as_told(
 ) -> Option<Tried> {
     let replicas = u64::from(layout.parallel.dp);
     let admits = |sequences: u64| as_told_of(asks, Layout { sequences, ..layout }, device, engine, question, work);
-    // The most of which it holds as many as it is told: what it does not hold of many it may hold of fewer.
-    let holds = |each: u64| admits(each * replicas).filter(|found| found.sequences >= each * replicas);
-    let asked = question.needed().div_ceil(replicas).max(1);
+    let holds = |told: u64| admits(told * replicas).map_or(0, |found: Tried| (found.sequences / replicas).min(told));
+    let asked = question.needed().div_ceil(replicas).clamp(1, MOST_SEQUENCES);
     let first = admits(asked * replicas)?;
-    let (mut held, mut most) = if first.sequences >= asked * replicas { (asked, asked) } else { (0, asked - 1) };
-    while held == most && held < MOST_SEQUENCES {
-        most = held * 2;
-        if holds(most).is_some() {
-            held = most;
-        }
+    // Between both lies the most of which it holds as many as it is told: what it holds of too many it holds of fewer too, most
+    // often no more than that.
+    let mut held = (first.sequences / replicas).min(asked);
+    let mut most = if held < asked { asked - 1 } else { MOST_SEQUENCES };
+    let mut is_near = held < asked;
+    while held < most {
+        let told = match is_near {
+            true => held + 1,
+            false if most == MOST_SEQUENCES => most.min(held * 2),
+            false => most - (most - held) / 2,
+        };
+        let found = holds(told);
+        is_near = found < told && found > held;
+        held = held.max(found);
+        most = if found < told { told - 1 } else { most };
     }
-    held += last(most - held, |more| more == 0 || holds(held + more).is_some());
     // Of none it says what ends them.
-    if held == 0 { Some(Tried { sequences: 0, ..first }) } else { holds(held) }
+    if held == 0 { Some(Tried { sequences: 0, ..first }) } else { admits(held * replicas) }
 }
 
 /// The same where it is told just the sequences of the layout.
