@@ -395,7 +395,9 @@ fn repository() -> tempfile::TempDir {
     fs::write(folder.path().join("serve-good.sh"), command("--max-model-len 8192")).unwrap();
     fs::write(folder.path().join("serve-bad.sh"), command("--max-model-len 8192 --tensor-parallel-size 3")).unwrap();
     fs::write(folder.path().join("deploy.yaml"), manifest("--max-model-len, '8192', --max-num-seqs, '8'")).unwrap();
-    fs::write(folder.path().join("deploy-web.yaml"), "apiVersion: v1\nkind: Service\nmetadata: {name: web}\n").unwrap();
+    let service = |name: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n");
+    fs::write(folder.path().join("deploy-web.yaml"), service("web")).unwrap();
+    fs::write(folder.path().join("deploy-service.yaml"), service("vllm")).unwrap();
     folder
 }
 
@@ -404,6 +406,7 @@ fn repository() -> tempfile::TempDir {
 #[case("serve-*.sh", "h100", 3)]
 #[case("serve-good.sh", "", 2)]
 #[case("deploy*.yaml", "", 0)]
+#[case("deploy-service.yaml", "", 0)]
 fn the_actions_step_ends_as_the_worst_command(#[case] files: &str, #[case] device: &str, #[case] code: i32) {
     let (repository, action) = (repository(), root().join("tools/action"));
     let step = block(&fs::read_to_string(action.join("action.yml")).unwrap(), "run");
@@ -443,6 +446,30 @@ fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
     );
 }
 
+/// Files are chosen by what stands in them: their names only say of what kind they are.
+#[test]
+fn the_pre_commit_hook_looks_at_files_of_any_name() {
+    let hooks = fs::read_to_string(root().join(".pre-commit-hooks.yaml")).unwrap();
+    let (_, files) = hooks.split_once("(?x)(").unwrap();
+    for name in ["serve", "start", "deploy", "vllm", "compose"] {
+        assert!(!files.contains(name), "{name}: {files}");
+    }
+}
+
+/// Each command is held to what it says of itself, and one that says nothing to nothing.
+#[rstest]
+#[case("--max-num-seqs, '4'", 0, "")]
+#[case("--max-num-seqs, '400'", 3, "400")]
+#[case("--enforce-eager", 0, "does not say how many sequences it runs")]
+fn a_file_states_what_is_expected_of_it(#[case] flags: &str, #[case] code: i32, #[case] said_so: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("inference.yaml");
+    fs::write(&file, manifest(&format!("--max-model-len, '8192', {flags}"))).unwrap();
+    let (found, _, err) = said(&cacheplan(&["plan", "--expect-sequences", "stated", "--", file.to_str().unwrap()]));
+    assert_eq!(found, Some(code), "{err}");
+    assert!(err.contains(said_so), "{err}");
+}
+
 /// Each flag beside a command is used, or refused by its name.
 #[rstest]
 #[case(&["--stage", "1"])]
@@ -468,6 +495,7 @@ fn the_config_of_a_model_that_is_elsewhere_is_named() {
     let given = ["plan", "--device", "l4", "--weights", "5GB", "--model-config", &model];
     let (code, out, err) = said(&cacheplan(&[&given[..], &command].concat()));
     assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("/models/qwen-q4.gguf is planned by the config ") && err.contains(&model), "{err}");
     assert!(out.contains("/models/qwen-q4.gguf: starts") && out.contains("n_ctx = 8192"), "{out}");
 }
 

@@ -91,3 +91,12 @@ fn a_trace_without_timestamps_is_refused_by_its_line() {
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.code() == Some(1) && error.contains("trace line 1: missing field `timestamp`"), "{error}");
 }
+
+/// A search replays the requests some forty times.
+#[test]
+fn steps_of_so_few_tokens_that_a_search_would_not_end_are_refused() {
+    let on = ["--device", "h100", "--workload", "chat", "--host", "16GiB", "--max-seq-len", "131072"];
+    let output = tiers(PLAIN, &[&on[..], &["--max-num-tokens", "8"]].concat());
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && err.contains("a larger max_num_tokens of the plan, would do"), "{err}");
+}

@@ -2,7 +2,8 @@
 //!
 //! A step reads every active weight once and every cache that it attends to, and multiplies every active weight with every
 //! token. The larger of both times is the least that a step can take. What kernels, exchange between ranks, scheduling and
-//! sampling take comes on top, so that nothing reaches the bound. Only where experts are chosen unevenly a batch touches
+//! sampling take comes on top, so that nothing reaches the bound. Attention multiplies in the width that keys and values are kept
+//! in. Only where experts are chosen unevenly a batch touches
 //! fewer of them than is taken here; speculation and prefix hits are left out.
 
 use cacheplan_handlers::{Growth, Kind, ResourceHandler};
@@ -89,19 +90,49 @@ struct Attends {
 /// What computing a prompt takes at best, from any token of it to any other.
 pub struct PrefillBound {
     work: Work,
+    layout: On,
+}
+
+/// How many ranks a step is on, and what each of them does at best.
+#[derive(Clone, Copy)]
+pub(crate) struct On {
     parallel: Parallel,
     rates: Rates,
+    /// Seconds of an operation of attention.
+    attending: f64,
+}
+
+impl On {
+    /// Where keys and values are kept as in these caches.
+    pub(crate) fn of<'h>(
+        parallel: Parallel,
+        rates: Rates,
+        caches: impl IntoIterator<Item = &'h ResourceHandler>,
+    ) -> Self {
+        let is_attended = |cache: &&ResourceHandler| {
+            let of_tokens = matches!(cache.growth(), Growth::Paged { .. } | Growth::PerSlotToken);
+            of_tokens && *cache.kind() != Kind::IndexKey
+        };
+        let bytes = caches.into_iter().filter(is_attended).filter_map(|cache| cache.dtype().row_bytes(1 << 10)).min();
+        Self { parallel, rates, attending: rates.seconds(bytes.map_or(2.0, |bytes| bytes as f64 / 1024.0)) }
+    }
 }
 
 impl PrefillBound {
-    /// Bounds the seconds of a prompt's tokens from `from` to `to`, of which the first `from` need not be computed.
+    /// Bounds the seconds of a prompt's tokens from `from` to `to`, of which the first `from` need not be computed, where others
+    /// come before and behind it: every stage has one.
     pub fn seconds(&self, from: u64, to: u64) -> f64 {
-        if from < to { self.work.prompt(self.parallel, self.rates, [from, to]).seconds } else { 0.0 }
+        if from < to { self.work.prompt(self.layout, [from, to]).seconds } else { 0.0 }
+    }
+
+    /// The same of a prompt alone, which later stages wait for.
+    pub fn alone(&self, from: u64, to: u64) -> f64 {
+        if from < to { self.work.prompt_alone(self.layout, [from, to]).seconds } else { 0.0 }
     }
 
     /// Names who states the rates of the devices.
     pub fn source(&self) -> &'static str {
-        self.rates.source
+        self.layout.rates.source
     }
 }
 
@@ -248,11 +279,12 @@ impl Work {
         let sequences = sequences.max(1);
         // Stages work at once, each on a part of the sequences.
         let parts = sequences.min(parallel.pp.into()) as f64;
-        let step = |sequences: u64, batch: f64| self.step(stages, parallel, rates, &[context], sequences, batch);
+        let layout = On::of(parallel, rates, kept(stages));
+        let step = |sequences: u64, batch: f64| self.step(stages, layout, &[context], sequences, batch);
         let one = step(1, 1.0);
         let all = step(sequences, sequences as f64 / parts);
         let tokens_per_second = (sequences * u64::from(parallel.dp)) as f64 / all.seconds;
-        let prompt = self.prompt(parallel, rates, [0, context]);
+        let prompt = self.prompt_alone(layout, [0, context]);
         let is_sound = [one.seconds, all.seconds, prompt.seconds].iter().all(|time| time.is_finite() && *time > 0.0);
         let source = rates.source;
         is_sound.then_some(SpeedBound { context, one, all, tokens_per_second, prompt, source })
@@ -273,15 +305,14 @@ impl Work {
         let lengths: Vec<u64> = (0..PARTS).map(|part| first + (last - first.min(last)) * part / PARTS).collect();
         let sequences = sequences.max(1);
         let batch = sequences as f64 / sequences.min(parallel.pp.into()) as f64;
-        self.step(stages, parallel, rates, &lengths, sequences, batch)
+        self.step(stages, On::of(parallel, rates, kept(stages)), &lengths, sequences, batch)
     }
 
     /// A step of `batch` tokens, each of another sequence, whose lengths are these alike.
     fn step(
         &self,
         stages: &[CachePlan],
-        parallel: Parallel,
-        rates: Rates,
+        On { parallel, rates, attending }: On,
         lengths: &[u64],
         sequences: u64,
         batch: f64,
@@ -289,7 +320,7 @@ impl Work {
         let mean =
             |of: &dyn Fn(u64) -> f64| lengths.iter().map(|length| of(*length)).sum::<f64>() / lengths.len() as f64;
         let tokens = mean(&|length| self.attends.iter().map(|of| of.each * self.seen(of.window, length)).sum());
-        let mut terms = self.weights(parallel, rates, [batch, batch], 1.0);
+        let mut terms = self.weights(parallel, rates, [batch, batch], [1.0, 1.0]);
         let own = mean(&|length| stages.iter().map(|plan| self.caches(plan, length)).sum());
         let operations = batch * tokens / (f64::from(parallel.tp) * f64::from(parallel.cp));
         let context = match lengths {
@@ -299,42 +330,52 @@ impl Work {
         let reason =
             format!("{context} tokens, of windows and sparse attention what is seen; states are read and written");
         let bytes = batch * own / parallel.context_ranks() as f64;
-        terms.push(Term { name: "caches", bytes, operations, reason, computing: operations * rates.seconds(1.0) });
+        terms.push(Term { name: "caches", bytes, operations, reason, computing: operations * attending });
         StepBound::of(sequences, terms, rates)
     }
 
-    /// A prompt by itself, from one of its tokens to another: all ranks of a replica work at once, on parts of it.
-    fn prompt(&self, parallel: Parallel, rates: Rates, [from, to]: [u64; 2]) -> StepBound {
-        let spread = f64::from(parallel.pp) * f64::from(parallel.cp);
-        let mut terms = self.weights(parallel, rates, [(to - from) as f64, 1.0], spread);
+    /// A prompt by itself, from one of its tokens to another: a stage begins when those before it have sent its first token.
+    fn prompt_alone(&self, layout: On, [from, to]: [u64; 2]) -> StepBound {
+        let mut prompt = self.prompt(layout, [from, to]);
+        let waiting = f64::from(layout.parallel.pp - 1);
+        if waiting > 0.0 {
+            prompt.seconds += waiting * self.prompt(layout, [from, from + 1]).seconds;
+        }
+        prompt
+    }
+
+    /// A prompt among others, from one of its tokens to another: all ranks of a replica work at once, on parts of prompts.
+    fn prompt(&self, On { parallel, rates, attending }: On, [from, to]: [u64; 2]) -> StepBound {
+        let stages = f64::from(parallel.pp);
+        let spread = stages * f64::from(parallel.cp);
+        let mut terms = self.weights(parallel, rates, [(to - from) as f64, 1.0], [stages, spread]);
         let seen = |window| self.seen_by_all(window, to) - self.seen_by_all(window, from);
         let operations: f64 = self.attends.iter().map(|of| of.each * seen(of.window)).sum();
         let operations = operations / (f64::from(parallel.tp) * spread);
         let reason = "each token with those before it, or in its window; nothing of sparse attention".into();
-        terms.push(Term {
-            name: "attention",
-            bytes: 0.0,
-            operations,
-            reason,
-            computing: operations * rates.seconds(1.0),
-        });
+        terms.push(Term { name: "attention", bytes: 0.0, operations, reason, computing: operations * attending });
         StepBound::of(1, terms, rates)
     }
 
-    /// The terms of the weights on a rank, `spread` over so many ranks more, for so many tokens, and for those of them whose
-    /// next token is chosen.
-    fn weights(&self, parallel: Parallel, rates: Rates, [tokens, chosen]: [f64; 2], spread: f64) -> Vec<Term> {
+    /// The terms of the weights on a rank that lie on so many `stages`, and whose operations are spread over so many ranks more,
+    /// for so many tokens, and for those of them whose next token is chosen.
+    fn weights(
+        &self,
+        parallel: Parallel,
+        rates: Rates,
+        [tokens, chosen]: [f64; 2],
+        [stages, spread]: [f64; 2],
+    ) -> Vec<Term> {
         let tp = f64::from(parallel.tp);
         // Data-parallel replicas bring their tokens to the experts that they divide.
         let over = f64::from(parallel.tp.max(parallel.ep));
         let brought = tokens * over / tp;
         let touched = self.touched(brought);
         let term = |name, part: Part, ranks: f64, share: f64, tokens: f64, used: f64, reason: &str| {
-            let ranks = ranks * spread;
-            let operations = 2.0 * part.elements * used * tokens / ranks;
+            let operations = 2.0 * part.elements * used * tokens / (ranks * spread);
             let width = part.bytes / part.elements.max(1.0);
             let computing = operations * rates.seconds(width);
-            Term { name, bytes: part.bytes * share / ranks, operations, reason: reason.into(), computing }
+            Term { name, bytes: part.bytes * share / (ranks * stages), operations, reason: reason.into(), computing }
         };
         let every = "read once a step, multiplied with every token";
         let experts =
@@ -365,7 +406,7 @@ impl Work {
     /// Bytes of one sequence's caches that a rank moves in a step; those of drafts are left out.
     fn caches(&self, plan: &CachePlan, context: u64) -> f64 {
         let is_index = |handler: &ResourceHandler| *handler.kind() == Kind::IndexKey;
-        let own = || plan.resources.iter().filter(|resource| !resource.drafts).map(|resource| &resource.handler);
+        let own = || kept(std::slice::from_ref(plan));
         let is_sparse = own().any(is_index);
         let moved = |handler: &ResourceHandler| {
             let unit = handler.unit_bytes() as f64;
@@ -384,6 +425,11 @@ impl Work {
         };
         own().map(moved).sum()
     }
+}
+
+/// The caches of the model itself in these plans.
+fn kept(stages: &[CachePlan]) -> impl Iterator<Item = &ResourceHandler> {
+    stages.iter().flat_map(|plan| &plan.resources).filter(|resource| !resource.drafts).map(|resource| &resource.handler)
 }
 
 /// The share of `experts` that so many tokens touch, each of which goes to `per_token` of them, chosen evenly.
@@ -446,7 +492,9 @@ impl PlanRequest {
 
     /// What computing prompts takes at best in the layout of a plan; `None` as for [`PlanRequest::bound`].
     pub fn prefill(&self, plan: &CachePlan) -> Option<PrefillBound> {
-        Some(PrefillBound { work: self.work()?, parallel: plan.parallel, rates: self.device()?.rates()? })
+        let caches = self.caches().ok()?;
+        let kept = caches.iter().map(|resource| &resource.handler);
+        Some(PrefillBound { work: self.work()?, layout: On::of(plan.parallel, self.device()?.rates()?, kept) })
     }
 
     /// What its model asks of devices in a step.

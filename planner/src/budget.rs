@@ -303,7 +303,7 @@ impl Budget {
     }
 
     /// The same of one that devices have not divided yet.
-    fn validate_keys(&self) -> Result<(), String> {
+    pub(crate) fn validate_keys(&self) -> Result<(), String> {
         self.validate_ranges()?;
         if let Some(workload) = self.workload.as_ref().filter(|workload| workload.checkpoints_per_sequence == 0) {
             let of_checkpoints = [

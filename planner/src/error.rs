@@ -10,7 +10,7 @@ use cacheplan_transforms::{PassError, ResourceError};
 
 use thiserror::Error;
 
-use crate::budget::Origin;
+use crate::budget::{BudgetError, Origin};
 use crate::plan::LedgerLine;
 use crate::size::ByteSize;
 
@@ -37,6 +37,9 @@ pub enum PlanError {
     /// The budget contradicts itself or the request.
     #[error("{shown}", shown = Shown(.0))]
     Budget(String),
+    /// Sizes of groups of ranks that do not go with each other.
+    #[error(transparent)]
+    Stated(BudgetError),
     /// Ranks over which the model cannot be divided.
     #[error("{shown}", shown = Shown(.0))]
     Layout(String),
@@ -213,6 +216,7 @@ impl PlanError {
             Self::DoesNotFit(_) | Self::TooMany { .. } | Self::TooFew { .. } => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
+            Self::Stated(error) => error.exit_code(),
             Self::Devices(_) | Self::Measured { .. } | Self::Sought { .. } | Self::NoStage { .. } => 2,
             _ => 1,
         }

@@ -7,7 +7,7 @@ mod prices;
 mod trial;
 
 use answer::in_order;
-use trial::{Variant, as_told, tried};
+use trial::{Variant, as_told, as_told_of, tried};
 
 pub use answer::{Answer, AtBest, Curve, Fit};
 pub use prices::Prices;
@@ -185,8 +185,9 @@ impl PlanRequest {
             let own = |(device, parallel)| tried(self, device, parallel, &question, None);
             let told = |engine, (device, parallel)| {
                 let layout = Variant::plain(Some(engine)).layout(parallel, dtypes, &question);
+                let sequences = question.needed().next_multiple_of(u64::from(parallel.dp));
                 let asks = |layout: &Layout| (engines.asks)(engine, device, layout);
-                as_told(&asks, layout, device, engine, &question, None)
+                as_told_of(&asks, Layout { sequences, ..layout }, device, engine, &question, None)
             };
             let is_enough =
                 |tried: Option<trial::Tried>| tried.is_some_and(|tried| tried.sequences >= question.needed());

@@ -200,7 +200,8 @@ impl PlanRequest {
         let divided = self.devices.as_ref().map(|devices| devices.divide(&self.config));
         let budget = divided.unwrap_or_else(|| Ok(stated.clone()))?;
         // One that was built in Rust no reader has looked at.
-        budget.validate().map_err(PlanError::Budget)?;
+        budget.validate_keys().map_err(PlanError::Budget)?;
+        budget.parallel.validate().map_err(|why| PlanError::Stated(self.config.blamed(why)))?;
         if let (Some(_), Some(memory)) = (&self.profile, &budget.memory) {
             let lines = [
                 ("memory.weights", memory.weights),
@@ -289,6 +290,10 @@ impl PlanRequest {
             }
             PlanError::Budget(why) => PlanError::Budget(why + &self.another_layout()),
             PlanError::Layout(why) => PlanError::Layout(why + &self.another_layout()),
+            PlanError::Stated(mut error) => {
+                error.message += &self.another_layout();
+                PlanError::Stated(error)
+            }
             error => error,
         })
     }

@@ -4,10 +4,17 @@ use cacheplan_handlers::DType;
 
 use crate::budget::{Budget, CheckpointDType, Workload};
 use crate::error::{PlanError, Shortfall, Suggestion};
+use crate::limits::MAX_COUNT;
 use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::solver::solve::last;
+
+/// A plan, and the sequences that run at once with it, over all replicas: the engine's where one is named.
+struct Planned {
+    plan: CachePlan,
+    sequences: u64,
+}
 
 /// How many changes are shown.
 const SHOWN: usize = 3;
@@ -27,13 +34,11 @@ impl PlanRequest {
 
     /// The longest `max_seq_len` of which `max_batch_size` sequences fit, or one where that is not stated: what engines call
     /// `auto`. Where the request names an engine, it admits them too. It is at most what the model was made for, and where
-    /// nobody says that, 1,048,576.
+    /// nobody says that, what the key takes.
     ///
     /// # Errors
     /// A budget without memory, and what [`plan`](Self::plan) says of the shortest sequences where none fit.
     pub fn longest_sequence(&self) -> Result<u64, PlanError> {
-        /// What nobody serves longer.
-        const MOST: u64 = 1 << 20;
         let budget = self.budget()?;
         if budget.memory.is_none() {
             let unbounded = "the longest sequence depends on the memory; state it with --device-memory or [memory]";
@@ -44,9 +49,11 @@ impl PlanRequest {
         let holds = |length: u64| {
             let request = at(length);
             let admits = |engine| request.predict(engine).is_ok_and(|found| found.sequences >= asked);
-            request.planned().is_some_and(|plan| plan.capacity.sequences >= asked) && self.engine().is_none_or(admits)
+            request.planned().is_some_and(|found| found.plan.capacity.sequences >= asked)
+                && self.engine().is_none_or(admits)
         };
-        let longest = last(self.info().max_position_embeddings.unwrap_or(MOST), |length| length == 0 || holds(length));
+        let longest =
+            last(self.info().max_position_embeddings.unwrap_or(MAX_COUNT), |length| length == 0 || holds(length));
         if longest > 0 {
             return Ok(longest);
         }
@@ -80,16 +87,22 @@ impl PlanRequest {
         best(tries.into_iter().flatten().filter(|suggestion| suggestion.sequences > served(plan)))
     }
 
-    /// The plan of the first stage, if there is one.
-    fn planned(&self) -> Option<CachePlan> {
-        self.made().and_then(|ranks| ranks.into_stage(0)).ok()
+    /// The plan of the first stage, if there is one, and an engine that is named holds something of it too.
+    fn planned(&self) -> Option<Planned> {
+        let plan = self.made().and_then(|ranks| ranks.into_stage(0)).ok()?;
+        let sequences = match self.engine() {
+            Some(engine) => self.predict(engine).ok()?.sequences.saturating_mul(plan.parallel.dp.into()),
+            None => served(&plan),
+        };
+        (sequences > 0).then_some(Planned { plan, sequences })
     }
 
-    /// What `plan` comes to with these keys, in the words that the request was stated in, if who asks takes it.
-    fn suggestion(&self, keys: &[(&str, String)], plan: &CachePlan) -> Option<Suggestion> {
+    /// What a plan comes to with these keys, in the words that the request was stated in, if who asks takes it.
+    fn suggestion(&self, keys: &[(&str, String)], planned: &Planned) -> Option<Suggestion> {
         let change = self.stated().settings(keys);
+        let Planned { plan, sequences } = planned;
         let bytes = plan.totals.managed_bytes + plan.totals.unmanaged_bytes;
-        self.takes(plan).then(|| Suggestion { change, sequences: served(plan), bytes })
+        self.takes(plan).then(|| Suggestion { change, sequences: *sequences, bytes })
     }
 
     fn shorter(&self, budget: &Budget) -> Option<Suggestion> {
@@ -109,14 +122,14 @@ impl PlanRequest {
 
     fn larger_step(&self) -> Option<Suggestion> {
         let most = self.changed(|budget| (budget.max_num_tokens, budget.maximize) = (None, None)).planned()?;
-        let tokens = most.limits.max_num_tokens;
+        let tokens = most.plan.limits.max_num_tokens;
         let plan = self.changed(|budget| budget.max_num_tokens = Some(tokens)).planned()?;
         self.suggestion(&[("max_num_tokens", tokens.to_string())], &plan)
     }
 
     fn larger_batch(&self) -> Option<Suggestion> {
         let most = self.changed(|budget| (budget.max_batch_size, budget.maximize) = (None, None)).planned()?;
-        let sequences = most.capacity.sequences;
+        let sequences = most.plan.capacity.sequences;
         let plan = self.changed(|budget| budget.max_batch_size = Some(sequences)).planned()?;
         self.suggestion(&[("max_batch_size", sequences.to_string())], &plan)
     }
@@ -134,7 +147,7 @@ impl PlanRequest {
         (workload.checkpoints_per_sequence > fewest).then(|| self.checkpoints_of(fewest))?
     }
 
-    fn with_checkpoints(&self, each: u64) -> Option<CachePlan> {
+    fn with_checkpoints(&self, each: u64) -> Option<Planned> {
         let fewer = self.changed(|budget| {
             if let Some(workload) = &mut budget.workload {
                 workload.checkpoints_per_sequence = each;
@@ -211,16 +224,25 @@ impl PlanRequest {
 
     /// Where nobody said how several devices divide the model and they cannot be tensor parallel ranks: how else.
     pub(crate) fn another_layout(&self) -> String {
-        let devices = self.assumes_ranks();
-        let layouts = devices
-            .zip(self.model().divisible())
-            .map(|(devices, divisible)| divisible.layouts(devices, Parallel::default(), |tp| self.divides_over(tp)));
-        let plans = layouts.into_iter().flatten().filter_map(|parallel| {
-            let plan = self.divided(parallel).planned()?;
-            (Some(parallel.world_size()) == devices.map(u64::from)).then(|| (served(&plan), parallel))
-        });
-        let Some((_, best)) = plans.max_by_key(|(sequences, _)| *sequences) else { return String::new() };
-        format!("; {} would do", self.stated().settings(&best.changes(Parallel::default())))
+        let Some((devices, divisible)) = self.assumes_ranks().zip(self.model().divisible()) else {
+            return String::new();
+        };
+        let best = |kept: Parallel| {
+            let layouts = divisible.layouts(devices, kept, |tp| self.divides_over(tp));
+            let plans = layouts.into_iter().filter(|parallel| parallel.world_size() == u64::from(devices));
+            let plans = plans.filter_map(|parallel| Some((self.divided(parallel).planned()?.sequences, parallel)));
+            plans.max_by_key(|(sequences, _)| *sequences).map(|(_, parallel)| parallel)
+        };
+        let (none, stated) = (Parallel::default(), self.config().budget.parallel);
+        let said = |parallel: Parallel, beside: Parallel| self.stated().settings(&parallel.changes(beside));
+        match (best(stated), stated == none) {
+            (Some(best), _) => format!("; {} would do", said(best, stated)),
+            (None, true) => String::new(),
+            // No layout goes with what is stated of it.
+            (None, false) => best(none).map_or_else(String::new, |best| {
+                format!("; without {}, {} would do", said(stated, none), said(best, none))
+            }),
+        }
     }
 
     /// Whether so many tensor parallel ranks divide every cache, whatever memory they have.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Whether the command in each file would start: check.sh [FLAGS OF `cacheplan plan`] -- FILE...
-# A file in which no engine is named starts none, and is left out. The exit code is the largest of the others'; CACHEPLAN
-# names another program than the one in PATH.
+# Files are chosen by what stands in them: one without an engine's command is left out, and says so. The exit code is the
+# largest of the others'; CACHEPLAN names another program than the one in PATH.
 set -euo pipefail
 
 flags=()
@@ -13,13 +13,13 @@ shift || true
 
 worst=0
 for file in "$@"; do
-  printf '%s\n' "$file"
   if [[ -f $file ]] && ! grep -qiE 'vllm|sglang|trtllm|tensorrt|llama' "$file"; then
-    printf 'names no engine: left out\n'
+    printf '%s: left out, it names no engine\n' "$file"
     continue
   fi
+  printf '%s\n' "$file"
   code=0
-  "${CACHEPLAN:-cacheplan}" plan ${flags[@]+"${flags[@]}"} -- "$file" || code=$?
+  "${CACHEPLAN:-cacheplan}" plan --if-any ${flags[@]+"${flags[@]}"} -- "$file" || code=$?
   ((code <= worst)) || worst=$code
 done
 exit "$worst"

@@ -117,8 +117,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     };
     args.start.refuse_beside(Some(model))?;
     if start::is_script(model) {
-        let launches = start::launches_in(model)?;
-        return started(args, |start, beside, print| start.answer_all(&launches, beside, print));
+        return started(args, |start, beside, print| start.run_file(model, beside, print));
     }
     let piped =
         if model == Path::new("-") { Some(Source::stdin(Limit::CONFIG).map_err(Failure::error)?) } else { None };

@@ -8,6 +8,7 @@ use cacheplan::handlers::DType;
 use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::fit::Asks;
+use cacheplan_serve::manifest::ManifestError;
 use cacheplan_serve::{
     Answer, Asked, CommandCheck, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
 };
@@ -24,9 +25,10 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "VERSION", help_heading = "Command behind --", hide_short_help = true)]
     engine_version: Option<String>,
 
-    /// Exit with 3 unless the command holds so many sequences of its longest length, whatever it finds at its start
-    #[arg(long, value_name = "N", help_heading = "Command behind --", hide_short_help = true)]
-    expect_sequences: Option<u64>,
+    /// Exit with 3 unless the command holds so many sequences of its longest length, whatever it finds at its start; `stated`:
+    /// as many as it is told to run
+    #[arg(long, value_name = "N|stated", value_parser = expected, help_heading = "Command behind --", hide_short_help = true)]
+    expect_sequences: Option<Expected>,
 
     /// Exit with 3 unless its caches hold so many tokens
     #[arg(long, value_name = "N", help_heading = "Command behind --", hide_short_help = true)]
@@ -36,9 +38,30 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "MODEL", value_parser = hub::model(), help_heading = "Command behind --", hide_short_help = true)]
     model_config: Option<PathBuf>,
 
+    /// Leave a file out that holds no command of an engine
+    #[arg(long, help_heading = "Command behind --", hide_short_help = true)]
+    if_any: bool,
+
     /// A command that starts vLLM, SGLang, TensorRT-LLM or llama.cpp, with its variables before it; or a file that holds one, or `-`
     #[arg(last = true, value_name = "COMMAND")]
     words: Vec<String>,
+}
+
+/// How many sequences a command shall hold.
+#[derive(Clone, Copy)]
+enum Expected {
+    So(u64),
+    /// As many as it is told to run.
+    Stated,
+}
+
+fn expected(text: &str) -> Result<Expected, String> {
+    match text {
+        "stated" => Ok(Expected::Stated),
+        number => {
+            number.parse::<u64>().map(Expected::So).map_err(|wrong| format!("{wrong}; a number, or `stated`, would do"))
+        }
+    }
 }
 
 /// How an answer is printed.
@@ -94,6 +117,7 @@ impl StartArgs {
             ("--expect-sequences", self.expect_sequences.is_some()),
             ("--expect-tokens", self.expect_tokens.is_some()),
             ("--model-config", self.model_config.is_some()),
+            ("--if-any", self.if_any),
         ];
         let stated = stated.iter().find(|(_, is)| *is && !self.is_stated());
         stated.map_or(Ok(()), |(flag, _)| {
@@ -114,7 +138,31 @@ impl StartArgs {
 
     /// Answers the commands behind `--`.
     pub(crate) fn run(&self, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
-        self.answer_all(&self.launches()?, beside, print_as)
+        match self.words.as_slice() {
+            [file] if Path::new(file).is_file() => self.run_file(Path::new(file), beside, print_as),
+            _ => self.answer_all(&self.launches()?, beside, print_as),
+        }
+    }
+
+    /// Answers the commands in a file.
+    pub(crate) fn run_file(&self, file: &Path, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
+        let text = read(file, Limit::MANIFEST)?;
+        let name = file.to_string_lossy();
+        let none = || matches!(manifest::read(&name, text.as_bytes()), Err(ManifestError::NoCommand { .. }));
+        if self.if_any && none() {
+            note(&format!("{name}: left out, it holds no command of an engine"));
+            return Ok(());
+        }
+        let launches = launches_of(&text, &name, file.parent().unwrap_or(Path::new("")))?;
+        self.answer_all(&launches, beside, print_as)
+    }
+
+    /// Sequences that are expected of a command which is told to run so many.
+    fn expected(&self, stated: Option<u64>) -> Option<u64> {
+        match self.expect_sequences? {
+            Expected::So(number) => Some(number),
+            Expected::Stated => stated,
+        }
     }
 
     /// Answers commands one after another, each below its place where there are several; the first failure is that of all.
@@ -145,9 +193,13 @@ impl StartArgs {
 
     /// Answers a command.
     fn answer(&self, launch: &Launch, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
-        let options = self.options(beside);
+        let mut options = self.options(beside);
         let found = match Asked::of(launch, &options) {
             Asked::Taken(question) => {
+                options.expected_sequences = self.expected(question.stated_sequences());
+                if self.expect_sequences.is_some() && options.expected_sequences.is_none() {
+                    note("the command does not say how many sequences it runs, so that none are expected");
+                }
                 let models = self.opened(&question, beside)?;
                 answer(launch, models.clone(), &options).map_err(|error| (error, Some(models)))
             }
@@ -157,7 +209,7 @@ impl StartArgs {
         };
         let found = found.map_err(|(error, models)| Refusal::of(error, launch, models.as_ref(), &options));
         match found {
-            Ok(found) => self.judged(&found, beside.strict, print_as),
+            Ok(found) => self.judged(&found, options.expected_sequences, beside.strict, print_as),
             Err(refusal) => {
                 if print_as == Print::Json {
                     print_json(&refusal)?;
@@ -171,7 +223,7 @@ impl StartArgs {
     pub(crate) fn check(&self, log: &EngineLog, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
         let launch = only(self.launches()?)?;
         let options = self.options(beside);
-        let (_, models) = self.question(&launch, &options, beside)?;
+        let (question, models) = self.question(&launch, &options, beside)?;
         let found = CommandCheck::of(&launch, &models, &options, log).map_err(failed)?;
         if let Some(why) = &found.without_bytes {
             note(&format!("the bytes for caches are not compared: {why}"));
@@ -183,9 +235,12 @@ impl StartArgs {
         let drifting = found.drifting();
         if !drifting.is_empty() {
             let why = found.would_be.map_or(String::new(), |why| format!("; {why}"));
-            return Err(Failure::new(DRIFT, format!("the log is not of this command: {}{why}", drifting.join(", "))));
+            return Err(Failure::new(
+                DRIFT,
+                format!("the log is not as the command gives it: {}{why}", drifting.join(", ")),
+            ));
         }
-        let short = found.answer.short_of(self.expect_sequences, self.expect_tokens);
+        let short = found.answer.short_of(self.expected(question.stated_sequences()), self.expect_tokens);
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
     }
 
@@ -241,7 +296,7 @@ impl StartArgs {
             launch,
             name: question.model.clone(),
             engine: question.engine,
-            sequences: self.expect_sequences.or(question.stated_sequences()),
+            sequences: self.expected(question.stated_sequences()).or(question.stated_sequences()),
             on: found.into_iter().map(|(name, device, length, request, _)| (name, device, length, request)).collect(),
         })
     }
@@ -267,7 +322,7 @@ impl StartArgs {
             overrides: beside.overrides.to_vec(),
             measured: beside.measured.cloned(),
             model_is_given: self.model_config.is_some(),
-            expected_sequences: self.expect_sequences,
+            expected_sequences: self.expected(None),
         }
     }
 
@@ -280,6 +335,10 @@ impl StartArgs {
         let draft = beside.draft.map(|draft| draft.to_string_lossy().into_owned()).or_else(|| question.draft.clone());
         let draft = draft.map(|name| open(&name, &ReadOptions::default())).transpose()?;
         let given = self.model_config.as_ref().map(|path| path.to_string_lossy().into_owned());
+        if let Some(given) = &given {
+            // Of several files it may be the config of one.
+            note(&format!("{} is planned by the config {given}, as --model-config says", question.model));
+        }
         let model = open(given.as_ref().unwrap_or(&question.model), &beside.read);
         let is_elsewhere = given.is_none() && !hub::find(&PathBuf::from(&question.model)).exists();
         let model = model.map_err(|failure| match is_elsewhere {
@@ -296,7 +355,7 @@ impl StartArgs {
     }
 
     /// Prints an answer, and ends with 3 where it does not start or hold what is expected.
-    fn judged(&self, found: &Answer, strict: bool, print_as: Print) -> Result<(), Failure> {
+    fn judged(&self, found: &Answer, expected: Option<u64>, strict: bool, print_as: Print) -> Result<(), Failure> {
         match print_as {
             Print::Json => print_json(found)?,
             Print::Text => print(&found.text())?,
@@ -308,7 +367,7 @@ impl StartArgs {
         if found.starts == Starts::Maybe && strict {
             return Err(Failure::new(3, format!("{} only may start; REASON says why", found.engine)));
         }
-        let short = found.short_of(self.expect_sequences, self.expect_tokens);
+        let short = found.short_of(expected, self.expect_tokens);
         if let Some(short) = short {
             return Err(Failure::new(3, short));
         }

@@ -23,7 +23,7 @@ impl Scenario {
     /// # Errors
     /// A scenario that the cache refuses, or a request that does not fit the KV pool.
     pub fn run(self, requests: &[TraceRequest]) -> Result<Report, SimulateError> {
-        refuse_endless(requests, self)?;
+        refuse_endless(requests, self, 1)?;
         let mut run = Run::new(self)?;
         let every = (requests.len() / 200).max(1);
         let mut course = Vec::new();
@@ -69,15 +69,18 @@ impl Scenario {
     }
 }
 
-/// The most tokens of all requests together, and the most steps that they take.
-const MAX_WORK: (u64, u64) = (4 << 30, 1 << 22);
+/// The most tokens of all requests together.
+const MAX_TOKENS_OF_ALL: u64 = 4 << 30;
 
-/// Refuses what would run for hours: a plan of few tokens a step makes many steps of a long context.
-pub(super) fn refuse_endless(requests: &[TraceRequest], scenario: Scenario) -> Result<(), SimulateError> {
+/// The most steps that they take.
+const MAX_STEPS: u64 = 1 << 22;
+
+/// Refuses what would run for hours: a plan of few tokens a step makes many steps of a long context, in each of so many runs.
+pub(super) fn refuse_endless(requests: &[TraceRequest], scenario: Scenario, runs: u64) -> Result<(), SimulateError> {
     // A request beyond its own limit is refused by its name.
     let tokens = requests.iter().map(|request| request.tokens().min(MAX_TOKENS)).fold(0, usize::saturating_add);
     let steps = tokens / scenario.prefill_chunk.max(1);
-    if tokens as u64 > MAX_WORK.0 || steps as u64 > MAX_WORK.1 {
+    if tokens as u64 > MAX_TOKENS_OF_ALL || steps as u64 > MAX_STEPS / runs {
         Err(SimulateError::TooMuch { tokens, steps })
     } else {
         Ok(())

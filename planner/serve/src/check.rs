@@ -1,5 +1,6 @@
 //! What an engine logged beside what its command gives.
 
+use cacheplan_planner::ByteSize;
 use cacheplan_planner::logs::{EngineLog, Fact, Logged, Unit};
 use serde::Serialize;
 
@@ -7,7 +8,7 @@ use crate::answer::Answer;
 use crate::error::ServeError;
 use crate::flags::parse::parse;
 use crate::flags::table::flags;
-use crate::found::{answer_alone, outcome};
+use crate::found::{answer_alone, outcome, request};
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::{Models, Options};
@@ -37,6 +38,9 @@ pub struct Compared {
     pub logged: Logged,
     /// Whether they have a value in common.
     pub equal: bool,
+    /// Why they have none, as far as both say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
 }
 
 impl CommandCheck {
@@ -53,21 +57,28 @@ impl CommandCheck {
         let answer = answer_alone(launch, models, &with(log.get(Fact::CacheBytes).or(options.cache_bytes)))?;
         let alone = answer_alone(launch, models, &with(None));
         let bytes = alone.as_ref().ok().and_then(|alone| alone.facts.get(&Fact::CacheBytes)).copied();
+        let share = share(launch, models, &with(None)).map(|share| (Fact::MemoryShare, share));
         let of_bytes = bytes.map(|bytes| (Fact::CacheBytes, bytes));
         // A draft's buffers are of another context.
         let drafts = answer.read.iter().any(|flag| flag.flag == "--spec-type");
-        let mut rows: Vec<Compared> = of_bytes.and_then(|row| compared(row, log, drafts)).into_iter().collect();
+        let own_rows = share.into_iter().chain(of_bytes).filter_map(|row| compared(row, log, drafts));
+        let mut rows: Vec<Compared> = own_rows.collect();
+        of_bytes_reason(&mut rows, launch, models, &with(None));
         let mut follow = following(&answer, log, drafts);
         // Nobody says on which device the default would be another.
         follow.retain(|row| own.words == launch.words || row.fact != Fact::MaxNumTokens);
         let differs = follow.iter().any(|row| !row.equal);
-        rows.extend(follow);
         let bytes = with(log.get(Fact::CacheBytes).or(options.cache_bytes));
         let is_as_logged = |changed: &Launch| {
             let answer = outcome(changed, models, &bytes);
             answer.is_ok_and(|answer| following(&answer, log, drafts).iter().all(|row| row.equal))
         };
         let would_be = if differs { explained(launch, &bytes, is_as_logged) } else { None };
+        for row in follow.iter_mut().filter(|row| !row.equal) {
+            let none = "the bytes that were logged do not give it, nor does a usual change of the command";
+            row.reason = Some(would_be.clone().unwrap_or_else(|| none.to_owned()));
+        }
+        rows.extend(follow);
         Ok(Self { rows, answer, without_bytes: alone.err(), would_be })
     }
 
@@ -83,6 +94,48 @@ impl CommandCheck {
     }
 }
 
+/// The flag that says vLLM's share of a device.
+const SHARE: &str = "--gpu-memory-utilization";
+
+/// The share of a device that a command takes, where it says or leaves one.
+fn share(launch: &Launch, models: &Models, options: &Options) -> Option<Logged> {
+    let (_, request) = request(launch, models, options).ok()?;
+    let fraction = request.config().budget.memory.as_ref()?.fraction?;
+    Some(Logged::exact((f64::from(fraction) * 100.0).round() as u64))
+}
+
+/// Says why another share was logged than the command's, and other bytes.
+fn of_bytes_reason(rows: &mut [Compared], launch: &Launch, models: &Models, options: &Options) {
+    let with_share = |share: u64| {
+        let Program { engine, start } = Program::of(launch, options.version.as_deref()).ok()?;
+        let set = Remedy::Set(SHARE, format!("{:.2}", share as f64 / 100.0));
+        let words = set.applied(&launch.words, start, &flags(engine.engine, engine.version)).into_iter().next()?;
+        let changed = outcome(&Launch { words, ..launch.clone() }, models, options).ok()?;
+        changed.facts.get(&Fact::CacheBytes).copied()
+    };
+    let mut told = None;
+    for row in rows.iter_mut().filter(|row| !row.equal) {
+        if row.fact == Fact::MemoryShare {
+            told = Some(row.logged.low);
+            row.reason = Some(format!("it was started with another {SHARE}"));
+            continue;
+        }
+        let follows = told.and_then(with_share).is_some_and(|bytes| bytes.meets(row.logged));
+        row.reason = Some(if follows {
+            format!("it follows from {SHARE}")
+        } else {
+            let less = row.logged.high < row.predicted.low;
+            let apart = if less { row.predicted.low - row.logged.high } else { row.logged.low - row.predicted.high };
+            let why = if less {
+                "less: others were on its device, or it took more itself"
+            } else {
+                "more: it took less itself"
+            };
+            format!("it had {} {why}", ByteSize(apart))
+        });
+    }
+}
+
 /// What follows from bytes, as the command gives it and as it was logged.
 fn following(answer: &Answer, log: &EngineLog, drafts: bool) -> Vec<Compared> {
     let others = answer.facts.iter().filter(|(fact, _)| **fact != Fact::CacheBytes);
@@ -93,7 +146,7 @@ fn compared((fact, predicted): (Fact, Logged), log: &EngineLog, drafts: bool) ->
     // Where the sum is left out, the parts stand for it.
     let parts = || log.get(Fact::KvBuffers).filter(|_| fact == Fact::KvBytes && !drafts);
     let logged = log.get(fact).or_else(parts)?;
-    Some(Compared { fact, predicted, logged, equal: predicted.meets(logged) })
+    Some(Compared { fact, predicted, logged, equal: predicted.meets(logged), reason: None })
 }
 
 /// The first of usual changes with which a command is as logged.
@@ -168,6 +221,7 @@ impl Compared {
             if low == high { low } else { format!("{low}..{high}") }
         });
         let verdict = if self.equal { "equal" } else { "DRIFT" };
-        format!("{:18}  {said:>24}  {logged:>24}  {verdict}\n", self.fact.name())
+        let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
+        format!("{:18}  {said:>24}  {logged:>24}  {verdict}\n{reason}", self.fact.name())
     }
 }

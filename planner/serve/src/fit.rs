@@ -103,6 +103,10 @@ impl Asks {
             options.overrides.push(Override::by_flag("memory.weights", size.stated(), "--weights"));
         }
         // How many devices there are is what is sought.
-        asked_of(&Launch { gpus: None, ..told }, &self.models, &options).map(Some)
+        let asked = asked_of(&Launch { gpus: None, ..told }, &self.models, &options)?;
+        match asked.request.config().budget.max_seq_len.filter(|most| *most < layout.context) {
+            Some(most) => Err(ServeError::Cut { engine: engine.engine, asked: layout.context, most }),
+            None => Ok(Some(asked)),
+        }
     }
 }

@@ -8,6 +8,7 @@ use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::error::Shortfall;
 use cacheplan_planner::fit::AskedOf;
 use cacheplan_planner::logs::{Fact, Logged};
+use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 
 use crate::answer::{Answer, Starts};
@@ -373,11 +374,25 @@ pub(crate) fn longest(request: &PlanRequest, engine: EngineSpec, bytes: u64, mos
     (fitting > 0).then_some(fitting)
 }
 
+/// Weights that no device holds end before any cache.
+fn too_large(request: &PlanRequest, engine: EngineSpec) -> Option<String> {
+    let device = request.device()?.total_bytes;
+    let lines = request.beside_caches(engine).ok()?;
+    let weights = lines.iter().find(|line| line.name == LedgerItem::Weights)?;
+    (weights.bytes.saturating_sub(weights.uncertain_bytes) > device).then(|| {
+        let [weights, device] = [weights.bytes, device].map(ByteSize);
+        format!("CUDA out of memory: it loads weights of {weights} on each device, which has {device}")
+    })
+}
+
 /// Why it does not start, as it says it itself.
 fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfall: &Shortfall) -> String {
     let Shortfall { needed, available: bytes, .. } = *shortfall;
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let length = settled.limits.max_seq_len;
+    if let Some(said) = too_large(request, engine) {
+        return said;
+    }
     match engine.engine.name() {
         "vllm" if bytes == 0 => "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.".into(),
         "vllm" => {

@@ -236,6 +236,9 @@ impl Search<'_> {
                 Remedy::Set("--gpu-memory-utilization", "0.95".into()),
                 Remedy::Set("--max-num-batched-tokens", (limits.max_num_tokens / 2).max(1).to_string()),
                 Remedy::Remove("--kv-cache-memory-bytes"),
+                // Fewer states are kept for reuse.
+                Remedy::Set("--mamba-cache-mode", "align".into()),
+                Remedy::Remove("--enable-prefix-caching"),
             ]),
             "sglang" => {
                 tries.push(Remedy::Set("--kv-cache-dtype", "fp8_e4m3".into()));

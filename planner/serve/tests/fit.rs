@@ -231,6 +231,33 @@ fn an_engine_that_refuses_every_layout_says_why() {
     assert!(refused.contains("User-specified max_model_len (1048576)"), "{refused}");
 }
 
+/// What it would cut to the model's longest is no row that holds it.
+#[test]
+fn an_engine_that_cuts_longer_sequences_holds_none_of_them() {
+    let (model, question) = asked("ibm-fms__Bamba-9.8b-2.2T-hf", &["h100"], 32_768, 1);
+    let refused = fitted(&model, &question, "tensorrt-llm".parse().unwrap()).unwrap_err();
+    assert_eq!(refused.exit_code(), 3);
+    assert!(refused.to_string().contains("cuts sequences of 32768 tokens to 4096"), "{refused}");
+}
+
+/// States for the sequences that it is told take what others would be held in.
+#[rstest]
+#[case("ibm-fms__Bamba-9.8b-2.2T-hf", "tensorrt-llm")]
+#[case("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "tensorrt-llm")]
+#[case("Qwen__Qwen3.5-4B", "tensorrt-llm")]
+#[case("Qwen__Qwen3.5-4B", "vllm")]
+fn what_an_engine_holds_does_not_depend_on_how_many_are_asked_for(#[case] model: &str, #[case] engine: EngineSpec) {
+    let held = |sequences: u64| {
+        let (model, question) = asked(model, &["h100"], 4096, sequences);
+        let answer = fitted(&model, &FitQuestion { max_devices: 1, ..question }, engine).unwrap();
+        of_engine(&answer).find(|fit| fit.kv_dtype.is_none() && fit.state_dtype.is_none()).unwrap().sequences
+    };
+    let few = held(1);
+    for sequences in [10, 150, few, few + 1, 2 * few] {
+        assert_eq!(held(sequences), few, "of {sequences}");
+    }
+}
+
 /// llama.cpp takes cells for every sequence that it is told of, so that its command asks for no more than are needed.
 #[test]
 fn what_is_held_beside_what_the_command_asks_for_is_said_to_be_room() {

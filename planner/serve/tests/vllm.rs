@@ -2,8 +2,8 @@
 
 mod common;
 
-use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Models, Options, ServeError, Starts, answer};
+use cacheplan_planner::logs::{EngineLog, Fact, Logged};
+use cacheplan_serve::{Answer, CommandCheck, Models, Options, ServeError, Starts, answer};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -317,4 +317,64 @@ fn a_version_that_was_not_read_itself_says_by_which_it_is_answered(#[case] versi
     let options = Options { version: Some(version.into()), ..on("h100") };
     let notes = told("vllm serve m", "Qwen__Qwen3-8B", &options).notes;
     assert!(notes.iter().any(|note| note.contains("its rules are those of") && note.ends_with(expected)), "{notes:?}");
+}
+
+/// Loading them ends it, whatever share of the device it may take.
+#[rstest]
+#[case("vllm serve m")]
+#[case("python -m sglang.launch_server --model-path m")]
+fn weights_larger_than_the_device_are_why_it_does_not_start(#[case] command: &str) {
+    let found = told(command, "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", &on("l40s"));
+    let reason = found.reason.unwrap();
+    assert!(reason.contains("out of memory") && reason.contains("weights of 58.82 GiB"), "{reason}");
+    assert!(reason.contains("which has 44.99 GiB"), "{reason}");
+}
+
+/// A state for every block is what fills the pool: keeping the last alone costs nothing.
+#[test]
+fn states_that_prefix_caching_keeps_for_every_block_are_said_and_the_free_change_is_offered() {
+    let command =
+        "vllm serve m --tensor-parallel-size 2 --max-model-len 131072 --max-num-seqs 64 --enable-prefix-caching";
+    let options = Options { version: Some("0.19.0".into()), expected_sequences: Some(64), ..on("2xh100") };
+    let found = told(command, "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", &options);
+    assert!(found.sequences.is_some_and(|held| held.high < 64), "{:?}", found.sequences);
+    assert!(found.notes.iter().any(|note| note.contains("a state for every block")), "{:?}", found.notes);
+    let changes: Vec<&str> = found.changes.iter().map(|change| change.change.as_str()).collect();
+    assert!(changes.iter().any(|change| change.starts_with("--mamba-cache-mode align")), "{changes:?}");
+    assert!(changes.contains(&"without --enable-prefix-caching"), "{changes:?}");
+    assert!(found.changes.iter().all(|change| change.sequences.is_some_and(|held| held.low >= 64)));
+}
+
+/// Each row that differs says why: another share of the device, bytes that others took, or nothing that is known.
+#[test]
+fn what_drifts_from_a_command_says_why() {
+    let (command, options) = (launch("vllm serve m --max-model-len 8192"), on("h100"));
+    let model = || models("Qwen__Qwen3-8B");
+    let check = |text: &str| {
+        let log = EngineLog::read(text.as_bytes(), None).unwrap();
+        CommandCheck::of(&command, &model(), &options, &log).unwrap()
+    };
+    let log_of = |words: &str, share: &str| {
+        let options = Options { version: Some("0.19.0".into()), ..on("h100") };
+        let bytes = told(words, "Qwen__Qwen3-8B", &options).facts[&Fact::CacheBytes].middle();
+        let options = Options { cache_bytes: Some(Logged::exact(bytes)), ..options };
+        let lines = told(words, "Qwen__Qwen3-8B", &options).lines;
+        let told = format!("LLM engine (v0.19.0)\nnon-default args: {{'gpu_memory_utilization': {share}}}\n");
+        told + &lines.join("\n")
+    };
+    let reasons = |check: &CommandCheck| {
+        let drifting = check.rows.iter().filter(|row| !row.equal);
+        drifting.map(|row| (row.fact, row.reason.clone().unwrap())).collect::<Vec<_>>()
+    };
+    let plain = log_of("vllm serve m --max-model-len 8192", "0.9");
+    assert_eq!(check(&plain).drifting(), [""; 0], "{plain}");
+    let less = check(&log_of("vllm serve m --max-model-len 8192 --gpu-memory-utilization 0.8", "0.8"));
+    let said = reasons(&less);
+    assert_eq!(less.drifting(), ["memory_share", "cache_bytes"]);
+    assert!(said.iter().all(|(_, reason)| reason.contains("--gpu-memory-utilization")), "{said:?}");
+    // The same share, and less of it.
+    let others = check(&log_of("vllm serve m --max-model-len 8192 --gpu-memory-utilization 0.8", "0.9"));
+    let said = reasons(&others);
+    assert!(said.len() == 1 && said[0].1.contains("less: others were on its device"), "{said:?}");
+    assert!(others.table().contains(&said[0].1), "{}", others.table());
 }

@@ -171,7 +171,11 @@ impl Config {
         let merged = table.try_into::<Budget>().map_err(|error| plain(None, &error));
         let budget = merged.and_then(Budget::validated).map_err(|error| {
             let by_flags = overrides().find_map(wrong_by_itself).or_else(|| contradiction_of(flags, &error));
-            by_flags.unwrap_or_else(|| in_file(error))
+            let error = by_flags.unwrap_or_else(|| in_file(error));
+            // Sizes of groups contradict each other whatever else does.
+            let sizes = || overrides().filter(|change| change.key.starts_with("parallel."));
+            let named = || first_named(&error.message, sizes(), |change| &change.key).map(|by| by.origin.clone());
+            BudgetError { origin: error.origin.clone().or_else(named), ..error }
         })?;
         Ok(Self { budget, settings })
     }
@@ -213,6 +217,13 @@ impl Config {
     pub(crate) fn origin_of(&self, key: &str) -> Option<&Origin> {
         let setting = self.settings.iter().find(|setting| setting.key == key)?;
         Some(&setting.origin).filter(|origin| origin.is_stated())
+    }
+
+    /// What is wrong of some keys, with where the first of them that somebody stated came from.
+    pub(crate) fn blamed(&self, why: String) -> BudgetError {
+        let stated = self.settings.iter().filter(|setting| setting.origin.is_stated());
+        let origin = first_named(&why, stated, |setting| setting.key).map(|setting| setting.origin.clone());
+        BudgetError::new(origin, why)
     }
 
     /// The keys that somebody stated, as a budget file.
@@ -299,12 +310,21 @@ fn contradiction_of(flags: &[Override], error: &BudgetError) -> Option<BudgetErr
     let budget = alone.try_into::<Budget>().map_err(|error| plain(None, &error));
     let found = budget.and_then(Budget::validated).err()?;
     // The first key that is named is at fault; else the last flag of the section of one that is, or of all.
-    let named = |flag: &&Override| found.message.find(&format!("`{}`", flag.key));
-    let first = flags.iter().filter(|flag| named(flag).is_some()).min_by_key(named);
+    let first = first_named(&found.message, flags, |flag| &flag.key);
     let section = |key: &str| key.split_once('.').map(|(section, _)| format!("`{section}."));
     let beside = || flags.iter().rev().find(|flag| section(&flag.key).is_some_and(|of| found.message.contains(&of)));
     let origin = first.or_else(beside).or(flags.last()).map(|flag| flag.origin.clone());
     (found.message == error.message).then_some(BudgetError { origin, ..found })
+}
+
+/// That whose key a message names first.
+fn first_named<'a, T>(
+    message: &str,
+    of: impl IntoIterator<Item = &'a T>,
+    key: impl Fn(&'a T) -> &'a str,
+) -> Option<&'a T> {
+    let named = of.into_iter().filter_map(|one| Some((message.find(&format!("`{}`", key(one)))?, one)));
+    named.min_by_key(|(at, _)| *at).map(|(_, one)| one)
 }
 
 fn plain(origin: Option<Origin>, error: &toml::de::Error) -> BudgetError {

@@ -61,10 +61,12 @@ const fn apple(name: &'static str, gib: u64, gigabytes: f64) -> Known {
 /// Memory of NVIDIA's is as `nvidia-smi` reports it, error correction as delivered; of AMD's as `rocm-smi` does, but for
 /// MI325X and MI355X, of which, as of Intel's and Apple's, only the data sheet is known. Of variants with one name the
 /// rates are the fastest's; formats of 4 bits are those with integers where there are no others.
-pub(super) const KNOWN: [Known; 27] = [
+pub(super) const KNOWN: [Known; 30] = [
     nvidia("A10", 23_028, 86, rates(600.0, [125.0, 250.0, 500.0], "NVIDIA A10 data sheet")),
     nvidia("A100-40GB", 40_960, 80, rates(1555.0, [312.0, 624.0, 1248.0], "NVIDIA A100 data sheet")),
+    nvidia("A100-40GB-PCIe", 40_960, 80, rates(1555.0, [312.0, 624.0, 1248.0], "NVIDIA A100 data sheet, PCIe")),
     nvidia("A100-80GB", 81_920, 80, rates(2039.0, [312.0, 624.0, 1248.0], "NVIDIA A100 data sheet")),
+    nvidia("A100-80GB-PCIe", 81_920, 80, rates(1935.0, [312.0, 624.0, 1248.0], "NVIDIA A100 data sheet, PCIe")),
     // No data sheet of it is public.
     nvidia("A10G", 23_028, 86, None),
     nvidia("B200", 183_359, 100, rates(8000.0, [2250.0, 4500.0, 9000.0], "NVIDIA HGX B200 data sheet")),
@@ -79,6 +81,7 @@ pub(super) const KNOWN: [Known; 27] = [
     },
     nvidia("H100", 81_559, 90, rates(3350.0, [989.5, 1979.0, 1979.0], "NVIDIA H100 data sheet, SXM")),
     nvidia("H100-NVL", 95_830, 90, rates(3938.0, [835.5, 1671.0, 1671.0], "NVIDIA H100 NVL data sheet")),
+    nvidia("H100-PCIe", 81_559, 90, rates(2000.0, [756.5, 1513.0, 1513.0], "NVIDIA H100 data sheet, PCIe")),
     // No data sheet of it is public.
     nvidia("H20", 97_871, 90, None),
     nvidia("H200", 143_771, 90, rates(4800.0, [989.5, 1979.0, 1979.0], "NVIDIA H200 data sheet, SXM")),

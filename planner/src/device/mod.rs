@@ -132,17 +132,10 @@ impl DeviceInfo {
 
     /// What it does at best; `None` where only its size is known, or its name alone.
     pub fn rates(&self) -> Option<Rates> {
-        // An L40 is no L4: all words of the known name, and others only behind them.
-        let words = |name: &str| {
-            let words = name.split(['-', ' ', '_']).map(str::to_lowercase);
-            words.filter(|word| word != "geforce" && word != "tesla").collect::<Vec<_>>()
-        };
-        let own = words(&self.name);
-        let is = |known: &&Known| {
-            let series = known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
-            own.starts_with(&words(&format!("{}-{series}", known.maker)))
-        };
-        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.rates
+        match &*names::meant(&self.name) {
+            [known] => known.rates,
+            _ => None,
+        }
     }
 
     /// Bytes each second at most from host memory, by its slot's standard, and who states it; the slower where it is not known.
@@ -257,7 +250,9 @@ mod tests {
     #[case("NVIDIA H100 80GB HBM3", "NVIDIA H100 (nominal)", 81_559 << 20)]
     #[case("NVIDIA-H100-80GB-HBM3-SHARED", "NVIDIA H100 (nominal)", 81_559 << 20)]
     #[case("nvidia-h100-mega-80gb", "NVIDIA H100 (nominal)", 81_559 << 20)]
-    #[case("NVIDIA-H100-PCIe", "NVIDIA H100 (nominal)", 81_559 << 20)]
+    #[case("NVIDIA-H100-PCIe", "NVIDIA H100 PCIe (nominal)", 81_559 << 20)]
+    #[case("NVIDIA-L40S-PCIe", "NVIDIA L40S (nominal)", 46_068 << 20)]
+    #[case("NVIDIA-A100-80GB-PCIe", "NVIDIA A100 80GB PCIe (nominal)", 80 << 30)]
     #[case("NVIDIA H100 NVL", "NVIDIA H100 NVL (nominal)", 95_830 << 20)]
     #[case("NVIDIA-A100-SXM4-80GB", "NVIDIA A100 80GB (nominal)", 80 << 30)]
     #[case("NVIDIA A100-PCIE-40GB", "NVIDIA A100 40GB (nominal)", 40 << 30)]
@@ -308,6 +303,10 @@ mod tests {
     #[rstest]
     #[case("NVIDIA H100 80GB HBM3", Some(3350e9))]
     #[case("NVIDIA A100-SXM4-80GB", Some(2039e9))]
+    #[case("NVIDIA A100-SXM4-40GB", Some(1555e9))]
+    #[case("NVIDIA H100 PCIe", Some(2000e9))]
+    #[case("NVIDIA H100 PCIe (nominal)", Some(2000e9))]
+    #[case("NVIDIA A100 80GB PCIe", Some(1935e9))]
     #[case("NVIDIA GeForce RTX 4090", Some(1008e9))]
     #[case("NVIDIA H20 (nominal)", None)]
     #[case("NVIDIA L40", None)]
@@ -338,7 +337,7 @@ mod tests {
     fn what_is_neither_lists_the_names(#[case] text: &str) {
         let error = text.parse::<DeviceInfo>().unwrap_err().to_string();
         assert!(error.starts_with(&format!("`{text}` is neither a size")), "{error}");
-        assert!(error.contains("a100-40gb, a100-80gb, a10g, b200"), "{error}");
+        assert!(error.contains("a100-40gb, a100-40gb-pcie, a100-80gb, a100-80gb-pcie, a10g, b200"), "{error}");
     }
 
     #[test]

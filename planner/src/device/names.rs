@@ -3,7 +3,7 @@
 use super::known::{KNOWN, Known};
 
 /// Words of a name that tell no device from another: makers, lines of products, form factors, memory, what a cloud adds.
-const SAID_BESIDE: [&str; 31] = [
+const SAID_BESIDE: [&str; 30] = [
     "nvidia",
     "amd",
     "intel",
@@ -18,7 +18,6 @@ const SAID_BESIDE: [&str; 31] = [
     "sxm4",
     "sxm5",
     "sxm6",
-    "pcie",
     "oam",
     "hbm2",
     "hbm2e",
@@ -37,8 +36,15 @@ const SAID_BESIDE: [&str; 31] = [
     "accelerator",
 ];
 
-/// The known devices that `text` may mean: those of that name, of which a series (`4090`) and a size (`a100`) may be left out.
+/// The known devices that `text` may mean: those of that name, of which a series (`4090`) and a size (`a100`) may be left out. The
+/// form `PCIe` tells one from another only where there is one of that form.
 pub(super) fn meant(text: &str) -> Vec<&'static Known> {
+    let named = alike(text);
+    let plain = text.to_lowercase().replace("pcie", "");
+    if named.is_empty() { alike(&plain) } else { named }
+}
+
+fn alike(text: &str) -> Vec<&'static Known> {
     let text = text.trim().to_lowercase();
     // GKE calls only that of 40 GB so; the other is `nvidia-a100-80gb`.
     let text = if text == "nvidia-tesla-a100" { "a100-40gb" } else { &*text };

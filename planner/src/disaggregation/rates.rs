@@ -38,8 +38,10 @@ pub(super) struct DeviceRates {
 }
 
 struct Prompts {
-    /// Seconds of a prompt by itself on a replica.
+    /// Seconds of a replica for each prompt.
     seconds: f64,
+    /// Seconds of a prompt by itself on a replica.
+    alone: f64,
     source: &'static str,
 }
 
@@ -56,8 +58,11 @@ impl DeviceRates {
     pub(super) fn of(asked: &[PlanRequest; 2], sides: [&Side; 2], handing: f64, question: &Disaggregation) -> Self {
         let [prefill, decode] = sides;
         let bound = prefill.stages.first().and_then(|plan| asked[0].prefill(plan));
-        let of_prompt =
-            |bound: PrefillBound| Prompts { seconds: bound.seconds(0, question.prompt), source: bound.source() };
+        let of_prompt = |bound: PrefillBound| Prompts {
+            seconds: bound.seconds(0, question.prompt),
+            alone: bound.alone(0, question.prompt),
+            source: bound.source(),
+        };
         Self { prefill: bound.map(of_prompt), decode: Tokens::of(&asked[1], decode, handing, question) }
     }
 
@@ -72,12 +77,15 @@ impl DeviceRates {
             }
         };
         let carried = |bytes: u64| bytes as f64 / question.link;
-        if let Some(Prompts { seconds, source }) = &self.prefill {
-            let reason = format!("a bound: {seconds:.4} s of a prompt alone on a replica, by the rates of {source}");
+        if let Some(Prompts { seconds, alone, source }) = &self.prefill {
+            // Stages work on several at once.
+            let each = if alone > seconds { format!(", one each {seconds:.4} s") } else { String::new() };
+            let reason =
+                format!("a bound: {alone:.4} s of a prompt alone on a replica{each}, by the rates of {source}");
             add("computing prompts", Role::Prefill, prefill, *seconds, reason);
             let held = prefill.sequences.max(1) as f64;
             let reason = format!("{} prompts at once, each held until it is handed over", prefill.sequences);
-            add("room for prompts", Role::Prefill, prefill, (seconds + handing) / held, reason);
+            add("room for prompts", Role::Prefill, prefill, (alone + handing) / held, reason);
         }
         let of_device = |bytes: u64| format!("{bytes} bytes of a request through its busiest device");
         let (sent, received) = (handover.sent_by_device, handover.received_by_device);

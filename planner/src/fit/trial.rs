@@ -12,7 +12,6 @@ use crate::parallel::Parallel;
 use crate::plan::{CachePlan, Cap};
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
-use crate::solver::solve::last;
 
 /// Plans all stages; `None` where the model cannot be divided so.
 pub(super) fn tried(
@@ -42,37 +41,46 @@ pub(super) fn as_told(
     question: &FitQuestion,
     work: Option<&Work>,
 ) -> Option<Tried> {
-    let parallel = layout.parallel;
-    let replicas = u64::from(parallel.dp);
-    let admits = |sequences: u64| {
-        let AskedOf { request, cache_bytes } = asks(&Layout { sequences, ..layout })?;
-        let request = match cache_bytes {
-            None => of_device(&request, device, question),
-            Some(bytes) => with_bytes(&request, device, bytes),
+    let replicas = u64::from(layout.parallel.dp);
+    let admits = |sequences: u64| as_told_of(asks, Layout { sequences, ..layout }, device, engine, question, work);
+    let holds = |told: u64| admits(told * replicas).map_or(0, |found: Tried| (found.sequences / replicas).min(told));
+    let asked = question.needed().div_ceil(replicas).clamp(1, MOST_SEQUENCES);
+    let first = admits(asked * replicas)?;
+    // Between both lies the most of which it holds as many as it is told: what it holds of too many it holds of fewer too, most
+    // often no more than that.
+    let mut held = (first.sequences / replicas).min(asked);
+    let mut most = if held < asked { asked - 1 } else { MOST_SEQUENCES };
+    let mut is_near = held < asked;
+    while held < most {
+        let told = match is_near {
+            true => held + 1,
+            false if most == MOST_SEQUENCES => most.min(held * 2),
+            false => most - (most - held) / 2,
         };
-        planned(&request, device, parallel, Some(engine), question, work)
+        let found = holds(told);
+        is_near = found < told && found > held;
+        held = held.max(found);
+        most = if found < told { told - 1 } else { most };
+    }
+    // Of none it says what ends them.
+    if held == 0 { Some(Tried { sequences: 0, ..first }) } else { admits(held * replicas) }
+}
+
+/// The same where it is told just the sequences of the layout.
+pub(super) fn as_told_of(
+    asks: &dyn Fn(&Layout) -> Option<AskedOf>,
+    layout: Layout,
+    device: &DeviceInfo,
+    engine: EngineSpec,
+    question: &FitQuestion,
+    work: Option<&Work>,
+) -> Option<Tried> {
+    let AskedOf { request, cache_bytes } = asks(&layout)?;
+    let request = match cache_bytes {
+        None => of_device(&request, device, question),
+        Some(bytes) => with_bytes(&request, device, bytes),
     };
-    // It holds as many as it is told, and not twice as many.
-    let mut told = question.needed().max(replicas).next_multiple_of(replicas);
-    let mut found = admits(told)?;
-    while found.sequences >= told && told < MOST_SEQUENCES {
-        match admits(told * 2) {
-            Some(more) if more.sequences > told => (told, found) = (told * 2, more),
-            Some(_) => return Some(found),
-            // Fewer than twice as many may be the most that it is told.
-            None => {
-                let more = last(told / replicas, |more| more == 0 || admits(told + more * replicas).is_some());
-                told += more * replicas;
-                found = admits(told)?;
-                break;
-            }
-        }
-    }
-    while found.sequences < told && found.sequences > 0 {
-        told = found.sequences;
-        found = admits(told)?;
-    }
-    Some(found)
+    planned(&request, device, layout.parallel, Some(engine), question, work)
 }
 
 /// More are asked of no engine.

@@ -26,6 +26,8 @@ pub enum Fact {
     Ubatch,
     /// llama.cpp: whether sequences share their cells.
     SharedCells,
+    /// vLLM: the share of a device that it was told to take.
+    MemoryShare,
     /// Bytes that were left for caches.
     CacheBytes,
     /// SGLang: the most tokens whatever the bytes; no log says it by itself.
@@ -106,7 +108,7 @@ impl Fact {
             | Self::Graphs
             | Self::Context
             | Self::Nccl => Unit::Bytes,
-            Self::Concurrency => Unit::Hundredths,
+            Self::Concurrency | Self::MemoryShare => Unit::Hundredths,
             Self::PrefixCaching | Self::NoPrefixCaching | Self::SharedCells => Unit::Switch,
             _ => Unit::Count,
         }
@@ -130,6 +132,7 @@ impl Fact {
             Self::NoPrefixCaching => "no_prefix_caching",
             Self::Ubatch => "ubatch",
             Self::SharedCells => "shared_cells",
+            Self::MemoryShare => "memory_share",
             Self::CacheBytes => "cache_bytes",
             Self::MaxTotalTokens => "max_total_tokens",
             Self::TokensPerBlock => "tokens_per_block",

@@ -67,6 +67,36 @@ fn a_step_reads_active_weights_once_and_the_cache_of_every_sequence() {
     near(multiplied(&found.prompt, "attention"), pairs * 2.0 * 4.0 * 2.0 * (16.0 + 16.0));
 }
 
+/// 32,768 tokens of 36 layers with 32 heads of 128: each pair of two tokens takes two products of 128 numbers and their sums,
+/// in the width that keys and values are kept in.
+#[rstest]
+#[case("", 989.5e12)]
+#[case("[dtypes]\nkv = 'fp8'\n", 1979e12)]
+fn a_prompt_multiplies_every_weight_and_every_pair_of_its_tokens(#[case] dtypes: &str, #[case] attending: f64) {
+    let budget = Budget::from_toml(&format!("max_seq_len = 32768\nmax_batch_size = 1\n{dtypes}"), "b.toml").unwrap();
+    let request = PlanRequest::of(fixture("Qwen__Qwen3-8B")).with_budget(budget);
+    let request = request.with_devices("h100".parse::<DeviceInfo>().unwrap());
+    let found = request.bound(&request.ranks().unwrap().stages).unwrap().prompt;
+    let (tokens, width) = (32_768.0, 4096.0);
+    let layer = width * (2.0 * width + 2.0 * 1024.0) + 3.0 * width * 12_288.0;
+    let weights = 2.0 * (36.0 * layer * tokens + 151_936.0 * width);
+    let pairs = tokens * (tokens + 1.0) / 2.0 * (2.0 * 2.0 * 128.0) * 32.0 * 36.0;
+    let seconds = weights / 989.5e12 + pairs / attending;
+    assert!((found.seconds / seconds - 1.0).abs() < 1e-4, "{} and not {seconds}", found.seconds);
+    assert_eq!(found.bound_by, "products");
+}
+
+/// A stage begins when the one before has sent its first token, and ranks that divide a prompt each read all weights.
+#[rstest]
+#[case(Parallel { pp: 3, ..Parallel::default() })]
+#[case(Parallel { cp: 2, ..Parallel::default() })]
+#[case(Parallel { tp: 2, pp: 2, ..Parallel::default() })]
+fn a_prompt_of_a_token_alone_takes_as_long_as_a_token(#[case] parallel: Parallel) {
+    let found = bound(fixture("meta-llama__Llama-3.1-8B-Instruct"), "h100", 1, 1, parallel);
+    // But for the cache of that token.
+    assert!((found.prompt.seconds / found.one.seconds - 1.0).abs() < 1e-3, "{found:?}");
+}
+
 #[test]
 fn a_window_is_read_no_further() {
     let config = format!("{{\"model_type\": \"mistral\", \"sliding_window\": 100, {SMALL}}}");

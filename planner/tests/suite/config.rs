@@ -6,8 +6,10 @@ use std::path::Path;
 use cacheplan_handlers::KvLayout;
 use cacheplan_planner::budget::Origin;
 use cacheplan_planner::device::DeviceKind;
-use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, DeviceInfo, Override};
+use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, DeviceInfo, Override, PlanRequest};
 use rstest::rstest;
+
+use super::common::published;
 
 const FILE: &str = "max_seq_len = 1000\nmax_batch_size = 2\n\n[memory]\nbytes = '1GiB'\n";
 
@@ -335,4 +337,33 @@ fn a_contradiction_names_the_flag_at_fault() {
         .map(|(key, value, flag)| Override::by_flag(key, value, flag));
     let error = Config::resolve(None, &[], &flags).unwrap_err().to_string();
     assert_eq!(error, "flag --ep: `parallel.ep` 8 does not divide tp * dp = 1");
+}
+
+/// A size of groups that does not go with the others is blamed on whoever states it, with or without devices.
+#[rstest]
+#[case("", &[("parallel.ep", "2", "--ep")], "flag --ep: `parallel.ep` 2 does not divide")]
+#[case("", &[("parallel.tp", "1", "--tp"), ("parallel.dcp", "2", "--dcp")], "flag --dcp: `parallel.dcp` 2 does not divide")]
+#[case("[parallel]\ntp = 1\ndcp = 2\n", &[], "b.toml:3: `parallel.dcp` 2 does not divide")]
+#[case(
+    "",
+    &[("parallel.dp", "2", "--dp"), ("parallel.ep", "3", "--ep"), ("memory.safe", "true", "--safe")],
+    "flag --ep: `parallel.ep` 3 does not divide"
+)]
+fn sizes_that_contradict_each_other_name_who_states_them(
+    #[case] file: &str,
+    #[case] flags: &[(&str, &str, &str)],
+    #[case] said: &str,
+) {
+    let flags: Vec<Override> = flags.iter().map(|(key, value, flag)| Override::by_flag(*key, *value, *flag)).collect();
+    let device: DeviceInfo = "h100".parse().unwrap();
+    let planned = Config::resolve_on(Some(&device), Some((file, "b.toml")), &[], &flags);
+    let (code, error) = match planned {
+        Err(error) => (error.exit_code(), error.to_string()),
+        Ok(config) => {
+            let request = PlanRequest::of(published("Qwen__Qwen3-8B")).with_config(config).with_devices(device);
+            let error = request.plan().unwrap_err();
+            (error.exit_code(), error.to_string())
+        }
+    };
+    assert!(code == if file.is_empty() { 2 } else { 1 } && error.starts_with(said), "{code}: {error}");
 }

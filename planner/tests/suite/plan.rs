@@ -5,8 +5,8 @@ use cacheplan_handlers::{DType, ResourceHandler};
 use cacheplan_planner::budget::Lengths;
 use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::{
-    ByteSize, Config, DeviceInfo, Devices, ForwardProfile, ManagerKind, Override, Owner, PlanError, PlanRequest,
-    SlotDomain,
+    ByteSize, Config, DeviceInfo, Devices, EngineSpec, ForwardProfile, ManagerKind, Override, Owner, PlanError,
+    PlanRequest, SlotDomain,
 };
 use cacheplan_transforms::WeightBytes;
 use rstest::rstest;
@@ -414,6 +414,47 @@ fn the_longest_sequence_needs_memory_and_room_for_one() {
     assert!(matches!(&none, PlanError::DoesNotFit(short) if short.suggestions.is_empty()), "{none}");
     let many = request("max_batch_size = 100000\n[memory]\nbytes = '1GiB'").longest_sequence().unwrap_err();
     assert_eq!((many.exit_code(), many.to_string()), (3, "100000 sequences do not fit, however short they are".into()));
+}
+
+/// A model that states no maximum is served as long as its caches fit.
+#[test]
+fn the_longest_sequence_of_a_model_without_a_maximum_is_the_memorys() {
+    let budget = budget("[memory]\nbytes = '60GiB'");
+    let request = PlanRequest::of(published("MiniMaxAI__MiniMax-Text-01")).with_budget(budget);
+    let longest = request.longest_sequence().unwrap();
+    let fits = |length: u64| request.changed(|budget| budget.max_seq_len = Some(length)).plan().is_ok();
+    assert!(longest > 1 << 20 && fits(longest) && !fits(longest + 1), "{longest}");
+}
+
+/// What is suggested beside an engine is what the engine holds too.
+#[rstest]
+#[case("Qwen__Qwen3-8B", "l4", "llama.cpp", "max_seq_len = 32768")]
+#[case("openbmb__MiniCPM3-4B", "l4", "vllm", "max_seq_len = 32768")]
+#[case("Zyphra__Zamba2-7B", "h100", "vllm", "memory.weights = '70GiB'")]
+#[case("deepseek-ai__DeepSeek-V3.2", "mi300x", "llama.cpp", "")]
+#[case("deepseek-ai__DeepSeek-V4-Flash", "h100", "tensorrt-llm", "")]
+fn what_is_suggested_beside_an_engine_is_held_by_it(
+    #[case] model: &str,
+    #[case] device: &str,
+    #[case] engine: EngineSpec,
+    #[case] stated: &str,
+) {
+    let device: Devices = device.parse().unwrap();
+    let asked = |more: &[Override]| {
+        let config = Config::resolve_on(Some(device.device()), Some((stated, "budget.toml")), &[], more).unwrap();
+        let ranks = config.budget.parallel.world_size() as u32;
+        let request = PlanRequest::of(published(model)).with_config(config).with_devices(device.times(ranks));
+        request.for_engine(engine)
+    };
+    let PlanError::DoesNotFit(short) = asked(&[]).plan().unwrap_err() else { panic!("{model} fits") };
+    for suggestion in &short.suggestions {
+        let keys = suggestion.change.split(", ").map(|key| key.split_once(" = ").unwrap());
+        let changes: Vec<Override> = keys.map(|(key, value)| Override::by_flag(key, value, key)).collect();
+        let request = asked(&changes);
+        let sequences = request.predict(engine).unwrap_or_else(|error| panic!("{suggestion}: {error}")).sequences;
+        let replicas = u64::from(request.config().budget.parallel.dp);
+        assert_eq!((sequences * replicas, request.plan().is_ok()), (suggestion.sequences, true), "{suggestion}");
+    }
 }
 
 #[rstest]

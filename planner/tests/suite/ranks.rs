@@ -124,6 +124,22 @@ fn devices_that_cannot_be_tensor_parallel_ranks_come_with_a_layout_that_would_do
     assert!(request.with_config(config).plan().is_ok(), "{error}");
 }
 
+/// Eight heads on two ranks are on one rank each, whose tokens no other can divide; so are those of four ranks.
+#[rstest]
+#[case("2xh100", "dcp = 2", "; without parallel.dcp = 2, parallel.tp = 2 would do")]
+#[case("4xh100", "dcp = 3", "; without parallel.dcp = 3, parallel.tp = 4 would do")]
+#[case("16xh100", "dcp = 4", "; without parallel.dcp = 4, parallel.tp = 8, parallel.pp = 2 would do")]
+fn what_no_layout_goes_with_is_named_with_what_would_do_without(
+    #[case] devices: &str,
+    #[case] stated: &str,
+    #[case] said: &str,
+) {
+    let budget = budget(&format!("max_seq_len = 8192\n[memory]\nfraction = 0.9\nof = 'total'\n[parallel]\n{stated}"));
+    let request = PlanRequest::of(published("Qwen__Qwen3-8B")).with_budget(budget);
+    let error = request.with_devices(devices.parse::<Devices>().unwrap()).plan().unwrap_err();
+    assert!(error.to_string().ends_with(said), "{error}");
+}
+
 #[test]
 fn stages_agree_on_what_the_poorest_can_serve() {
     let model = lopsided();

@@ -15,6 +15,9 @@ use crate::simulate::{Scenario, SimulateError, TraceRequest};
 /// Requests run at a time where nobody says how many.
 const RUNNING: usize = 16;
 
+/// A search replays some forty times, most of them over tiers that keep little.
+const REPLAYS: u64 = 8;
+
 /// The most pages of all requests together.
 const MAX_PAGES: usize = 1 << 27;
 
@@ -61,7 +64,7 @@ impl<'a> Replay<'a> {
             let shortest = requests.iter().map(TraceRequest::tokens).min().unwrap_or(0);
             return Err(TiersError::AllTooLong { requests: requests.len(), most, shortest });
         }
-        refuse_endless(requests, base)?;
+        refuse_endless(requests, base, REPLAYS)?;
         let longest = served.iter().map(|request| request.tokens()).max().unwrap_or(0);
         let pages: usize = served.iter().map(|request| request.tokens().div_ceil(tree.page)).sum();
         if pages > MAX_PAGES {

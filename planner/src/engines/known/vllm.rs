@@ -295,6 +295,9 @@ fn notes(situation: &Situation<'_>, size: Option<u64>, groups: u64, page: u64) -
     if size.is_none() {
         notes.push(format!("{groups} groups of layers whose pages differ in size, side by side in a block"));
     }
+    if states::cache_mode(situation) == MambaCacheMode::All && !situation.caches.states.is_empty() {
+        notes.push("prefix caching keeps a state for every block of a sequence (mamba_cache_mode all)".into());
+    }
     notes.push("one pool for all groups; block 0 is the null block".into());
     if Keeps::of(&situation.model.model_type) == Some(Keeps::Nothing) {
         notes.push("it has no class of this model and runs transformers' code, of which it keeps keys and values alone: what convolutions keep is lost after each step".into());

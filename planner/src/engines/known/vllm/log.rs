@@ -16,6 +16,7 @@ const BATCH: Option<Fact> = Some(Fact::MaxBatchSize);
 const BLOCK: Option<Fact> = Some(Fact::TokensPerBlock);
 const DRAFTS: Option<Fact> = Some(Fact::DraftTokens);
 const BYTES: Option<Fact> = Some(Fact::CacheBytes);
+const SHARE: Option<Fact> = Some(Fact::MemoryShare);
 const WEIGHTS: Option<Fact> = Some(Fact::Weights);
 const RESIDENT: Option<Fact> = Some(Fact::Resident);
 const ACTIVATIONS: Option<Fact> = Some(Fact::Activations);
@@ -34,6 +35,7 @@ pub(crate) static WORDS: LogDialect = LogDialect {
         Wording { text: "'max_num_seqs': {}", facts: &[BATCH], fold: First },
         Wording { text: "'max_num_batched_tokens': {}", facts: &[STEP], fold: First },
         Wording { text: "Chunked prefill is enabled with max_num_batched_tokens={}", facts: &[STEP], fold: First },
+        Wording { text: "'gpu_memory_utilization': {}", facts: &[SHARE], fold: First },
         Wording { text: " tensor_parallel_size={},", facts: &[Some(Fact::Tp)], fold: First },
         Wording { text: " pipeline_parallel_size={},", facts: &[Some(Fact::Pp)], fold: First },
         Wording { text: " enable_prefix_caching={}", facts: &[Some(Fact::PrefixCaching)], fold: First },
