@@ -25,7 +25,7 @@ use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{
     Config, Devices, EngineSpec, MeasuredLedger, Memory, ModelCaches, Override, PlanError, PlanRequest, Stated,
 };
-use cacheplan_transforms::{Model, Resources};
+use cacheplan_transforms::{Model, Resources, WeightBytes};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -117,8 +117,8 @@ pub struct Question {
     stated: Vec<Override>,
     above: Vec<Override>,
     measured: Option<MeasuredLedger>,
-    /// What the weights take as the engine quantises them.
-    weights: Option<u64>,
+    /// What the weights take as the engine quantises them, or as they are stated of an engine that is told no budget.
+    weights: Option<WeightBytes>,
     model_is_given: bool,
     /// Tokens that a slot of llama.cpp takes, where they are fewer than its cells.
     pub(crate) slot_tokens: Option<u64>,
@@ -528,7 +528,7 @@ impl Question {
         self.leave_out_dtypes(model)?;
         self.refuse_layout()?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
-        let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
+        let model = self.weights.map_or_else(|| model.clone(), |weights| model.with_weights(weights));
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine).stated_in(Stated::Command);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
         let as_run =

@@ -7,7 +7,7 @@ use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
 use cacheplan_planner::{ByteSize, Config, Devices, Memory, ModelCaches, Override};
-use cacheplan_transforms::{Resource, Resources};
+use cacheplan_transforms::{Resource, Resources, WeightBytes};
 
 use super::Question;
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
@@ -99,6 +99,8 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let either = |stated: Option<ByteSize>, measured: Option<u64>| stated.map(|size| size.0).or(measured);
     let measured = |line: Option<MeasuredBytes>| line.map(|line| line.bytes);
     let stated_weights = either(stated.weights, measured(lines.weights));
+    // Told no budget, it has them as those of the model.
+    question.weights = stated_weights.map(|bytes| WeightBytes::new(bytes, false));
     let weights = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
     let compute = either(stated.activations, measured(lines.activations));
     let context = either(stated.context, measured(lines.context));
