@@ -51,7 +51,7 @@ pub(crate) fn asked_of(launch: &Launch, models: &Models, options: &Options) -> R
         (None, Some(_)) => settled.request.cache_bytes(question.engine)?.map(|[least, ..]| least),
         (None, None) => None,
     };
-    Ok(AskedOf { request: settled.request, cache_bytes })
+    Ok(AskedOf { request: settled.request, cache_bytes, longest: question.slot_tokens })
 }
 
 /// What the engine makes of the least and of the most bytes.
