@@ -9,6 +9,7 @@ mod trial;
 
 use cacheplan_handlers::{DType, Kind};
 
+pub(crate) use answer::cost;
 use answer::in_order;
 use trial::{Tried, Variant, as_told, tried};
 

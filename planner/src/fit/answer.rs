@@ -150,7 +150,7 @@ impl Answer {
 }
 
 /// What a layout costs where it has a price, and else its memory.
-pub(super) fn cost(fit: &Fit) -> (f64, u64) {
+pub(crate) fn cost(fit: &Fit) -> (f64, u64) {
     fit.per_hour.map_or((f64::INFINITY, fit.memory_bytes), |price| (price, 0))
 }
 

@@ -5,7 +5,7 @@ use cacheplan_handlers::DType;
 use super::columns::{WIDTH, align, wrap};
 use crate::engines::EngineSpec;
 use crate::export::file::quoted;
-use crate::fit::{Answer, AtBest, FewerBits, Fit};
+use crate::fit::{Answer, AtBest, FewerBits, Fit, cost};
 use crate::size::{ByteSize, sequences};
 
 impl Answer {
@@ -102,7 +102,13 @@ impl Answer {
 
     /// What weights of fewer bits would need, where that is less.
     fn fewer_bits(&self) -> Vec<String> {
-        let is_cheaper = |fewer: &&FewerBits| fewer.fit.is_some();
+        // Fewer bits lose more, so that they are offered where they cost less than more of them.
+        let costs = |fewer: &FewerBits| fewer.fit.as_ref().map(cost);
+        let is_least = |at: usize| {
+            self.fewer_bits[..at].iter().all(|more| {
+                costs(more).is_none_or(|more| costs(&self.fewer_bits[at]).is_some_and(|least| least < more))
+            })
+        };
         let said = |fewer: &FewerBits| {
             let fit = fewer.fit.as_ref()?;
             let price = fit.per_hour.map(|price| format!(", {}", self.money(price, 2, "an hour"))).unwrap_or_default();
@@ -113,7 +119,8 @@ impl Answer {
                 fit.devices, fit.device
             ))
         };
-        self.fewer_bits.iter().filter(is_cheaper).filter_map(said).collect()
+        let each = self.fewer_bits.iter().enumerate().filter(|(at, _)| is_least(*at));
+        each.filter_map(|(_, fewer)| said(fewer)).collect()
     }
 
     /// The devices that hold nothing, in sentences by what ends it.
