@@ -7,12 +7,13 @@
 //! fewer of them than is taken here; speculation and prefix hits are left out.
 
 use cacheplan_handlers::{Growth, Kind, ResourceHandler};
+use cacheplan_transforms::WeightBytes;
 use cacheplan_transforms::graph::{Extent, TensorOrigin};
 use cacheplan_transforms::layers::BlockSpec;
-use cacheplan_transforms::{Model, WeightBytes};
 use serde::Serialize;
 
 use crate::device::Rates;
+use crate::model_caches::ModelCaches;
 use crate::parallel::Parallel;
 use crate::plan::CachePlan;
 use crate::request::PlanRequest;
@@ -152,8 +153,8 @@ pub(crate) struct Work {
 
 impl Work {
     /// `None` where the layers or the size of the weights are not known.
-    pub(crate) fn of(model: &Model, weights: Option<WeightBytes>) -> Option<Self> {
-        let weights = weights?;
+    pub(crate) fn of(caches: &ModelCaches, weights: Option<WeightBytes>) -> Option<Self> {
+        let (model, weights) = (caches.model()?, weights?);
         let (mut work, mut table) = (Self::none(), Part::default());
         for tensor in model.graph.tensors().iter().filter(|tensor| tensor.origin == TensorOrigin::Parameter) {
             let sizes = tensor.shape.iter().map(|extent| match extent {
@@ -202,7 +203,7 @@ impl Work {
             }
         }
         work.chosen = model.config.get("index_topk").and_then(serde_json::Value::as_u64);
-        work.weigh(weights, table, model.info.weights);
+        work.weigh(weights, table, caches.weights_of_dimensions());
         (work.read() > 0.0).then_some(work)
     }
 
@@ -227,15 +228,16 @@ impl Work {
         [self.attention, self.dense, self.shared, self.head, self.whole, self.routed].iter().map(|of| of.bytes).sum()
     }
 
-    /// Bytes that its layers' weights would save where an element took so many; what takes fewer already stays.
-    pub(crate) fn saved_at(&self, bytes: f64) -> f64 {
-        let saved = |part: &Part| (part.bytes - part.elements * bytes).max(0.0);
-        [self.attention, self.dense, self.shared, self.routed].iter().map(saved).sum()
+    /// Bytes that its layers' weights would save where an element took so many: of attention, dense blocks, shared and routed
+    /// experts; what takes fewer already stays.
+    pub(crate) fn saved_at(&self, bytes: f64) -> [u64; 4] {
+        let saved = |part: Part| (part.bytes - part.elements * bytes).max(0.0).floor() as u64;
+        [self.attention, self.dense, self.shared, self.routed].map(saved)
     }
 
     /// Bytes as headers or a budget state them, class by class where these tell the classes, else in proportion.
     fn weigh(&mut self, weights: WeightBytes, table: Part, of_dimensions: Option<WeightBytes>) {
-        if of_dimensions == Some(weights) && !weights.exact {
+        if of_dimensions == Some(weights) {
             return;
         }
         match weights.classes.filter(|classes| classes.attention > 0 && (classes.routed > 0) != self.layers.is_empty())
@@ -502,6 +504,6 @@ impl PlanRequest {
         let read = self.info().weights;
         let stated = self.config().budget.memory.as_ref().and_then(|memory| memory.weights);
         let weights = stated.map(|stated| WeightBytes::new(stated.0, false).in_proportion_to(read)).or(read);
-        Work::of(self.model().model()?, weights)
+        Work::of(self.model(), weights)
     }
 }

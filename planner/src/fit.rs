@@ -3,15 +3,21 @@
 //! Every layout that an engine can run on so many devices is planned; nothing is measured.
 
 mod answer;
+mod fewer_bits;
 mod prices;
 mod trial;
 
+use cacheplan_handlers::{DType, Kind};
+
+pub(crate) use answer::cost;
 use answer::in_order;
-use trial::{Variant, as_told, as_told_of, tried};
+use trial::{Tried, Variant, as_told, as_told_of, tried};
 
 pub use answer::{Answer, AtBest, Curve, Fit};
+pub use fewer_bits::FewerBits;
 pub use prices::Prices;
 
+use crate::bound::Work;
 use crate::config::Config;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::engines::{EngineSpec, Layout};
@@ -21,7 +27,6 @@ use crate::request::PlanRequest;
 use crate::size::ByteSize;
 use crate::solver::solve::last;
 use crate::stated::Stated;
-use crate::weight_bits::WeightBits;
 
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
@@ -51,8 +56,11 @@ pub struct FitQuestion {
 pub struct Engines<'a> {
     /// Which.
     pub asked: &'a [EngineSpec],
-    /// What an engine that is told a layout asks of each of such devices; none where it refuses that, or cannot be told it.
-    pub asks: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout) -> Option<AskedOf>,
+    /// What an engine that is told a layout asks of each of such devices, with weights of so many bytes where these are stated;
+    /// none where it refuses that, or cannot be told it.
+    pub asks: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout, Option<ByteSize>) -> Option<AskedOf>,
+    /// Sequences of all replicas, at least and at most, as the engine's own command is answered that is told a layout.
+    pub between: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout, Option<ByteSize>) -> [u64; 2],
 }
 
 /// What an engine that is told a layout asks of one of its devices.
@@ -62,11 +70,13 @@ pub struct AskedOf {
     pub request: PlanRequest,
     /// What it has for caches, where it allocates what it is told instead of dividing what it finds.
     pub cache_bytes: Option<u64>,
+    /// Tokens of a sequence at most, where it gives none as many as it is told.
+    pub longest: Option<u64>,
 }
 
 impl Engines<'_> {
     /// None of them.
-    pub const NONE: Engines<'static> = Engines { asked: &[], asks: &|_, _, _| None };
+    pub const NONE: Engines<'static> = Engines { asked: &[], asks: &|_, _, _, _| None, between: &|_, _, _, _| [0; 2] };
 }
 
 impl FitQuestion {
@@ -122,20 +132,14 @@ impl PlanRequest {
         let asks: Vec<Option<EngineSpec>> =
             std::iter::once(None).chain(engines.asked.iter().copied().map(Some)).collect();
         let work = self.with_weights(question).work();
+        let layouts = asked.layouts(question)?;
         let mut fits = Vec::new();
-        for (name, device, layouts) in asked.layouts(question)? {
+        for (name, device, layouts) in &layouts {
             let variants: Vec<Variant> = asks.iter().flat_map(|engine| Variant::all(&asked, *engine, device)).collect();
             for (parallel, variant) in
                 layouts.iter().flat_map(|parallel| variants.iter().map(move |it| (*parallel, *it)))
             {
-                let tried = match variant.engine {
-                    None => tried(&variant.of(&asked), device, parallel, question, work.as_ref()),
-                    Some(engine) => {
-                        let layout = variant.layout(parallel, dtypes, question);
-                        let asks = |layout: &Layout| (engines.asks)(engine, device, layout);
-                        as_told(&asks, layout, device, engine, question, work.as_ref())
-                    }
-                };
+                let tried = asked.varied(variant, device, parallel, question, engines, work.as_ref());
                 fits.extend(tried.map(|tried| tried.priced(name, device, variant, question)));
             }
         }
@@ -154,7 +158,7 @@ impl PlanRequest {
             stated: question.stated(),
             command: None,
             dtypes,
-            in_four_bits: self.weights_at(WeightBits::Four).map(ByteSize),
+            states: asked.states_beside_vllm(),
             context: question.context,
             sequences: question.sequences,
             margin: question.margin,
@@ -162,7 +166,9 @@ impl PlanRequest {
             currency,
             fits,
             curves: Vec::new(),
+            fewer_bits: Vec::new(),
         };
+        answer.fewer_bits = asked.in_fewer_bits(&layouts, answer.best(), question, engines);
         answer.curves = answer.best_of_each().into_iter().filter_map(|fit| curve(self, fit, question)).collect();
         Ok(answer)
     }
@@ -182,22 +188,63 @@ impl PlanRequest {
         let tries: Vec<(&DeviceInfo, Parallel)> = layouts.collect();
         let holds = |context: u64| {
             let question = FitQuestion { context, ..question.clone() };
-            let own = |(device, parallel)| tried(self, device, parallel, &question, None);
-            let told = |engine, (device, parallel)| {
-                let layout = Variant::plain(Some(engine)).layout(parallel, dtypes, &question);
-                let sequences = question.needed().next_multiple_of(u64::from(parallel.dp));
-                let asks = |layout: &Layout| (engines.asks)(engine, device, layout);
-                as_told_of(&asks, Layout { sequences, ..layout }, device, engine, &question, None)
+            let own = |(device, parallel)| {
+                tried(self, device, parallel, &question, None).is_some_and(|tried| tried.sequences >= question.needed())
             };
-            let is_enough =
-                |tried: Option<trial::Tried>| tried.is_some_and(|tried| tried.sequences >= question.needed());
+            let told = |engine, (device, parallel): (&DeviceInfo, Parallel)| {
+                let sequences = question.needed().next_multiple_of(parallel.dp.into());
+                let layout = Layout { sequences, ..Variant::plain(Some(engine)).layout(parallel, dtypes, &question) };
+                let asks = |layout: &Layout| (engines.asks)(engine, device, layout, question.weights);
+                let between = || (engines.between)(engine, device, &layout, question.weights);
+                as_told_of(&asks, layout, device, engine, &question, None)
+                    .is_some_and(|tried| tried.sequences > 0 && between()[0] >= question.needed())
+            };
             match engines.asked {
-                [] => tries.iter().any(|layout| is_enough(own(*layout))),
-                asked => asked.iter().any(|engine| tries.iter().any(|layout| is_enough(told(*engine, *layout)))),
+                [] => tries.iter().any(|layout| own(*layout)),
+                asked => asked.iter().any(|engine| tries.iter().any(|layout| told(*engine, *layout))),
             }
         };
         let most = self.info().max_position_embeddings.unwrap_or(1 << *CURVE.end());
         Ok(last(most.min(1 << 32), |context| context == 0 || holds(context)))
+    }
+
+    /// What a layout admits in some dtypes, or by an engine that is told it.
+    fn varied(
+        &self,
+        variant: Variant,
+        device: &DeviceInfo,
+        parallel: Parallel,
+        question: &FitQuestion,
+        engines: Engines<'_>,
+        work: Option<&Work>,
+    ) -> Option<Tried> {
+        let Some(engine) = variant.engine else {
+            return tried(&variant.of(self), device, parallel, question, work);
+        };
+        let layout = variant.layout(parallel, self.budget().ok()?.dtypes, question);
+        let asks = |layout: &Layout| (engines.asks)(engine, device, layout, question.weights);
+        let tried = as_told(&asks, layout, device, engine, question, work)?;
+        let between =
+            |sequences: u64| (engines.between)(engine, device, &Layout { sequences, ..layout }, question.weights);
+        let own = if tried.sequences > 0 { between(tried.sequences) } else { [0; 2] };
+        // Fewer than are needed, of bytes that are not known exactly, may be as many.
+        let is_short = 0 < tried.sequences && tried.sequences < question.needed();
+        let needed = is_short.then(|| between(question.needed())).filter(|[_, most]| *most >= question.needed());
+        Some(tried.between(needed.unwrap_or(own)))
+    }
+
+    /// The element type of recurrent states, where vLLM would choose another.
+    fn states_beside_vllm(&self) -> Option<DType> {
+        let of = |request: &Self| {
+            let caches = request.caches().ok()?;
+            let states = caches.iter().filter(|cache| cache.handler.is_state());
+            let is_other = |kind: &Kind| matches!(kind, Kind::CausalConv | Kind::Ring) || kind.is_replay();
+            let mut states = states.filter(|cache| !is_other(cache.handler.kind()));
+            states.next().map(|cache| cache.handler.dtype())
+        };
+        let own = of(self)?;
+        let vllm = self.as_run_by("vllm".parse().ok());
+        of(&vllm).is_some_and(|vllm| vllm != own).then_some(own)
     }
 
     /// Refuses a budget that states what is looked for. What a command states of it each layout tells that anew.

@@ -29,6 +29,8 @@ struct Parts {
     descriptors: Vec<Descriptor>,
     step: Option<StepBytes>,
     divisible: Option<Divisible>,
+    /// Whether its weights are other than those that were read.
+    reweighed: bool,
     collected: Mutex<Vec<(Asked, Arc<Resources>)>>,
 }
 
@@ -75,25 +77,20 @@ impl ModelCaches {
     /// The same model with descriptors of ops that the built-in ones do not know, and with caches beside its own.
     #[must_use]
     pub fn with(&self, descriptors: Vec<Descriptor>, beside: Vec<Resource>) -> Self {
-        Self::new(self.0.from.clone(), descriptors, beside)
+        Self(Arc::new(Parts { descriptors, beside, ..self.parts() }))
     }
 
     /// The same, where a framework that walks its own graphs knows what a step takes.
     #[must_use]
     pub fn with_step(&self, step: StepBytes) -> Self {
-        let Parts { from, beside, descriptors, divisible, .. } = &*self.0;
-        let (from, beside, descriptors) = (from.clone(), beside.clone(), descriptors.clone());
-        let collected = Mutex::default();
-        Self(Arc::new(Parts { from, beside, descriptors, step: Some(step), divisible: *divisible, collected }))
+        Self(Arc::new(Parts { step: Some(step), ..self.parts() }))
     }
 
-    /// The same with weights of so many bytes, assumed, in proportion to its own.
+    /// The same with weights of so many bytes, assumed; of classes that are not known in proportion to its own.
     #[must_use]
-    pub fn with_weights(&self, bytes: u64) -> Self {
-        let Parts { from, beside, descriptors, step, divisible, .. } = &*self.0;
-        let of = |info: &mut ModelInfo| {
-            info.weights = Some(WeightBytes::new(bytes, false).in_proportion_to(info.weights));
-        };
+    pub fn with_weights(&self, weights: WeightBytes) -> Self {
+        let Parts { from, .. } = &*self.0;
+        let of = |info: &mut ModelInfo| info.weights = Some(weights.in_proportion_to(info.weights));
         let from = match from {
             Origin::Model(model) => {
                 let mut model = Model::clone(model);
@@ -106,8 +103,26 @@ impl ModelCaches {
                 Origin::Collected(info, Arc::clone(resources))
             }
         };
-        let (beside, descriptors, collected) = (beside.clone(), descriptors.clone(), Mutex::default());
-        Self(Arc::new(Parts { from, beside, descriptors, step: *step, divisible: *divisible, collected }))
+        Self(Arc::new(Parts { from, reweighed: true, ..self.parts() }))
+    }
+
+    /// The weights where its graph's own tensors are what they were counted of.
+    pub(crate) fn weights_of_dimensions(&self) -> Option<WeightBytes> {
+        self.info().weights.filter(|weights| !weights.exact && !self.0.reweighed)
+    }
+
+    /// What it consists of, with nothing collected.
+    fn parts(&self) -> Parts {
+        let Parts { from, beside, descriptors, step, divisible, reweighed, .. } = &*self.0;
+        Parts {
+            from: from.clone(),
+            beside: beside.clone(),
+            descriptors: descriptors.clone(),
+            step: *step,
+            divisible: *divisible,
+            reweighed: *reweighed,
+            collected: Mutex::default(),
+        }
     }
 
     /// Runs the passes over the model's graph, and gives the graph as they left it; `None` where a framework walked its own.
@@ -202,7 +217,8 @@ impl ModelCaches {
             Origin::Model(model) => (StepBytes::of(model), Some(Divisible::of(&model.layers))),
             Origin::Collected(..) => (None, None),
         };
-        Self(Arc::new(Parts { from, beside, descriptors, step, divisible, collected: Mutex::default() }))
+        let (reweighed, collected) = (false, Mutex::default());
+        Self(Arc::new(Parts { from, beside, descriptors, step, divisible, reweighed, collected }))
     }
 }
 

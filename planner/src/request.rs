@@ -7,7 +7,7 @@ use cacheplan_files::Shown;
 use cacheplan_handlers::DType;
 use cacheplan_transforms::{ModelInfo, Resource, Resources};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Dtypes};
 use crate::check::Violation;
 use crate::compare::{Comparison, rule_changes};
 use crate::config::Config;
@@ -211,6 +211,10 @@ impl PlanRequest {
             let stated = lines.into_iter().find(|(_, stated)| stated.is_some());
             stated.map_or(Ok(()), |(key, _)| Err(PlanError::Measured { key }))?;
         }
+        // Keys and values of one dtype, however an engine is told it, are what the pools hold too.
+        let keys = budget.engine.cache_type_k.filter(|keys| Some(*keys) == budget.engine.cache_type_v);
+        let kv = budget.dtypes.kv.or(keys.filter(|_| self.engine.is_some()));
+        let budget = Budget { dtypes: Dtypes { kv, ..budget.dtypes }, ..budget };
         Ok(match (self.engine, self.device()) {
             // Engines choose kernels and dtypes by the GPU that is named.
             (Some(_), Some(device)) => budget.on(device),
@@ -510,7 +514,7 @@ impl PlanRequest {
         {
             return Err(PlanError::NoLatents { mode: mode.name(), model_type: self.info().model_type.clone() });
         }
-        self.refuse_untaken(&budget, &caches)?;
+        self.refuse_untaken(&Budget { dtypes: self.config.budget.dtypes, ..budget.clone() }, &caches)?;
         let of_draft = |draft: &ModelCaches| draft.collect(&budget, self.engine);
         let draft_caches = self.draft.as_ref().map(of_draft).transpose()?;
         Ok(Settled { request: self, budget, caches, draft_caches })

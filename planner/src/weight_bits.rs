@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cacheplan_transforms::WeightBytes;
 use serde::Deserialize;
 
 use crate::bound::Work;
@@ -21,6 +22,14 @@ pub enum WeightBits {
 impl WeightBits {
     /// All of them, the most bits first.
     pub const ALL: [Self; 2] = [Self::Eight, Self::Four];
+
+    /// How many.
+    pub const fn count(self) -> u32 {
+        match self {
+            Self::Eight => 8,
+            Self::Four => 4,
+        }
+    }
 
     /// Bytes of an element: 32 of them share a scale of 16 bits, as in GGML's `q8_0` and `q4_0`.
     const fn bytes(self) -> f64 {
@@ -45,26 +54,29 @@ impl TryFrom<u32> for WeightBits {
 
 impl fmt::Display for WeightBits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Eight => "8-bit",
-            Self::Four => "4-bit",
-        })
+        write!(f, "{}-bit", self.count())
     }
 }
 
 impl ModelCaches {
-    /// Bytes of all weights where those of its layers take so many each, assumed: embeddings, head and norms stay as they are
+    /// All weights where those of its layers take so many bytes each, assumed: embeddings, head and norms stay as they are
     /// stored, and so does what takes fewer already. `None` where the layers or the size of the weights are not known.
-    pub fn weights_at(&self, bytes: f64) -> Option<u64> {
+    pub fn weights_at(&self, bytes: f64) -> Option<WeightBytes> {
         let stored = self.info().weights?;
-        let work = Work::of(self.model()?, Some(stored))?;
-        Some((stored.bytes as f64 - work.saved_at(bytes)).max(0.0).ceil() as u64)
+        let saved = Work::of(self, Some(stored))?.saved_at(bytes);
+        let classes = stored.classes.map(|mut classes| {
+            let parts = [&mut classes.attention, &mut classes.dense, &mut classes.shared, &mut classes.routed];
+            parts.into_iter().zip(saved).for_each(|(part, saved)| *part = part.saturating_sub(saved));
+            classes
+        });
+        let bytes = saved.into_iter().fold(stored.bytes, u64::saturating_sub);
+        Some(WeightBytes { bytes, exact: false, classes })
     }
 }
 
 impl PlanRequest {
     /// [`ModelCaches::weights_at`] so many bits.
     pub fn weights_at(&self, bits: WeightBits) -> Option<u64> {
-        self.model().weights_at(bits.bytes())
+        self.model().weights_at(bits.bytes()).map(|weights| weights.bytes)
     }
 }

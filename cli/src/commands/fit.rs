@@ -141,7 +141,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             return Err(Failure::new(2, format!("--price: `{device}` is none of the devices of --gpus")));
         }
     }
-    let devices = if args.gpus.is_empty() { usual()? } else { args.gpus.clone() };
+    let devices = match (args.gpus.is_empty(), prices.per_hour.is_empty()) {
+        (false, _) => args.gpus.clone(),
+        (true, true) => usual()?,
+        // What nobody priced is no answer to what is cheapest.
+        (true, false) => prices.per_hour.keys().map(|name| asked(name)).collect::<Result<_, _>>()?,
+    };
     let question = FitQuestion {
         model: None,
         stated: args.stated(),
@@ -170,8 +175,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match answer.best() {
         Some(_) => Ok(()),
         None => {
-            let none = if answer.fits.iter().any(|fit| fit.holds) { "none of the engines" } else { "nothing tried" };
-            Err(Failure::new(3, format!("{none} holds {sequences} of {context} tokens")))
+            let has_engines = answer.fits.iter().any(|fit| fit.engine.is_some());
+            let none = if has_engines { "none of the engines" } else { "nothing tried" };
+            let is_near = answer.fits.iter().any(|fit| fit.may_hold && fit.engine.is_some() == has_engines);
+            let holds = if is_near { "surely holds" } else { "holds" };
+            Err(Failure::new(3, format!("{none} {holds} {sequences} of {context} tokens")))
         }
     }
 }
@@ -194,7 +202,7 @@ fn of_model(
     let asks = Asks::of_model(&request, question.model.as_deref());
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(|| asks.longest_that_fits(&request, &question, &args.engines))?,
+        Context::Auto => longest(args, || asks.longest_that_fits(&request, &question, &args.engines))?,
     };
     let answer = answered(&asks, &[(&request, question.clone())], &args.engines)?;
     Ok((question, answer))
@@ -237,10 +245,11 @@ fn not_asked(error: ServeError) -> Failure {
 }
 
 /// The longest sequences that fit; where there are none, `fit` says why of one token.
-fn longest(search: impl Fn() -> Result<u64, ServeError>) -> Result<u64, Failure> {
+fn longest(args: &Args, search: impl Fn() -> Result<u64, ServeError>) -> Result<u64, Failure> {
     let found = during("searching for the longest", search).map_err(not_asked)?;
     if found > 0 {
-        note(&format!("{found} tokens are the longest that fit in the model's own dtypes"));
+        let dtypes = if args.dtypes().is_empty() { "the model's own dtypes" } else { "the dtypes that are stated" };
+        note(&format!("{found} tokens are the longest that fit in {dtypes}"));
     }
     Ok(found.max(1))
 }
@@ -295,7 +304,7 @@ fn of_command(
     let stated = match args.context {
         None => None,
         Some(Context::Tokens(tokens)) => Some(tokens),
-        Some(Context::Auto) => Some(longest(longest_of_any)?),
+        Some(Context::Auto) => Some(longest(args, longest_of_any)?),
     };
     for (_, question) in &mut asked {
         question.context = stated.unwrap_or(question.context);
@@ -334,12 +343,16 @@ fn price(text: &str) -> Result<(String, f64), String> {
 
 /// Those that are tried where none are named.
 fn usual() -> Result<Vec<(String, DeviceInfo)>, Failure> {
-    FitQuestion::DEVICES.split(',').map(|name| device(name).map_err(|error| Failure::new(2, error))).collect()
+    FitQuestion::DEVICES.split(',').map(asked).collect()
+}
+
+fn asked(name: &str) -> Result<(String, DeviceInfo), Failure> {
+    device(name).map_err(|error| Failure::new(2, error))
 }
 
 fn devices() -> String {
     format!(
-        "Devices to choose among, such as l40s,h100 [default: that of the node that a manifest names, else {}]",
+        "Devices to choose among, such as l40s,h100 [default: that of the node that a manifest names, else those with a price, else {}]",
         FitQuestion::DEVICES.replace(',', ", ")
     )
 }

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source};
 use cacheplan::planner::error::Suggestion;
-use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanRequest, RankPlans};
+use cacheplan::planner::{CachePlan, Engine, EngineSpec, FitQuestion, Parallel, PlanRequest, Prices, RankPlans};
+use cacheplan_serve::fit::Asks;
 use clap::ValueEnum;
 
 use crate::commands::load::{Reading, Target, refused};
@@ -145,6 +146,7 @@ fn make(args: &Make) -> Result<(), Failure> {
         let walked = request.model().walk(&request.budget().map_err(refused)?, args.engine).map_err(refused)?;
         return walked.map_or(Ok(()), |(graph, _)| print(&graph.dot().to_string()));
     }
+    engines_hold(args, &request).iter().for_each(|said| note(said));
     let several = request.budget().map_err(refused)?.parallel != Parallel::default();
     if !several && (args.ranks || args.stage > 0) {
         return Err(Failure::new(2, "there is one rank; --ranks and --stage need --tp, --pp or [parallel]"));
@@ -184,6 +186,32 @@ fn make(args: &Make) -> Result<(), Failure> {
         Format::Svg | Format::Html => refuse_beside(args, "our own plan"),
         Format::Table | Format::Dot => print_table(&(heading + &both.table())),
     }
+}
+
+/// How long sequences may be by engines' own commands, where the plan's own pools were asked how long.
+fn engines_hold(args: &Make, request: &PlanRequest) -> Option<String> {
+    let is_table = args.format == Format::Table && args.engine.is_none();
+    let device = request.device().filter(|_| is_table && args.reading.budget.finds_length())?;
+    let budget = request.budget().ok().filter(|budget| budget.parallel == Parallel::default())?;
+    let question = FitQuestion {
+        model: None,
+        stated: Vec::new(),
+        context: 1,
+        sequences: budget.max_batch_size.unwrap_or(1),
+        devices: vec![(device.name.clone(), device.clone())],
+        max_devices: 1,
+        margin: 0,
+        weights: request.config().budget.memory.as_ref().and_then(|memory| memory.weights),
+        prices: Prices::default(),
+    };
+    let asks = Asks::of_model(request, None);
+    let held = Engine::all().iter().filter_map(|engine| {
+        let longest = asks.longest_that_fits(request, &question, &[(*engine).into()]).ok()?;
+        (longest > 0).then(|| format!("{engine} {longest}"))
+    });
+    let held: Vec<String> = held.collect();
+    let said = "that is of the plan's own pools, in its share of the device; by their own commands engines hold";
+    (!held.is_empty()).then(|| format!("{said}: {}", held.join(", ")))
 }
 
 /// Answers a command that starts an engine.

@@ -43,9 +43,15 @@ pub struct Answer {
     pub reason: Option<String>,
     /// What the engine's log would say, by the name of the fact; sizes in bytes, concurrency in hundredths.
     pub facts: BTreeMap<Fact, Logged>,
-    /// Sequences of the longest length that run at once.
+    /// Sequences of the longest length that run at once, on each replica.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequences: Option<Logged>,
+    /// Replicas that share nothing of their caches, where they are several.
+    #[serde(skip_serializing_if = "is_one")]
+    pub replicas: u64,
+    /// What the answer hangs on that the command leaves open, or says otherwise than it may be meant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cautions: Vec<String>,
     /// Tokens of each of them, where it is stated that they are no longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_each: Option<u64>,
@@ -54,6 +60,9 @@ pub struct Answer {
     /// Whether it leaves on the host what its devices do not hold.
     #[serde(skip)]
     pub(crate) offloads: bool,
+    /// Whether the size of a file is taken from a config that is of other weights, as its name says.
+    #[serde(skip)]
+    pub(crate) doubts_weights: bool,
     /// What keeps it from holding more, in the engine's words.
     pub capped_by: String,
     /// The same, as what may be changed.
@@ -63,6 +72,10 @@ pub struct Answer {
     pub changes: Vec<Change>,
     /// What to know of this.
     pub notes: Vec<String>,
+}
+
+fn is_one(replicas: &u64) -> bool {
+    *replicas == 1
 }
 
 /// A changed command, and what it would do.
@@ -91,19 +104,29 @@ impl Answer {
             [("sequences", sequences, self.sequences), ("tokens", tokens, self.facts.get(&Fact::Tokens).copied())];
         found.into_iter().find_map(|(what, expected, found)| {
             let (expected, found) = (expected?, found.unwrap_or(Logged::exact(0)));
+            let found = [found.low, found.high].map(|of_replica| of_replica.saturating_mul(self.replicas));
+            let found = Logged { low: found[0], high: found[1] };
             let (are, what) = if expected == 1 { ("is", what.trim_end_matches('s')) } else { ("are", what) };
             (found.low < expected).then(|| format!("{expected} {what} {are} expected, and it holds {}", range(found)))
         })
     }
 
+    /// Sequences that all replicas hold whatever they find.
+    pub(crate) fn least(&self) -> u64 {
+        self.sequences.map_or(0, |all| all.low.saturating_mul(self.replicas))
+    }
+
     /// Whether the engine starts, in words.
     fn verdict(&self) -> &'static str {
         match self.starts {
+            Starts::No if self.doubts_weights => "would not start, were the file's weights those of the config",
             Starts::Yes => "starts",
             Starts::Maybe if self.facts.contains_key(&Fact::CacheBytes) => {
                 "may start: the bytes for caches are not known exactly"
             }
-            Starts::Maybe if self.offloads => "may start, and not with all of it on the devices",
+            Starts::Maybe if self.offloads => {
+                "may start, and not with all of it on the devices: the CPU runs the rest, slowly"
+            }
             Starts::Maybe => "may start: what steps and the device's context take is estimated",
             Starts::No if self.sequences.is_some() => "holds no sequence of its longest length",
             Starts::No => "would not start",
@@ -125,13 +148,16 @@ impl Answer {
                 lines.iter().for_each(|line| text.push_str(&format!("  {line}\n")));
             }
         };
+        section("CAUTION", &self.cautions.iter().flat_map(|caution| wrapped(caution)).collect::<Vec<_>>());
         section("REASON", &self.reason.iter().flat_map(|reason| wrapped(reason)).collect::<Vec<_>>());
         section("READ", &self.read_lines());
         section("LOG", &self.lines);
         let length = self.facts.get(&Fact::MaxSeqLen).map_or(Logged::exact(0), |length| *length);
         let length = self.tokens_each.map_or(length, Logged::exact);
         let holds = self.sequences.map(|all| {
-            format!("{} of {} tokens; capped by {}", counted(all, "sequence"), range(length), self.capped_by)
+            let replicas =
+                if self.replicas > 1 { format!(" on each of {} replicas", self.replicas) } else { String::new() };
+            format!("{} of {} tokens{replicas}; capped by {}", counted(all, "sequence"), range(length), self.capped_by)
         });
         section("HOLDS", holds.as_slice());
         let changes: Vec<String> = self.changes.iter().map(|change| change.text(self)).collect();

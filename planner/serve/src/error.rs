@@ -48,16 +48,6 @@ pub enum ServeError {
         /// What would do.
         remedies: Vec<Remedy>,
     },
-    /// Sequences that the engine serves only the beginning of.
-    #[error("{engine} cuts sequences of {asked} tokens to {most}, the longest of the model")]
-    Cut {
-        /// The engine.
-        engine: Engine,
-        /// Their length.
-        asked: u64,
-        /// What it serves of them.
-        most: u64,
-    },
     /// A flag of which nobody read what it does to caches.
     #[error("{flag}: {why}; nothing is answered rather than guessed", flag = Shown(.flag))]
     NotHandled {
@@ -126,7 +116,7 @@ impl ServeError {
     /// 4 where nobody read what a flag does, else as the planner's.
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Engine { .. } | Self::Cut { .. } | Self::Plan(PlanError::Layout(_)) => 3,
+            Self::Engine { .. } | Self::Plan(PlanError::Layout(_)) => 3,
             Self::NotHandled { .. } => 4,
             Self::Plan(error) => error.exit_code(),
             Self::Budget(error) => error.exit_code(),

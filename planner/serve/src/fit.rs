@@ -4,8 +4,9 @@ use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, AskedOf, Engines};
 use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest};
 
+use crate::answer::Starts;
 use crate::error::ServeError;
-use crate::found::asked_of;
+use crate::found::{asked_of, outcome};
 use crate::launch::Launch;
 use crate::question::{Models, Options};
 
@@ -43,10 +44,13 @@ impl Asks {
         engines: &[EngineSpec],
     ) -> Result<Option<Answer>, ServeError> {
         let answered = |(request, question): &(&PlanRequest, FitQuestion)| {
-            let admitted = |engine, device: &DeviceInfo, layout: &Layout| {
-                self.of_layout(engine, device, layout, question.weights).ok()?
+            let admitted = |engine, device: &DeviceInfo, layout: &Layout, weights| {
+                self.of_layout(engine, device, layout, weights).ok()?
             };
-            request.fit_beside(question, Engines { asked: engines, asks: &admitted })
+            let between = |engine, device: &DeviceInfo, layout: &Layout, weights| {
+                self.between(engine, device, layout, weights).unwrap_or([0; 2])
+            };
+            request.fit_beside(question, Engines { asked: engines, asks: &admitted, between: &between })
         };
         let answers: Result<Vec<Answer>, _> = questions.iter().map(answered).collect();
         let Some(answer) = Answer::joined(answers?) else { return Ok(None) };
@@ -77,10 +81,13 @@ impl Asks {
         question: &FitQuestion,
         engines: &[EngineSpec],
     ) -> Result<u64, ServeError> {
-        let admitted = |engine, device: &DeviceInfo, layout: &Layout| {
-            self.of_layout(engine, device, layout, question.weights).ok()?
+        let admitted = |engine, device: &DeviceInfo, layout: &Layout, weights| {
+            self.of_layout(engine, device, layout, weights).ok()?
         };
-        Ok(request.longest_that_fits(question, Engines { asked: engines, asks: &admitted })?)
+        let between = |engine, device: &DeviceInfo, layout: &Layout, weights| {
+            self.between(engine, device, layout, weights).unwrap_or([0; 2])
+        };
+        Ok(request.longest_that_fits(question, Engines { asked: engines, asks: &admitted, between: &between })?)
     }
 
     /// What an engine asks of each of such devices that is told a layout; none where it cannot be told it.
@@ -91,6 +98,33 @@ impl Asks {
         layout: &Layout,
         weights: Option<ByteSize>,
     ) -> Result<Option<AskedOf>, ServeError> {
+        let told = self.told(engine, device, layout, weights)?;
+        told.map(|(launch, options)| asked_of(&launch, &self.models, &options)).transpose()
+    }
+
+    /// Sequences of all replicas of a layout, at least and at most, as its command is answered; none where it is no command.
+    fn between(
+        &self,
+        engine: EngineSpec,
+        device: &DeviceInfo,
+        layout: &Layout,
+        weights: Option<ByteSize>,
+    ) -> Option<[u64; 2]> {
+        let (launch, options) = self.told(engine, device, layout, weights).ok()??;
+        let answer = outcome(&launch, &self.models, &options).ok()?;
+        let found = answer.sequences.filter(|_| answer.starts != Starts::No)?;
+        let least = if answer.starts == Starts::Yes { found.low } else { 0 };
+        Some([least, found.high].map(|of_replica| of_replica.saturating_mul(layout.parallel.dp.into())))
+    }
+
+    /// The command of an engine that is told a layout of such devices, and what is said beside it.
+    fn told(
+        &self,
+        engine: EngineSpec,
+        device: &DeviceInfo,
+        layout: &Layout,
+        weights: Option<ByteSize>,
+    ) -> Result<Option<(Launch, Options)>, ServeError> {
         let given = self.given.as_ref().filter(|(own, _)| *own == engine);
         let (launch, version) = match given {
             Some((_, launch)) => (launch.clone(), self.options.version.clone()),
@@ -103,10 +137,6 @@ impl Asks {
             options.overrides.push(Override::by_flag("memory.weights", size.stated(), "--weights"));
         }
         // How many devices there are is what is sought.
-        let asked = asked_of(&Launch { gpus: None, ..told }, &self.models, &options)?;
-        match asked.request.config().budget.max_seq_len.filter(|most| *most < layout.context) {
-            Some(most) => Err(ServeError::Cut { engine: engine.engine, asked: layout.context, most }),
-            None => Ok(Some(asked)),
-        }
+        Ok(Some((Launch { gpus: None, ..told }, options)))
     }
 }

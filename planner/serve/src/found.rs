@@ -52,7 +52,10 @@ pub(crate) fn asked_of(launch: &Launch, models: &Models, options: &Options) -> R
         (None, Some(_)) => settled.request.cache_bytes(question.engine)?.map(|[least, ..]| least),
         (None, None) => None,
     };
-    Ok(AskedOf { request: settled.request, cache_bytes })
+    // What it serves the beginning of alone, by its slots or the model.
+    let told = settled.request.config().budget.max_seq_len;
+    let longest = [question.slot_tokens, told].into_iter().flatten().min();
+    Ok(AskedOf { request: settled.request, cache_bytes, longest })
 }
 
 /// What the engine makes of the least and of the most bytes.
@@ -254,9 +257,12 @@ impl Found {
             reason: self.reason(),
             facts,
             sequences,
+            replicas: settled.request.config().budget.parallel.dp.into(),
+            cautions: question.cautions,
             tokens_each,
             lines,
             offloads: settled.placed.as_ref().is_some_and(|placed| !placed.short.fails()),
+            doubts_weights: settled.placed.as_ref().is_some_and(|placed| placed.doubts_weights),
             capped_by: String::new(),
             caps: Vec::new(),
             changes: Vec::new(),

@@ -1,5 +1,6 @@
 //! Changes by which a command starts, or holds more, each of them asked anew.
 
+use cacheplan_planner::engines::llama_cpp::CELLS;
 use cacheplan_planner::logs::Fact;
 use cacheplan_planner::{Devices, Engine};
 
@@ -32,7 +33,7 @@ type Changed = (Vec<Remedy>, Answer);
 impl Search<'_> {
     /// Those that help most first; what is the cap before them. Where so many sequences are expected, those that hold them.
     pub(crate) fn changes(&self) -> Vec<Change> {
-        let mut found = match self.options.expected_sequences.filter(|expected| least(self.answer) < *expected) {
+        let mut found = match self.options.expected_sequences.filter(|expected| self.answer.least() < *expected) {
             Some(expected) => self.reaching(expected),
             None => self.helpful(),
         };
@@ -46,11 +47,13 @@ impl Search<'_> {
 
     /// Single changes that help, the best of each flag.
     pub(crate) fn helpful(&self) -> Vec<Changed> {
-        let rank = |answer: &Answer| (answer.starts, least(answer));
+        let rank = |answer: &Answer| (answer.starts, answer.least());
         // Of what only has to start the smallest change of a flag is shown.
-        let most = |answer: &Answer| (answer.starts, if self.answer.starts == Starts::Yes { least(answer) } else { 0 });
+        let most =
+            |answer: &Answer| (answer.starts, if self.answer.starts == Starts::Yes { answer.least() } else { 0 });
         let mut best: Vec<Changed> = Vec::new();
-        for (remedies, answer) in self.tried().into_iter().filter(|(_, other)| rank(other) > rank(self.answer)) {
+        let helps = self.tried().into_iter().filter(|(_, other)| rank(other) > rank(self.answer));
+        for (remedies, answer) in helps.map(|changed| self.uncapped(&changed).unwrap_or(changed)) {
             let same = |known: &&mut Changed| known.0.first().map(Remedy::flag) == remedies.first().map(Remedy::flag);
             match best.iter_mut().find(same) {
                 // Of two that do as much the first is the smaller change.
@@ -62,10 +65,27 @@ impl Search<'_> {
         best
     }
 
+    /// A change that holds all that the command lets it, with as many more as it holds then.
+    fn uncapped(&self, (remedies, answer): &Changed) -> Option<Changed> {
+        let engine = self.engine().filter(|engine| engine.ranks_flag().is_some())?;
+        let flag = engine.sequences_flag();
+        let most = answer.limits.max_batch_size?;
+        let is_stated = self.program().is_some_and(|(_, parsed)| parsed.settings.contains_key(flag));
+        let is_capped = answer.sequences.is_some_and(|sequences| sequences.low == most);
+        if !is_stated || !is_capped || remedies.iter().any(|remedy| remedy.flag() == flag) {
+            return None;
+        }
+        let and = |remedy: Remedy| [remedies.clone(), vec![remedy]].concat();
+        let (_, free) = self.outcome(&and(Remedy::Remove(flag)))?;
+        let more = free.sequences.map_or(0, |sequences| sequences.low);
+        let changed = (more > most).then(|| self.outcome(&and(Remedy::Set(flag, more.to_string())))).flatten()?;
+        (changed.1.least() > answer.least()).then_some(changed)
+    }
+
     /// The fewest changes that hold so many sequences as long as asked for: one, else two.
     fn reaching(&self, expected: u64) -> Vec<Changed> {
         let reaches = |(_, other): &Changed| {
-            least(other) >= expected && other.limits.max_seq_len >= self.answer.limits.max_seq_len
+            other.least() >= expected && other.limits.max_seq_len >= self.answer.limits.max_seq_len
         };
         let tried = self.tried();
         let (alone, others): (Vec<Changed>, Vec<Changed>) = tried.into_iter().partition(reaches);
@@ -161,8 +181,10 @@ impl Search<'_> {
             _ => None,
         });
         let more = more.map_or(String::new(), |times| format!(", on {times} times the devices"));
+        let slow =
+            if answer.offloads && !self.answer.offloads { ", with layers on the CPU, which is slow" } else { "" };
         Change {
-            change: said.join(" and ") + &more,
+            change: said.join(" and ") + &more + slow,
             command: answer.command,
             starts: answer.starts,
             sequences: answer.sequences,
@@ -248,7 +270,7 @@ impl Search<'_> {
             _ => {}
         }
         // Other weights are another model, which is offered where this one is too large.
-        let is_short = answer.starts != Starts::Yes || least(answer) < expected;
+        let is_short = answer.starts != Starts::Yes || answer.least() < expected;
         let is_whole = self.models.model.model().is_some_and(|model| !model.config.contains_key("quantization_config"));
         if is_short && is_whole && !parsed.settings.contains_key("--quantization") && name != "tensorrt-llm" {
             tries.push(Remedy::Set("--quantization", "fp8".into()));
@@ -256,14 +278,24 @@ impl Search<'_> {
         tries
     }
 
-    /// Fewer cells than are stated of llama.cpp, or layers on the host as it finds them to fit.
+    /// The most cells of those stated of llama.cpp with which it starts, or layers on the host as it finds them to fit.
     fn fewer_cells(&self, cells: u64, length: &'static str) -> Vec<Remedy> {
         if self.answer.starts == Starts::Yes {
             return Vec::new();
         }
-        let halves = (1..=6).map(|times| cells >> times).filter(|fewer| *fewer > 0);
-        let halves = halves.map(|fewer| Remedy::Set(length, fewer.to_string()));
-        halves.chain([Remedy::Remove("--n-gpu-layers")]).collect()
+        // As many as are surely allocated, in steps in which every slot has whole ones, and no more than the model reads.
+        let slots = self.answer.limits.max_batch_size.unwrap_or(1).max(1);
+        let step = CELLS.saturating_mul(slots);
+        let most = self.answer.tokens_each.map_or(cells, |each| each.saturating_mul(slots).min(cells)) / step;
+        let of = |steps: u64| Remedy::Set(length, (steps * step).to_string());
+        let starts = |steps: u64| self.outcome(&[of(steps)]).is_some_and(|(_, answer)| answer.starts == Starts::Yes);
+        let (mut fitting, mut failing) = (0, most + 1);
+        while failing - fitting > 1 {
+            let middle = fitting + (failing - fitting) / 2;
+            if starts(middle) { fitting = middle } else { failing = middle }
+        }
+        let fewer = (fitting > 0).then(|| of(fitting));
+        fewer.into_iter().chain([Remedy::Remove("--n-gpu-layers")]).collect()
     }
 
     /// Fewer sequences or tokens, with which it starts.
@@ -286,9 +318,4 @@ impl Search<'_> {
         }
         tries
     }
-}
-
-/// Sequences that it holds whatever it finds.
-fn least(answer: &Answer) -> u64 {
-    answer.sequences.map_or(0, |all| all.low)
 }

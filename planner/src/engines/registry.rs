@@ -105,19 +105,15 @@ pub enum UnknownEngine {
     },
 }
 
+/// Other names for an engine that leave no doubt: its program, and how else it is written.
+const ALSO: [(&str, &str); 3] = [("llama-server", "llama.cpp"), ("llamacpp", "llama.cpp"), ("trtllm", "tensorrt-llm")];
+
 /// Which one was probably meant: also by a name that people have for it.
 fn meant(unknown: &str) -> String {
-    const OTHERS: [(&str, &str); 7] = [
-        ("llama-server", "llama.cpp"),
-        ("llamacpp", "llama.cpp"),
-        ("llama", "llama.cpp"),
-        ("ollama", "llama.cpp"),
-        ("trtllm", "tensorrt-llm"),
-        ("trt-llm", "tensorrt-llm"),
-        ("tensorrt", "tensorrt-llm"),
-    ];
+    const OTHERS: [(&str, &str); 4] =
+        [("llama", "llama.cpp"), ("ollama", "llama.cpp"), ("trt-llm", "tensorrt-llm"), ("tensorrt", "tensorrt-llm")];
     let lower = unknown.to_lowercase();
-    let other = OTHERS.iter().find(|(name, _)| *name == lower).map(|(_, engine)| (*engine).to_owned());
+    let other = ALSO.iter().chain(&OTHERS).find(|(name, _)| *name == lower).map(|(_, engine)| (*engine).to_owned());
     let near = || nearest(&lower, Engine::all().iter().map(|engine| engine.name()));
     other.or_else(near).map(|name| format!("did you mean `{name}`? ")).unwrap_or_default()
 }
@@ -368,6 +364,7 @@ impl FromStr for EngineSpec {
 
     fn from_str(text: &str) -> Result<Self, UnknownEngine> {
         let (name, version) = text.split_once('@').map_or((text, None), |(name, version)| (name, Some(version)));
+        let name = ALSO.iter().find(|(also, _)| *also == name).map_or(name, |(_, name)| name);
         let engine = Engine::all().iter().copied().find(|engine| engine.name() == name);
         let engine = engine.ok_or_else(|| UnknownEngine::Name(name.to_owned()))?;
         let Some(version) = version else { return Ok(engine.into()) };
@@ -397,6 +394,7 @@ mod tests {
     #[case("vllm@0.19.0", "vllm", Version(0, 19, 0))]
     #[case("vllm@v0.16.1rc1", "vllm", Version(0, 16, 1))]
     #[case("sglang", "sglang", Version(0, 5, 23))]
+    #[case("llama-server", "llama.cpp", Version(11549, 0, 0))]
     #[case("llama.cpp@b4321", "llama.cpp", Version(4321, 0, 0))]
     fn engines_read_with_and_without_a_version(#[case] text: &str, #[case] name: &str, #[case] version: Version) {
         let engine = Engine::all().iter().copied().find(|engine| engine.name() == name).unwrap();

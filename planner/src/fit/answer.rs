@@ -3,11 +3,11 @@
 use cacheplan_handlers::DType;
 use serde::Serialize;
 
+use super::fewer_bits::FewerBits;
 use crate::budget::Dtypes;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::engines::{EngineSpec, Layout};
 use crate::parallel::Parallel;
-use crate::size::ByteSize;
 
 /// What was asked, and every layout that was tried.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -24,9 +24,9 @@ pub struct Answer {
     /// The dtypes that were stated, which no row varies.
     #[serde(skip_serializing_if = "is_default")]
     pub dtypes: Dtypes,
-    /// What the weights would take in 4 bits, where that is known.
+    /// The element type of recurrent states in the plan's own pools, where vLLM would choose another.
     #[serde(skip)]
-    pub in_four_bits: Option<ByteSize>,
+    pub states: Option<DType>,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -42,6 +42,9 @@ pub struct Answer {
     pub fits: Vec<Fit>,
     /// For the best layout of each device, what it holds at other lengths.
     pub curves: Vec<Curve>,
+    /// What weights of fewer bits would take, where they are wider and nobody states them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub fewer_bits: Vec<FewerBits>,
 }
 
 fn is_default(dtypes: &Dtypes) -> bool {
@@ -51,13 +54,20 @@ fn is_default(dtypes: &Dtypes) -> bool {
 impl Answer {
     /// Answers of the same question for other devices as one; `None` of none.
     pub fn joined(answers: impl IntoIterator<Item = Self>) -> Option<Self> {
-        answers.into_iter().reduce(|mut all, other| {
+        let joined = answers.into_iter().reduce(|mut all, other| {
             all.fits.extend(other.fits);
             in_order(&mut all.fits);
             all.curves.extend(other.curves);
+            all.fewer_bits = FewerBits::joined(all.fewer_bits, other.fewer_bits);
             all.notes.extend(other.notes);
             all.notes.sort();
             all.notes.dedup();
+            all
+        });
+        joined.map(|mut all| {
+            let least = all.best().map(cost);
+            let is_cheaper = |fit: &Fit| least.is_none_or(|least| cost(fit) < least);
+            all.fewer_bits.iter_mut().for_each(|fewer| fewer.fit = fewer.fit.take().filter(is_cheaper));
             all
         })
     }
@@ -82,7 +92,10 @@ impl Answer {
 
     /// The flags by which an engine is told a row; `None` where it cannot be.
     pub fn told(&self, fit: &Fit, engine: EngineSpec) -> Option<String> {
-        let flags = engine.flags_of(&self.layout_of(fit, engine))?;
+        let layout = self.layout_of(fit, engine);
+        // Of the plan's own pools it is told what it would else choose otherwise, where it can be.
+        let states = layout.state_dtype.or(self.states.filter(|_| fit.engine.is_none()));
+        let flags = engine.flags_of(&Layout { state_dtype: states, ..layout }).or_else(|| engine.flags_of(&layout))?;
         let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
         Some(words.flatten().collect::<Vec<_>>().join(" "))
     }
@@ -98,7 +111,14 @@ impl Answer {
                 best.push(fit);
             }
         }
-        best
+        // What an engine makes of a layout stands beside what the plan's own pools do.
+        let same = |of: &Fit, fit: &Fit| {
+            let layout = |fit: &Fit| (fit.devices, fit.parallel, fit.kv_dtype.is_some(), fit.state_dtype.is_some());
+            fit.engine.is_some() && of.engine.is_none() && of.device == fit.device && layout(of) == layout(fit)
+        };
+        let is_shown =
+            |fit: &&Fit| fit.sequences > 0 && best.iter().any(|shown| std::ptr::eq(*shown, *fit) || same(shown, fit));
+        self.fits.iter().filter(is_shown).collect()
     }
 
     /// The devices of which no number that was tried holds anything: the most that were tried, and what ends it there.
@@ -129,7 +149,12 @@ impl Answer {
     }
 }
 
-/// Those first that hold, and of them those that cost least.
+/// What a layout costs where it has a price, and else its memory.
+pub(crate) fn cost(fit: &Fit) -> (f64, u64) {
+    fit.per_hour.map_or((f64::INFINITY, fit.memory_bytes), |price| (price, 0))
+}
+
+/// Those first that hold, then those that may, and of them those that cost least.
 pub(super) fn in_order(fits: &mut [Fit]) {
     let price = |fit: &Fit| fit.per_hour.unwrap_or(f64::INFINITY);
     fits.sort_by(|a, b| {
@@ -138,8 +163,8 @@ pub(super) fn in_order(fits: &mut [Fit]) {
         let changed = a.changed_dtypes().cmp(&b.changed_dtypes());
         let cost = price(a).total_cmp(&price(b)).then(changed).then(a.memory_bytes.cmp(&b.memory_bytes));
         let cost = cost.then(a.engine.is_some().cmp(&b.engine.is_some()));
-        let of_alike = if a.holds { cost.then(room) } else { room.then(cost) };
-        b.holds.cmp(&a.holds).then(of_alike).then(a.devices.cmp(&b.devices))
+        let of_alike = if a.may_hold { cost.then(room) } else { room.then(cost) };
+        (b.holds, b.may_hold).cmp(&(a.holds, a.may_hold)).then(of_alike).then(a.devices.cmp(&b.devices))
     });
 }
 
@@ -160,10 +185,15 @@ pub struct Fit {
     pub kv_dtype: Option<DType>,
     /// The element type of recurrent states; that of the model where absent.
     pub state_dtype: Option<DType>,
-    /// Whether it holds what was asked for.
+    /// Whether it surely holds what was asked for: an engine also with the least that it may find at its start.
     pub holds: bool,
+    /// Whether it does with the most that it may find.
+    pub may_hold: bool,
     /// Sequences that all devices run at once, 0 where the weights alone take too much.
     pub sequences: u64,
+    /// The same of an engine at least and at most, as its own command is answered; absent of the plan's own pools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sequences_between: Option<[u64; 2]>,
     /// What more sequences would break: a pool of the plan, a limit, or the engine.
     pub capped_by: String,
     /// The same in words, of a pool what it holds of how many layers.
@@ -183,6 +213,9 @@ pub struct Fit {
 }
 
 impl Fit {
+    /// How `capped_by` ends where an engine gives a sequence fewer tokens than are asked for.
+    pub(crate) const OF_A_SEQUENCE: &'static str = "tokens of a sequence";
+
     /// Whether its memory is what processor and GPU share.
     pub(crate) fn is_integrated(&self) -> bool {
         self.device.parse::<DeviceInfo>().is_ok_and(|device| device.kind == DeviceKind::Integrated)
@@ -191,6 +224,20 @@ impl Fit {
     /// Whether all dtypes are the model's, and the pools the plan's own.
     pub fn is_plain(&self) -> bool {
         self.changed_dtypes() == 0 && self.engine.is_none()
+    }
+
+    /// Sequences that it surely holds.
+    pub(crate) fn least(&self) -> u64 {
+        self.sequences_between.map_or(self.sequences, |[least, _]| least)
+    }
+
+    /// Sequences that it holds, in words: `97..103` where that is not known exactly.
+    pub(crate) fn held(&self) -> String {
+        match self.sequences_between {
+            Some([least, most]) if least < most => format!("{least}..{most}"),
+            Some([least, _]) => least.to_string(),
+            None => self.sequences.to_string(),
+        }
     }
 
     pub(crate) fn changed_dtypes(&self) -> usize {

@@ -75,12 +75,16 @@ pub(super) fn as_told_of(
     question: &FitQuestion,
     work: Option<&Work>,
 ) -> Option<Tried> {
-    let AskedOf { request, cache_bytes } = asks(&layout)?;
-    let request = match cache_bytes {
-        None => of_device(&request, device, question),
-        Some(bytes) => with_bytes(&request, device, bytes),
+    let AskedOf { request, cache_bytes, longest } = asks(&layout)?;
+    let parallel = layout.parallel;
+    let tried = match cache_bytes {
+        None => planned(&of_device(&request, device, question), device, parallel, Some(engine), question, work)?,
+        Some(bytes) => allocating(&request, device, parallel, bytes, engine, question, work)?,
     };
-    planned(&request, device, layout.parallel, Some(engine), question, work)
+    Some(match longest.filter(|longest| *longest < layout.context) {
+        Some(longest) => tried.ended(Ending::named(format!("{longest} {}", Fit::OF_A_SEQUENCE))),
+        None => tried,
+    })
 }
 
 /// More are asked of no engine.
@@ -127,44 +131,57 @@ fn planned(
                 capped_by: Ending::named(short.capped_by),
                 outside_bytes: outside.unwrap_or(0),
                 cache_bytes: short.available,
+                between: None,
                 at_best: None,
             });
         }
         Err(_) => return None,
-    };
-    let admitted = match engine {
-        Some(engine) => Some(admitted(request, engine)?),
-        None => None,
     };
     let poorest = plans.iter().find(|plan| plan.capacity.capped_by.is_memory()).or(plans.first())?;
     let bytes = |plan: &CachePlan, for_caches: bool| {
         let lines = plan.ledger.iter().filter(|line| line.name.is_for_caches() == for_caches);
         lines.map(|line| line.bytes).sum::<u64>()
     };
-    let (sequences, capped_by) = admitted.unwrap_or_else(|| {
-        let capped_by = match poorest.capacity.capped_by {
-            Cap::Memory => Ending::of(poorest, &plans),
-            cap => Ending::named(cap.to_string()),
-        };
-        (poorest.capacity.sequences, capped_by)
+    let found = match engine {
+        Some(engine) => admitted(request, engine)?,
+        None => {
+            let capped_by = match poorest.capacity.capped_by {
+                Cap::Memory => Ending::of(poorest, &plans),
+                cap => Ending::named(cap.to_string()),
+            };
+            (poorest.capacity.sequences, capped_by)
+        }
+    };
+    let outside = plans.iter().map(|plan| bytes(plan, false)).max().unwrap_or(0);
+    let for_caches = plans.iter().map(|plan| bytes(plan, true)).min().unwrap_or(0);
+    Some(Tried::of(found, &plans, [outside, for_caches], parallel, device, question, work))
+}
+
+/// What an engine admits that allocates what it is told of so many bytes: beside them no weights are counted once more.
+fn allocating(
+    request: &PlanRequest,
+    device: &DeviceInfo,
+    parallel: Parallel,
+    bytes: u64,
+    engine: EngineSpec,
+    question: &FitQuestion,
+    work: Option<&Work>,
+) -> Option<Tried> {
+    let found = admitted(&with_bytes(request, device, bytes), engine)?;
+    let of_one = request.changed(|budget| {
+        budget.memory = None;
+        budget.max_batch_size = Some(1);
     });
-    let run = sequences.min(question.sequences.div_ceil(parallel.dp.into()));
-    let at_best = work.zip(device.rates()).filter(|_| run > 0);
-    let at_best = at_best.and_then(|(work, rates)| work.bound(&plans, parallel, rates, question.context, run));
-    Some(Tried {
-        parallel,
-        at_best,
-        sequences: sequences.saturating_mul(parallel.dp.into()),
-        capped_by,
-        outside_bytes: plans.iter().map(|plan| bytes(plan, false)).max().unwrap_or(0),
-        cache_bytes: plans.iter().map(|plan| bytes(plan, true)).min().unwrap_or(0),
-    })
+    let plans = of_one.made().ok()?.stages;
+    let for_caches = bytes.min(device.total_bytes);
+    Some(Tried::of(found, &plans, [device.total_bytes - for_caches, for_caches], parallel, device, question, work))
 }
 
 /// What a layout admits, before it has a name and a price.
 pub(super) struct Tried {
     parallel: Parallel,
     pub(super) sequences: u64,
+    between: Option<[u64; 2]>,
     capped_by: Ending,
     outside_bytes: u64,
     cache_bytes: u64,
@@ -172,8 +189,41 @@ pub(super) struct Tried {
 }
 
 impl Tried {
+    /// So many sequences of a replica, whose caches are as these plans have them.
+    fn of(
+        (sequences, capped_by): (u64, Ending),
+        stages: &[CachePlan],
+        [outside_bytes, cache_bytes]: [u64; 2],
+        parallel: Parallel,
+        device: &DeviceInfo,
+        question: &FitQuestion,
+        work: Option<&Work>,
+    ) -> Self {
+        let run = sequences.min(question.sequences.div_ceil(parallel.dp.into()));
+        let at_best = work.zip(device.rates()).filter(|_| run > 0);
+        let at_best = at_best.and_then(|(work, rates)| work.bound(stages, parallel, rates, question.context, run));
+        let sequences = sequences.saturating_mul(parallel.dp.into());
+        Self { parallel, sequences, between: None, capped_by, outside_bytes, cache_bytes, at_best }
+    }
+
+    /// The same where none runs, and why.
+    fn ended(self, capped_by: Ending) -> Self {
+        Self { sequences: 0, at_best: None, capped_by, ..self }
+    }
+
+    /// Sequences at least and at most, as the engine's own command has them that is told the layout.
+    pub(super) fn between(self, between: [u64; 2]) -> Self {
+        Self { between: Some(between), ..self }
+    }
+
+    /// Sequences that it surely holds.
+    pub(super) fn least(&self) -> u64 {
+        self.between.map_or(self.sequences, |[least, _]| least)
+    }
+
     pub(super) fn priced(self, name: &str, device: &DeviceInfo, variant: Variant, question: &FitQuestion) -> Fit {
-        let Self { parallel, sequences, capped_by, outside_bytes, cache_bytes, at_best } = self;
+        let Self { parallel, sequences, between, capped_by, outside_bytes, cache_bytes, at_best } = self;
+        let [least, most] = between.unwrap_or([sequences; 2]);
         let devices = parallel.world_size();
         let per_hour = question.prices.of(device).map(|price| price * devices as f64);
         let tokens = question.context.saturating_mul(question.sequences) as f64;
@@ -185,8 +235,10 @@ impl Tried {
             engine: variant.engine.map(|engine| format!("{}@{}", engine.engine.name(), engine.version_name())),
             kv_dtype: variant.kv_dtype,
             state_dtype: variant.state_dtype,
-            holds: sequences >= question.needed(),
+            holds: least >= question.needed(),
+            may_hold: most >= question.needed(),
             sequences,
+            sequences_between: between,
             capped_by: capped_by.name,
             capped_by_words: capped_by.words,
             outside_bytes,
@@ -241,6 +293,11 @@ impl Variant {
 
     pub(super) const fn plain(engine: Option<EngineSpec>) -> Self {
         Self { engine, kv_dtype: None, state_dtype: None }
+    }
+
+    /// Which dtypes are other than the model's.
+    pub(super) fn changes(&self) -> [bool; 2] {
+        [self.kv_dtype.is_some(), self.state_dtype.is_some()]
     }
 
     pub(super) fn of(&self, request: &PlanRequest) -> PlanRequest {

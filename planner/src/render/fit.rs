@@ -5,8 +5,8 @@ use cacheplan_handlers::DType;
 use super::columns::{WIDTH, align, wrap};
 use crate::engines::EngineSpec;
 use crate::export::file::quoted;
-use crate::fit::{Answer, AtBest, Fit};
-use crate::size::sequences;
+use crate::fit::{Answer, AtBest, FewerBits, Fit, cost};
+use crate::size::{ByteSize, sequences};
 
 impl Answer {
     /// The best layout of each device that has a price, or of each where none holds that has, within 80 columns as far as names allow, and never above 100; every number is
@@ -34,31 +34,105 @@ impl Answer {
         );
         text.push_str(&self.none());
         text.push_str(&without_prices(&unpriced));
+        text.push_str(&self.whose());
         match self.best() {
             Some(best) => text.push_str(&self.details(best)),
             None => {
                 text.push('\n');
-                let quantised = self.in_four_bits.map(|bytes| format!(": in 4 bits some {bytes}")).unwrap_or_default();
-                let others = self.fits.iter().any(|fit| fit.holds);
-                let tried = if others { "none of the engines holds" } else { "nothing tried holds" };
-                let said = format!(
-                    "{tried} that; raise --max-gpus, or state with --weights what quantised ones take{quantised}"
-                );
-                text.push_str(&wrap(&said, 0));
+                self.without_best().iter().for_each(|said| text.push_str(&wrap(said, 0)));
             }
         }
         text
     }
 
-    /// The devices that hold nothing, in a sentence.
-    fn none(&self) -> String {
-        let names: Vec<String> =
-            self.too_small().into_iter().map(|fit| format!("{} x {}", fit.devices, fit.device)).collect();
-        if names.is_empty() {
+    /// Whose rules the rows go by, where there are several.
+    fn whose(&self) -> String {
+        if self.fits.iter().all(|fit| fit.engine.is_none()) {
             return String::new();
         }
-        let listed = wrap(&format!("{}: hold none, weights and a step take too much", names.join(", ")), 5);
-        format!("no{}", &listed[2..])
+        let states = self.states.map(|dtype| format!(", with states in {dtype}")).unwrap_or_default();
+        wrap(
+            &format!(
+                "rows with an engine: what its own command gets, by its defaults; others: the plan's own pools{states}"
+            ),
+            5,
+        )
+    }
+
+    /// Why nothing surely holds what was asked for, and what would.
+    fn without_best(&self) -> Vec<String> {
+        let asked: Vec<&Fit> = self.fits.iter().filter(|fit| fit.engine.is_some()).collect();
+        let tried = if asked.is_empty() { "nothing tried" } else { "none of the engines" };
+        let mut said = Vec::new();
+        // Where a sequence is too long for an engine no device helps.
+        let own_limit = |fit: &&Fit| fit.capped_by.ends_with(Fit::OF_A_SEQUENCE);
+        if let Some(fit) = asked.iter().find(|fit| own_limit(fit))
+            && asked.iter().all(|fit| own_limit(fit))
+        {
+            let engine = fit.engine.as_deref().unwrap_or_default();
+            let cap = &fit.capped_by;
+            said.push(format!(
+                "{engine} gives no more than the {cap} that the model was made for; ask for no longer --context"
+            ));
+            return said;
+        }
+        let may = self.fits.iter().find(|fit| fit.may_hold && (fit.engine.is_some() || asked.is_empty()));
+        said.push(match may {
+            Some(fit) => format!(
+                "{tried} surely holds that; {} x {}, {}, holds {}, as what it finds at its start decides: more devices (--max-gpus), or a larger share of them, would surely",
+                fit.devices,
+                fit.device,
+                fit.layout(),
+                fit.held()
+            ),
+            None if self.fewer_bits.is_empty() => format!("{tried} holds that; raise --max-gpus, or ask for less"),
+            None => {
+                let bits = self.fewer_bits.iter();
+                let bits: Vec<String> =
+                    bits.map(|fewer| format!("in {} bits some {}", fewer.bits, ByteSize(fewer.weights_bytes))).collect();
+                format!(
+                    "{tried} holds that; raise --max-gpus, or state with --weights what quantised ones take: {}",
+                    bits.join(", ")
+                )
+            }
+        });
+        said.extend(self.fewer_bits());
+        said
+    }
+
+    /// What weights of fewer bits would need, where that is less.
+    fn fewer_bits(&self) -> Vec<String> {
+        // Fewer bits lose more, so that they are offered where they cost less than more of them.
+        let costs = |fewer: &FewerBits| fewer.fit.as_ref().map(cost);
+        let is_least = |at: usize| {
+            self.fewer_bits[..at].iter().all(|more| {
+                costs(more).is_none_or(|more| costs(&self.fewer_bits[at]).is_some_and(|least| least < more))
+            })
+        };
+        let said = |fewer: &FewerBits| {
+            let fit = fewer.fit.as_ref()?;
+            let price = fit.per_hour.map(|price| format!(", {}", self.money(price, 2, "an hour"))).unwrap_or_default();
+            let weights = ByteSize(fewer.weights_bytes);
+            let (bits, layout, held) = (fewer.bits, fit.layout(), fit.held());
+            Some(format!(
+                "with {bits}-bit weights, assumed {weights}: {} x {}, {layout}, holds {held}{price}; --weights states them",
+                fit.devices, fit.device
+            ))
+        };
+        let each = self.fewer_bits.iter().enumerate().filter(|(at, _)| is_least(*at));
+        each.filter_map(|(_, fewer)| said(fewer)).collect()
+    }
+
+    /// The devices that hold nothing, in sentences by what ends it.
+    fn none(&self) -> String {
+        let (full, left): (Vec<&Fit>, Vec<&Fit>) = self.too_small().into_iter().partition(|fit| fit.cache_bytes == 0);
+        let listed = |fits: Vec<&Fit>, why: String| {
+            let names: Vec<String> = fits.iter().map(|fit| format!("{} x {}", fit.devices, fit.device)).collect();
+            let listed = wrap(&format!("{}: hold none, {why}", names.join(", ")), 5);
+            if fits.is_empty() { String::new() } else { format!("no{}", &listed[2..]) }
+        };
+        let too_long = format!("what weights and a step leave is less than one sequence of {} tokens", self.context);
+        listed(full, "weights and a step take too much".to_owned()) + &listed(left, too_long)
     }
 
     /// The best layout, and the commands that plan and serve it.
@@ -80,11 +154,16 @@ impl Answer {
         let whole = self.fits.iter().find(is_whole).filter(|_| best.changed_dtypes() > 0);
         text.extend(whole.map(|whole| {
             let price = whole.per_hour.map(|hour| format!(", {}", self.money(hour, 2, "an hour"))).unwrap_or_default();
-            let held = format!("holds {}{price}", whole.sequences);
-            let said =
-                format!("in the model's own dtypes: {} x {}, {}, {held}", whole.devices, whole.device, whole.layout());
+            let held = format!("holds {}{price}", whole.held());
+            let said = format!(
+                "with caches in the model's own dtypes: {} x {}, {}, {held}",
+                whole.devices,
+                whole.device,
+                whole.layout()
+            );
             wrap(&said, 2)
         }));
+        self.fewer_bits().iter().for_each(|said| text.push_str(&wrap(said, 2)));
         text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
         if let Some(told) = &self.command {
             let words = self.stated.iter().map(String::as_str).chain(["--"]).chain(told.iter().map(String::as_str));
@@ -131,7 +210,7 @@ impl Answer {
         format!("{amount:.digits$}{} {of}", currency.collect::<String>())
     }
 
-    /// The command that serves it; of a description without weights, which nobody can serve, its flags.
+    /// The command that serves it, to be pasted; a description without weights is no model that can be served.
     fn served(&self, best: &Fit) -> String {
         let is_gguf = self.model.to_lowercase().ends_with(".gguf");
         let usual = if is_gguf { "llama.cpp" } else { "vllm" };
@@ -141,31 +220,33 @@ impl Answer {
             return String::new();
         }
         let Some(flags) = self.told(best, engine) else { return String::new() };
-        // The plan's own pools are no engine's.
-        let name = engine.engine;
-        let asked = || wrap(&format!("--as {name} says what {name} itself admits"), 2);
-        let asked = if best.engine.is_none() { asked() } else { String::new() };
         let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
-        if folder.ends_with(".json") || folder == "-" || (takes_files && !is_gguf) {
-            // The command above has them.
-            if best.engine.is_some() {
-                return String::new();
-            }
-            return wrap(&format!("{} takes {flags}", program.split(" -m").next().unwrap_or(program)), 2) + &asked;
+        let name = match takes_files {
+            true if is_gguf => folder,
+            // Where its layers do not fit it is to say so, in place of running some of them on the host.
+            true => "MODEL.gguf",
+            false if folder.ends_with(".json") || folder == "-" => "MODEL",
+            false => folder,
+        };
+        let layers = if takes_files { "-ngl 99 " } else { "" };
+        let served = command(program, [&name.to_owned()], &format!("{layers}{flags}"));
+        match best.engine {
+            Some(_) => served,
+            // The plan's own pools are no engine's.
+            None => served + &wrap(&format!("--as {0} says what {0} itself admits", engine.engine), 2),
         }
-        command(program, [&folder.to_owned()], &flags) + &asked
     }
 
     /// How much more than was asked for it holds.
     fn margin(&self, fit: &Fit) -> String {
-        let more = 100 * u128::from(fit.sequences.saturating_sub(self.sequences)) / u128::from(self.sequences.max(1));
+        let more = 100 * u128::from(fit.least().saturating_sub(self.sequences)) / u128::from(self.sequences.max(1));
         // The commands below ask for no more where an engine takes cells for all that it is told.
         let engine = fit.engine.as_deref().and_then(|engine| engine.parse::<EngineSpec>().ok());
         let told = engine.map_or(fit.sequences, |engine| self.layout_of(fit, engine).sequences);
         match told < fit.sequences {
-            true => format!(": {told} asked for, and room for {}, margin {more} %", fit.sequences),
-            false => format!(": {} of {} asked for, margin {more} %", fit.sequences, self.sequences),
+            true => format!(": {told} asked for, and room for {}, margin {more} %", fit.held()),
+            false => format!(": {} of {} asked for, margin {more} %", fit.held(), self.sequences),
         }
     }
 
@@ -175,7 +256,7 @@ impl Answer {
         let mut more: Vec<&Fit> = self.fits.iter().filter(same).filter(|fit| fit.sequences > best.sequences).collect();
         more.sort_by_key(|fit| (fit.changed_dtypes(), std::cmp::Reverse(fit.sequences)));
         more.dedup_by_key(|fit| (fit.kv_dtype, fit.state_dtype));
-        let more: String = more.iter().map(|fit| format!("; {} holds {}", fit.layout(), fit.sequences)).collect();
+        let more: String = more.iter().map(|fit| format!("; {} holds {}", fit.layout(), fit.held())).collect();
         match best.capped_by == best.capped_by_words {
             true => format!("capped by {}{more}", best.capped_by_words),
             false => format!("capped by memory, of the caches most for {}{more}", best.capped_by_words),
@@ -195,7 +276,7 @@ impl Answer {
             return Some(format!("{name}: nothing that was tried holds any"));
         }
         let price = next.per_hour.map(|hour| format!(" at {}", self.money(hour, 2, "an hour"))).unwrap_or_default();
-        let (layout, held) = (next.layout(), next.sequences);
+        let (layout, held) = (next.layout(), next.held());
         Some(format!("{name}: {} x {}, {layout},{price} holds {held} of {}", next.devices, next.device, self.sequences))
     }
 
@@ -216,9 +297,9 @@ impl Answer {
 
     fn row(&self, fit: &Fit) -> Vec<String> {
         let mut row = vec![
-            if fit.holds { "yes" } else { "no" }.into(),
+            fit.verdict().into(),
             format!("{} x {}", fit.devices, fit.device),
-            fit.sequences.to_string(),
+            fit.held(),
             fit.capped_by_words.clone(),
             fit.at_best.as_ref().map_or_else(|| "-".into(), |best| format!("{:.0}", best.tokens_per_second.ceil())),
             fit.layout(),
@@ -233,8 +314,8 @@ impl Answer {
     pub fn csv(&self) -> String {
         let mut text =
             "device,devices,tp,pp,dp,ep,engine,kv_dtype,state_dtype,holds,sequences,capped_by,outside_bytes,cache_bytes,per_hour,\
-                        per_million_tokens,most_tokens_per_second,most_alone_per_second,least_prompt_seconds,\
-                        least_per_million_tokens\n"
+                        per_hour_and_million_held_tokens,most_tokens_per_second,most_alone_per_second,least_prompt_seconds,\
+                        least_per_million_written_tokens,may_hold,least_sequences,most_sequences\n"
                 .to_owned();
         for fit in &self.fits {
             let number = |number: Option<f64>| number.map(|number| number.to_string()).unwrap_or_default();
@@ -261,6 +342,9 @@ impl Answer {
                 number(at_best.map(|best| best.alone_per_second)),
                 number(at_best.map(|best| best.prompt_seconds)),
                 number(at_best.and_then(|best| best.per_million_tokens)),
+                fit.may_hold.to_string(),
+                fit.sequences_between.map_or(fit.sequences, |[least, _]| least).to_string(),
+                fit.sequences_between.map_or(fit.sequences, |[_, most]| most).to_string(),
             ];
             text.push_str(&(cells.join(",") + "\n"));
         }
@@ -274,7 +358,14 @@ fn without_prices(fits: &[&Fit]) -> String {
     fits.dedup_by_key(|fit| (&fit.device, fit.devices));
     let held: Vec<String> = fits
         .iter()
-        .map(|fit| format!("{} x {} {}", fit.devices, fit.device, if fit.holds { "holds" } else { "does not hold" }))
+        .map(|fit| {
+            let holds = match fit.verdict() {
+                "yes" => "holds",
+                "maybe" => "may hold",
+                _ => "does not hold",
+            };
+            format!("{} x {} {holds}", fit.devices, fit.device)
+        })
         .collect();
     if held.is_empty() { String::new() } else { wrap(&format!("without a price: {}", held.join(", ")), 5) }
 }
@@ -290,7 +381,7 @@ fn lines(program: String, words: Vec<String>) -> String {
     // A flag and its value stay in one line.
     let parts = words.into_iter().fold(vec![program], |mut parts, word| {
         match parts.last_mut() {
-            Some(flag) if flag.starts_with("--") && !flag.contains(' ') && !word.starts_with("--") => {
+            Some(flag) if flag.starts_with('-') && !flag.contains(' ') && !word.starts_with('-') => {
                 flag.push_str(&format!(" {word}"));
             }
             _ => parts.push(word),
@@ -312,6 +403,15 @@ fn lines(program: String, words: Vec<String>) -> String {
 }
 
 impl Fit {
+    /// Whether it holds what was asked for, in a word.
+    fn verdict(&self) -> &'static str {
+        match (self.holds, self.may_hold) {
+            (true, _) => "yes",
+            (_, true) => "maybe",
+            _ => "no",
+        }
+    }
+
     /// The question about this row alone as flags of `cacheplan plan`.
     fn plan_flags(&self, context: u64) -> String {
         let engine = self.engine.iter().map(|engine| format!(" --as {engine}")).collect::<String>();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cacheplan_planner::bound::{SpeedBound, StepBound};
-use cacheplan_planner::{Budget, DeviceInfo, Parallel, PlanRequest, WeightBits};
+use cacheplan_planner::{Budget, DeviceInfo, ModelCaches, Parallel, PlanRequest, WeightBits};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
@@ -182,6 +182,18 @@ fn fewer_bits_are_those_of_the_layers_alone() {
         assert!(saved >= layers * (1.0 - taken) && saved < layers * (1.0 - taken) * 1.01, "{bits}: {saved}");
     }
     assert_eq!(WeightBits::try_from(5), Err("weights of 5 bits; 8 or 4 were expected".into()));
+}
+
+/// A step reads weights as they are quantised, and what is not of the layers as it is stored.
+#[test]
+fn a_step_reads_quantised_weights() {
+    let model = ModelCaches::from(read(&format!("{{\"model_type\": \"llama\", {SMALL}}}")));
+    let quantised = model.with_weights(model.weights_at(1.0).unwrap());
+    let budget = Budget { max_seq_len: Some(1024), max_batch_size: Some(1), ..Budget::default() };
+    let request = PlanRequest::of(quantised).with_budget(budget).with_devices("h100".parse::<DeviceInfo>().unwrap());
+    let found = request.bound(&request.ranks().unwrap().stages).unwrap().one.seconds;
+    let expected = (ATTENTION + DENSE + HEAD + 2.0 * TOKEN_OF_LAYER * 1024.0) / H100;
+    assert!((found / expected - 1.0).abs() < 0.01, "{found} and not {expected}");
 }
 
 #[test]

@@ -197,8 +197,8 @@ fn one_device_holds_by_fit_what_it_holds_by_plan(#[case] model: &str) {
 #[case("models/it's mine/config.json", "  vllm serve \"models/it's mine\" --max-model-len")]
 #[case("config.json", "  vllm serve . --max-model-len")]
 #[case("org/model", "  vllm serve org/model --max-model-len")]
-#[case("llama.json", "  vllm serve takes --max-model-len")]
-#[case("my llama.gguf", "  llama-server -m 'my llama.gguf' --ctx-size 4096 --parallel 1\n")]
+#[case("llama.json", "  vllm serve MODEL --max-model-len")]
+#[case("my llama.gguf", "  llama-server -m 'my llama.gguf' -ngl 99 --ctx-size 4096 --parallel 1\n")]
 fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &str) {
     let question = FitQuestion { model: Some(model.to_owned()), ..question(&["h200"], 4_096, 1) };
     let table = PlanRequest::of(published("meta-llama__Llama-2-7b-hf")).fit(&question).unwrap().table();
@@ -225,6 +225,25 @@ fn a_dtype_is_told_by_the_engines_word(#[case] engine: EngineSpec, #[case] dtype
     assert!(told.unwrap_or_default().contains(word.unwrap_or_default()));
 }
 
+/// An engine that would choose another dtype for states is told that of the plan.
+#[rstest]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", true)]
+#[case("meta-llama__Llama-2-7b-hf", false)]
+fn states_of_the_plan_are_told(#[case] name: &str, #[case] expected: bool) {
+    let answer = answer(name, &["h200"], 4_096, 1, PRICES);
+    let told = answer.told(answer.best().unwrap(), "vllm".parse().unwrap()).unwrap();
+    assert_eq!(told.contains("--mamba-ssm-cache-dtype float32"), expected, "{told}");
+}
+
+/// A price of what is held and one of what is written are no columns of one name.
+#[test]
+fn columns_of_prices_say_of_what() {
+    let csv = answer("Qwen__Qwen3-0.6B", &["h200"], 4_096, 1, PRICES).csv();
+    let head = csv.lines().next().unwrap();
+    assert!(head.contains("per_hour_and_million_held_tokens") && head.contains("least_per_million_written_tokens"));
+    assert!(csv.lines().all(|line| line.matches(',').count() == head.matches(',').count()));
+}
+
 /// A layout that an engine cannot be told is not made up.
 #[rstest]
 #[case("llama.cpp", Parallel { tp: 2, ..Parallel::default() })]
@@ -240,7 +259,7 @@ fn what_an_engine_cannot_be_told_is_left_out(#[case] engine: EngineSpec, #[case]
 fn a_best_in_fewer_bits_names_the_best_without() {
     let table = answer("Qwen__Qwen3-32B", &["h200", "h100"], 32_768, 100, PRICES).table();
     let best = table.split_once("BEST\n").unwrap().1;
-    assert!(best.contains("--kv-dtype f8_e4m3") && best.contains("  in the model's own dtypes: "), "{table}");
+    assert!(best.contains("--kv-dtype f8_e4m3") && best.contains("  with caches in the model's own dtypes: "), "{table}");
 }
 
 /// What is longer than the model was made for is said whoever asks, and a name with blanks is one word of a command.

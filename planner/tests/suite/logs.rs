@@ -325,7 +325,8 @@ fn bytes_that_follow_from_assumed_ones_are_an_estimate(#[case] logged: &str, #[c
     let text = "max_seq_len = 262144\nmax_num_tokens = 8192\n[memory]\nfraction = 0.735\nof = 'total'";
     let budget = Budget::from_toml(text, "budget.toml").unwrap();
     // Of its files no weights are known.
-    let model = cacheplan_planner::ModelCaches::from(model).with_weights(19 << 30);
+    let weights = cacheplan_transforms::WeightBytes::new(19 << 30, false);
+    let model = cacheplan_planner::ModelCaches::from(model).with_weights(weights);
     let request = PlanRequest::of(model).with_budget(budget).for_engine("vllm@0.19.0".parse().unwrap());
     let plan = request.with_devices("h100".parse::<cacheplan_planner::Devices>().unwrap()).plan().unwrap();
     let text = text_of_bytes(logged);

@@ -23,7 +23,7 @@ use cacheplan_planner::budget::Origin;
 use cacheplan_planner::device::BadDevice;
 use cacheplan_planner::logs::Logged;
 use cacheplan_planner::{Devices, EngineSpec, MeasuredLedger, ModelCaches, Override};
-use cacheplan_transforms::Model;
+use cacheplan_transforms::{Model, WeightBytes};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -101,6 +101,8 @@ pub struct Question {
     pub read: Vec<ReadFlag>,
     /// What to know of the answer.
     pub notes: Vec<String>,
+    /// What the answer hangs on that the command leaves open, or says otherwise than it may be meant.
+    pub(crate) cautions: Vec<String>,
     /// Its type, once it is read.
     model_type: String,
     pub(crate) parsed: Parsed,
@@ -115,8 +117,8 @@ pub struct Question {
     stated: Vec<Override>,
     above: Vec<Override>,
     measured: Option<MeasuredLedger>,
-    /// What the weights take as the engine quantises them.
-    weights: Option<u64>,
+    /// What the weights take as the engine quantises them, or as they are stated of an engine that is told no budget.
+    weights: Option<WeightBytes>,
     model_is_given: bool,
     /// Tokens that a slot of llama.cpp takes, where they are fewer than its cells.
     pub(crate) slot_tokens: Option<u64>,
@@ -164,6 +166,7 @@ impl Question {
             draft: None,
             read: Vec::new(),
             notes: Vec::new(),
+            cautions: Vec::new(),
             model_type: String::new(),
             parsed,
             env,

@@ -7,7 +7,7 @@ use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
 use cacheplan_planner::{ByteSize, Devices, ModelCaches};
-use cacheplan_transforms::{Resource, Resources};
+use cacheplan_transforms::{Resource, Resources, WeightBytes};
 
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
 use super::{Question, above};
@@ -44,6 +44,8 @@ pub(crate) struct Placed {
     is_shared: bool,
     /// Graphs and what is reserved, as they are stated or were measured.
     others: u64,
+    /// Whether the name of its file says that it is quantised, and its weights are taken to be those of the config.
+    pub(crate) doubts_weights: bool,
     /// Where the cells lie, if not all on the devices.
     pub(crate) cells: Option<Offloaded>,
     /// What it does where that is too little.
@@ -105,6 +107,8 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let either = |stated: Option<ByteSize>, measured: Option<u64>| stated.map(|size| size.0).or(measured);
     let measured = |line: Option<MeasuredBytes>| line.map(|line| line.bytes);
     let stated_weights = either(stated.weights, measured(lines.weights));
+    // Told no budget, it has them as those of the model.
+    question.weights = stated_weights.map(|bytes| WeightBytes::new(bytes, false));
     let weights = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
     let compute = either(stated.activations, measured(lines.activations));
     let context = either(stated.context, measured(lines.context));
@@ -116,8 +120,15 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     // Layers are divided over devices, and no layer's cells are.
     question.devices = question.device().cloned().map(Devices::from);
     let of_config = model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && room.is_some());
+    let quantised = quantised(&question.model).map(str::to_owned).filter(|_| of_config.is_some());
+    let doubts_weights = quantised.is_some();
     if let Some(weights) = of_config {
         let (weights, dtype) = (ByteSize(weights.bytes), model.info().dtype);
+        question.cautions.extend(quantised.map(|name| {
+            format!(
+                "its name says that the file is {name}, and {weights} are the weights of the config, in {dtype}: how large is the file? state it with --weights"
+            )
+        }));
         question.notes.push(format!(
             "weights of {weights} are those of the config, in {dtype}; state those of a quantised file with --weights"
         ));
@@ -136,7 +147,30 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let is_shared = question.is_stated("engine.context");
     let scores = if llama_cpp::is_without_flash_attention(question) { scores(question, model) } else { 0 };
     let device = device(question);
-    Ok(Placed { room, weights, compute, scores, context, split, device, is_shared, others, cells, short })
+    Ok(Placed {
+        room,
+        weights,
+        compute,
+        scores,
+        context,
+        split,
+        device,
+        is_shared,
+        others,
+        doubts_weights,
+        cells,
+        short,
+    })
+}
+
+/// How a file is quantised, as people name it: `Q4_K_M` in `Qwen3-8B-Q4_K_M.gguf`.
+fn quantised(name: &str) -> Option<&str> {
+    let file = name.rsplit('/').next().unwrap_or(name);
+    file.split(['-', '.', ':']).find(|part| {
+        let bits = ["IQ", "iq", "Q", "q", "TQ", "tq"].iter().find_map(|prefix| part.strip_prefix(prefix));
+        let of_bits = bits.is_some_and(|rest| rest.starts_with(|bit: char| bit.is_ascii_digit()) && rest.contains('_'));
+        of_bits || part.eq_ignore_ascii_case("mxfp4")
+    })
 }
 
 /// The devices that layers lie on: one where it splits nothing, and those with a share where it is told shares.

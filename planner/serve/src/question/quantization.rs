@@ -37,12 +37,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     if same || (!method.is_empty() && question.engine.engine.name() == "sglang") {
         return Ok(());
     }
-    let bytes = bytes_each(&stated).filter(|_| method.is_empty()).and_then(|bytes| model.weights_at(bytes));
-    if let Some(bytes) = bytes {
-        question.weights = Some(bytes);
+    let weights = bytes_each(&stated).filter(|_| method.is_empty()).and_then(|bytes| model.weights_at(bytes));
+    if let Some(weights) = weights {
+        question.weights = Some(weights);
         question.notes.push(format!(
             "{stated} makes {} of the weights, assumed: products of the layers are quantised, all else is as stored; --weights states it",
-            ByteSize(bytes)
+            ByteSize(weights.bytes)
         ));
         return Ok(());
     }

@@ -41,6 +41,11 @@ impl Question {
                     // As its parser understands it: 16k is 16000 of vLLM's.
                     let number = setting.whole().filter(|number| *number >= 0 && flag.kind != Kind::Text);
                     let number = number.map(|number| number.to_string()).filter(|number| *number != value);
+                    // `stoi` stops at the first sign that is no digit.
+                    let is_cut = flag.kind == Kind::CInt && !value.ends_with(|last: char| last.is_ascii_digit());
+                    if let Some(number) = number.as_ref().filter(|_| is_cut) {
+                        self.cautions.push(format!("{} {value} is {number} to its parser", flag.name));
+                    }
                     let number = number.map(|number| number + ", ").unwrap_or_default();
                     format!("{number}read by the engine's own rule")
                 }

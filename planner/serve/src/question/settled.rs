@@ -94,7 +94,7 @@ impl Question {
         self.leave_out_dtypes(model)?;
         self.refuse_layout()?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
-        let model = self.weights.map_or_else(|| model.clone(), |bytes| model.with_weights(bytes));
+        let model = self.weights.map_or_else(|| model.clone(), |weights| model.with_weights(weights));
         let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine).stated_in(Stated::Command);
         request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
         let as_run =

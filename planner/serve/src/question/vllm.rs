@@ -15,6 +15,7 @@ use std::ops::Range;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::vllm::HYBRIDS_KEEP_PREFIXES;
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
 use super::rules::{Case, look};
@@ -22,8 +23,6 @@ use super::{HEADS, Limits, Question, calibrated, connectors, of_config, quantiza
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
-/// The first read version in which hybrids keep prefixes where nobody says.
-const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
 /// Read in 0.19.0, and not in 0.20.0: events of caches turn the grouping of layers off.
 const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
 /// Read in 0.10.2 to 0.12.0, and not in 0.9.1 and 0.14.0: so do chunks of local attention, unless a variable keeps it on.

@@ -283,10 +283,19 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     })
 }
 
+/// The first read version in which hybrids keep prefixes where nobody says.
+pub const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
+
 fn notes(situation: &Situation<'_>, size: Option<u64>, groups: u64, page: u64) -> Vec<String> {
     let mut notes = Vec::new();
     if let Some(state) = state_pages(situation).max() {
         notes.push(format!("the attention block is as large as the state page of {state} bytes, padded to {page}"));
+        if situation.options.prefix_caching.is_none() && situation.version >= HYBRIDS_KEEP_PREFIXES {
+            notes.push(
+                "prefixes are not kept, as nobody states it; its own command keeps them, in larger blocks: --prefix-caching"
+                    .into(),
+            );
+        }
     }
     if let Some(size) = size.filter(|_| groups > 1) {
         let layers = situation.caches.attention.len() + situation.caches.states.len();

@@ -1,0 +1,101 @@
+//! What a model would need if its weights took fewer bits: the cheapest that holds what was asked for then.
+
+use std::cmp::Ordering;
+
+use serde::Serialize;
+
+use super::answer::{Fit, cost};
+use super::trial::Variant;
+use super::{Engines, FitQuestion, OnDevice};
+use crate::request::PlanRequest;
+use crate::size::ByteSize;
+use crate::weight_bits::WeightBits;
+
+/// Weights of fewer bits than the model's own, assumed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FewerBits {
+    /// Bits of a weight of its layers: 8 or 4.
+    pub bits: u32,
+    /// All weights then.
+    pub weights_bytes: u64,
+    /// The cheapest layout that surely holds what was asked for then, where it costs less than the one without; else absent.
+    pub fit: Option<Fit>,
+}
+
+impl FewerBits {
+    /// The same of other devices as one.
+    pub(super) fn joined(mut all: Vec<Self>, others: Vec<Self>) -> Vec<Self> {
+        for other in others {
+            match all.iter_mut().find(|known| known.bits == other.bits) {
+                Some(known) => {
+                    let fits = [known.fit.take(), other.fit].into_iter().flatten();
+                    known.fit =
+                        fits.min_by(|one, other| cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal));
+                }
+                None => all.push(other),
+            }
+        }
+        all
+    }
+}
+
+impl PlanRequest {
+    /// What weights of fewer bits would need, of what costs less than `best`; by the engines where any are asked.
+    pub(super) fn in_fewer_bits(
+        &self,
+        layouts: &[OnDevice<'_>],
+        best: Option<&Fit>,
+        question: &FitQuestion,
+        engines: Engines<'_>,
+    ) -> Vec<FewerBits> {
+        let is_stated = self.config().budget.memory.as_ref().is_some_and(|memory| memory.weights.is_some());
+        let Some(own) = self.weights().filter(|_| question.weights.is_none() && !is_stated) else { return Vec::new() };
+        let of = |bits: WeightBits| {
+            let weights_bytes = self.weights_at(bits)?;
+            // Of a model that is stored in as few, or nearly.
+            if weights_bytes as f64 > 0.8 * own.0 as f64 {
+                return None;
+            }
+            let question = FitQuestion { weights: Some(ByteSize(weights_bytes)), ..question.clone() };
+            let fit = self.cheapest(layouts, best, &question, engines);
+            Some(FewerBits { bits: bits.count(), weights_bytes, fit })
+        };
+        WeightBits::ALL.into_iter().filter_map(of).collect()
+    }
+
+    /// The cheapest layout that holds what is asked for, of those that cost less than another.
+    fn cheapest(
+        &self,
+        layouts: &[OnDevice<'_>],
+        best: Option<&Fit>,
+        question: &FitQuestion,
+        engines: Engines<'_>,
+    ) -> Option<Fit> {
+        let mut tries: Vec<Fit> = Vec::new();
+        let changes = |fit: &Fit| [fit.kv_dtype.is_some(), fit.state_dtype.is_some()];
+        for (name, device, layouts) in layouts {
+            for variant in Variant::all(self, None, device) {
+                let own = |parallel| self.varied(variant, device, parallel, question, Engines::NONE, None);
+                let fits = layouts.iter().filter_map(|parallel| own(*parallel));
+                tries.extend(fits.map(|tried| tried.priced(name, device, variant, question)));
+            }
+        }
+        tries.retain(|fit| best.is_none_or(|best| cost(fit) < cost(best)));
+        super::in_order(&mut tries);
+        // An engine's pools hold little more than the plan's own, so that most need not be asked about.
+        let is_near = |fit: &&Fit| fit.sequences.saturating_add(fit.sequences / 4) >= question.needed();
+        match engines.asked {
+            [] => tries.into_iter().find(|fit| fit.holds),
+            asked => tries.iter().filter(is_near).find_map(|own| {
+                let (name, device, _) = layouts.iter().find(|(name, ..)| *name == own.device)?;
+                let mut told = asked.iter().filter_map(|engine| {
+                    let variants = Variant::all(self, Some(*engine), device);
+                    let variant = variants.into_iter().find(|it| it.changes() == changes(own))?;
+                    let tried = self.varied(variant, device, own.parallel, question, engines, None)?;
+                    Some(tried.priced(name, device, variant, question))
+                });
+                told.find(|fit| fit.holds)
+            }),
+        }
+    }
+}
