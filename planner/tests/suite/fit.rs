@@ -259,7 +259,10 @@ fn what_an_engine_cannot_be_told_is_left_out(#[case] engine: EngineSpec, #[case]
 fn a_best_in_fewer_bits_names_the_best_without() {
     let table = answer("Qwen__Qwen3-32B", &["h200", "h100"], 32_768, 100, PRICES).table();
     let best = table.split_once("BEST\n").unwrap().1;
-    assert!(best.contains("--kv-dtype f8_e4m3") && best.contains("  with caches in the model's own dtypes: "), "{table}");
+    assert!(
+        best.contains("--kv-dtype f8_e4m3") && best.contains("  with caches in the model's own dtypes: "),
+        "{table}"
+    );
 }
 
 /// What is longer than the model was made for is said whoever asks, and a name with blanks is one word of a command.
