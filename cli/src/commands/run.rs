@@ -210,7 +210,7 @@ pub(crate) fn open(source: &ModelArgs, options: SessionOptions) -> Result<Sessio
 fn is_flagged(settings: &[Override], key: &str) -> bool {
     let of_key =
         |set: &&Override| set.key.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-    settings.iter().filter(of_key).any(|set| set.flag().is_some())
+    settings.iter().filter(of_key).any(|set| set.stated_by().is_some())
 }
 
 /// Shows the plan, measures and resizes, generates, and ends with planned beside actual bytes.

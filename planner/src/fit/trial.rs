@@ -216,11 +216,6 @@ impl Tried {
         Self { between: Some(between), ..self }
     }
 
-    /// Sequences that it surely holds.
-    pub(super) fn least(&self) -> u64 {
-        self.between.map_or(self.sequences, |[least, _]| least)
-    }
-
     pub(super) fn priced(self, name: &str, device: &DeviceInfo, variant: Variant, question: &FitQuestion) -> Fit {
         let Self { parallel, sequences, between, capped_by, outside_bytes, cache_bytes, at_best } = self;
         let [least, most] = between.unwrap_or([sequences; 2]);
