@@ -255,7 +255,7 @@ mod tests {
     #[case("NVIDIA-A100-80GB-PCIe", "NVIDIA A100 80GB PCIe (nominal)", 80 << 30)]
     #[case("NVIDIA H100 NVL", "NVIDIA H100 NVL (nominal)", 95_830 << 20)]
     #[case("NVIDIA-A100-SXM4-80GB", "NVIDIA A100 80GB (nominal)", 80 << 30)]
-    #[case("NVIDIA A100-PCIE-40GB", "NVIDIA A100 40GB (nominal)", 40 << 30)]
+    #[case("NVIDIA A100-PCIE-40GB", "NVIDIA A100 40GB PCIe (nominal)", 40 << 30)]
     #[case("nvidia-tesla-a100", "NVIDIA A100 40GB (nominal)", 40 << 30)]
     #[case("NVIDIA-L40S", "NVIDIA L40S (nominal)", 46_068 << 20)]
     #[case("nvidia-l4", "NVIDIA L4 (nominal)", 23_034 << 20)]
