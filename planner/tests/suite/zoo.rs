@@ -126,6 +126,10 @@ fn by_key_admits_at_least_what_every_engine_admits() {
                     if model.info.model_type == "deepseek_v4" && engine.engine.name() != "llama.cpp" {
                         continue;
                     }
+                    // It keeps none of its states, which the model then lacks.
+                    if model.info.model_type == "zaya" && engine.engine.name() == "vllm" {
+                        continue;
+                    }
                     compared += 1;
                     // One sequence of slack for null blocks and padding slots.
                     if row.sequences + 1 < row.engine_sequences {
