@@ -106,7 +106,12 @@ impl Found {
                     let full = || too_full(settled, outside, at.unused(bytes));
                     End { lacks: at.lacks(settled, engine).or_else(full), at: Some(at) }
                 }
-                Err(shortfall) => End { at: None, lacks: Some(refusal(request, settled, engine, &shortfall)) },
+                Err(shortfall) => {
+                    // Whose bytes for caches are known has loaded its weights.
+                    let too_large = options.cache_bytes.is_none().then(|| too_large(request, engine)).flatten();
+                    let lacks = too_large.unwrap_or_else(|| refusal(request, settled, engine, &shortfall));
+                    End { at: None, lacks: Some(lacks) }
+                }
             })
         };
         let low = end(bytes.low, settled.outside.map(|outside| outside.most))?;
@@ -396,9 +401,6 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfa
     let Shortfall { needed, available: bytes, .. } = *shortfall;
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let length = settled.limits.max_seq_len;
-    if let Some(said) = too_large(request, engine) {
-        return said;
-    }
     match engine.engine.name() {
         "vllm" if bytes == 0 => "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.".into(),
         "vllm" => {

@@ -28,7 +28,7 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "vllm serve m --max-num 8",
     "h100",
     "ambiguous option",
-    "vllm serve m --max-num-batched-tokens 8"
+    "vllm serve m --max-num-active-seqs 8"
 )]
 #[case::a_removed_flag("vllm serve m --swap-space 4", "h100", "unrecognized arguments: --swap-space", "vllm serve m")]
 #[case::a_missing_value("vllm serve m --max-model-len", "h100", "expected one argument", "vllm serve m")]

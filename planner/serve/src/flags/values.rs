@@ -77,7 +77,7 @@ pub(crate) fn without_units(json: &str) -> String {
     let (mut out, mut quoted, mut escaped) = (String::with_capacity(json.len()), false, false);
     let mut rest = json;
     while let Some(char) = rest.chars().next() {
-        let begins = !quoted && char.is_ascii_digit() && !out.ends_with(is_word);
+        let begins = !quoted && char.is_ascii_digit() && !out.ends_with(|char| is_word(char) || char == '.');
         let length = rest.find(|char: char| !(char.is_ascii_digit() || char == '.')).unwrap_or(rest.len());
         let unit = rest[length..].chars().next().filter(|unit| begins && "kmgtKMGT".contains(*unit));
         let end = length + 1;

@@ -151,7 +151,9 @@ fn difference(start: &Value) -> Result<(), String> {
     let gpu = |key: &str| start["gpu"][key].as_str();
     let device = (start["device"].as_str().and_then(known))
         .or_else(|| gpu("name").and_then(known))
-        .or_else(|| gpu("memory").and_then(memory));
+        .or_else(|| gpu("memory").and_then(memory))
+        // A processor is no device.
+        .filter(|_| !gpu("name").is_some_and(|name| name.starts_with("CPU")));
     // Builds between releases have no number; then the release that its finder inferred.
     let inferred = || {
         let said = text("version_inferred");
