@@ -39,7 +39,7 @@ pub enum PlanError {
     Budget(String),
     /// Sizes of groups of ranks that do not go with each other.
     #[error(transparent)]
-    Stated(BudgetError),
+    Stated(Box<BudgetError>),
     /// Ranks over which the model cannot be divided.
     #[error("{shown}", shown = Shown(.0))]
     Layout(String),

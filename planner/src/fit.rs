@@ -13,8 +13,7 @@ pub(crate) use answer::cost;
 use answer::in_order;
 use trial::{Tried, Variant, as_told, as_told_of, tried};
 
-pub use answer::{Answer, AtBest, Curve, Fit};
-pub use fewer_bits::FewerBits;
+pub use answer::{Answer, AtBest, Curve, FewerBits, Fit};
 pub use prices::Prices;
 
 use crate::bound::Work;
@@ -56,11 +55,23 @@ pub struct FitQuestion {
 pub struct Engines<'a> {
     /// Which.
     pub asked: &'a [EngineSpec],
-    /// What an engine that is told a layout asks of each of such devices, with weights of so many bytes where these are stated;
-    /// none where it refuses that, or cannot be told it.
-    pub asks: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout, Option<ByteSize>) -> Option<AskedOf>,
-    /// Sequences of all replicas, at least and at most, as the engine's own command is answered that is told a layout.
-    pub between: &'a dyn Fn(EngineSpec, &DeviceInfo, &Layout, Option<ByteSize>) -> [u64; 2],
+    /// What an engine asks of each device that is told so; none where it refuses that, or cannot be told it.
+    pub asks: &'a dyn Fn(Told<'_>) -> Option<AskedOf>,
+    /// Sequences of all replicas, at least and at most, as the engine's own command is answered that is told so.
+    pub between: &'a dyn Fn(Told<'_>) -> [u64; 2],
+}
+
+/// What an engine is told: a layout of such devices.
+#[derive(Clone, Copy)]
+pub struct Told<'a> {
+    /// Which engine.
+    pub engine: EngineSpec,
+    /// Each of the devices.
+    pub device: &'a DeviceInfo,
+    /// How many there are, and what each does.
+    pub layout: &'a Layout,
+    /// What all weights take, where that is stated.
+    pub weights: Option<ByteSize>,
 }
 
 /// What an engine that is told a layout asks of one of its devices.
@@ -76,7 +87,7 @@ pub struct AskedOf {
 
 impl Engines<'_> {
     /// None of them.
-    pub const NONE: Engines<'static> = Engines { asked: &[], asks: &|_, _, _, _| None, between: &|_, _, _, _| [0; 2] };
+    pub const NONE: Engines<'static> = Engines { asked: &[], asks: &|_| None, between: &|_| [0; 2] };
 }
 
 impl FitQuestion {
@@ -194,8 +205,9 @@ impl PlanRequest {
             let told = |engine, (device, parallel): (&DeviceInfo, Parallel)| {
                 let sequences = question.needed().next_multiple_of(parallel.dp.into());
                 let layout = Layout { sequences, ..Variant::plain(Some(engine)).layout(parallel, dtypes, &question) };
-                let asks = |layout: &Layout| (engines.asks)(engine, device, layout, question.weights);
-                let between = || (engines.between)(engine, device, &layout, question.weights);
+                let weights = question.weights;
+                let asks = |layout: &Layout| (engines.asks)(Told { engine, device, layout, weights });
+                let between = || (engines.between)(Told { engine, device, layout: &layout, weights });
                 as_told_of(&asks, layout, device, engine, &question, None)
                     .is_some_and(|tried| tried.sequences > 0 && between()[0] >= question.needed())
             };
@@ -222,10 +234,12 @@ impl PlanRequest {
             return tried(&variant.of(self), device, parallel, question, work);
         };
         let layout = variant.layout(parallel, self.budget().ok()?.dtypes, question);
-        let asks = |layout: &Layout| (engines.asks)(engine, device, layout, question.weights);
+        let weights = question.weights;
+        let asks = |layout: &Layout| (engines.asks)(Told { engine, device, layout, weights });
         let tried = as_told(&asks, layout, device, engine, question, work)?;
-        let between =
-            |sequences: u64| (engines.between)(engine, device, &Layout { sequences, ..layout }, question.weights);
+        let between = |sequences: u64| {
+            (engines.between)(Told { engine, device, layout: &Layout { sequences, ..layout }, weights })
+        };
         let own = if tried.sequences > 0 { between(tried.sequences) } else { [0; 2] };
         // Fewer than are needed, of bytes that are not known exactly, may be as many.
         let is_short = 0 < tried.sequences && tried.sequences < question.needed();

@@ -201,7 +201,7 @@ impl PlanRequest {
         let budget = divided.unwrap_or_else(|| Ok(stated.clone()))?;
         // One that was built in Rust no reader has looked at.
         budget.validate_keys().map_err(PlanError::Budget)?;
-        budget.parallel.validate().map_err(|why| PlanError::Stated(self.config.blamed(why)))?;
+        budget.parallel.validate().map_err(|why| PlanError::Stated(Box::new(self.config.blamed(why))))?;
         if let (Some(_), Some(memory)) = (&self.profile, &budget.memory) {
             let lines = [
                 ("memory.weights", memory.weights),

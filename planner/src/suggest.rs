@@ -102,7 +102,7 @@ impl PlanRequest {
         let change = self.stated().settings(keys);
         let Planned { plan, sequences } = planned;
         let bytes = plan.totals.managed_bytes + plan.totals.unmanaged_bytes;
-        self.takes(plan).then(|| Suggestion { change, sequences: *sequences, bytes })
+        self.takes(plan).then_some(Suggestion { change, sequences: *sequences, bytes })
     }
 
     fn shorter(&self, budget: &Budget) -> Option<Suggestion> {

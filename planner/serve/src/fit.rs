@@ -1,8 +1,8 @@
 //! Which devices hold a model, where each engine is asked as a command of its own asks it: with that version's defaults on the device.
 
 use cacheplan_planner::engines::Layout;
-use cacheplan_planner::fit::{Answer, AskedOf, Engines};
-use cacheplan_planner::{ByteSize, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest};
+use cacheplan_planner::fit::{Answer, AskedOf, Engines, Told};
+use cacheplan_planner::{EngineSpec, FitQuestion, Override, PlanRequest};
 
 use crate::answer::Starts;
 use crate::error::ServeError;
@@ -44,12 +44,8 @@ impl Asks {
         engines: &[EngineSpec],
     ) -> Result<Option<Answer>, ServeError> {
         let answered = |(request, question): &(&PlanRequest, FitQuestion)| {
-            let admitted = |engine, device: &DeviceInfo, layout: &Layout, weights| {
-                self.of_layout(engine, device, layout, weights).ok()?
-            };
-            let between = |engine, device: &DeviceInfo, layout: &Layout, weights| {
-                self.between(engine, device, layout, weights).unwrap_or([0; 2])
-            };
+            let admitted = |told: Told<'_>| self.of_layout(told).ok()?;
+            let between = |told: Told<'_>| self.between(told).unwrap_or([0; 2]);
             request.fit_beside(question, Engines { asked: engines, asks: &admitted, between: &between })
         };
         let answers: Result<Vec<Answer>, _> = questions.iter().map(answered).collect();
@@ -62,7 +58,8 @@ impl Asks {
             for (_, question) in questions {
                 let alone = Layout::alone(question.context, question.sequences, answer.dtypes);
                 for (_, device) in &question.devices {
-                    if let Some(asked) = self.of_layout(*engine, device, &alone, question.weights)? {
+                    let told = Told { engine: *engine, device, layout: &alone, weights: question.weights };
+                    if let Some(asked) = self.of_layout(told)? {
                         asked.request.predict(*engine)?;
                     }
                 }
@@ -81,50 +78,30 @@ impl Asks {
         question: &FitQuestion,
         engines: &[EngineSpec],
     ) -> Result<u64, ServeError> {
-        let admitted = |engine, device: &DeviceInfo, layout: &Layout, weights| {
-            self.of_layout(engine, device, layout, weights).ok()?
-        };
-        let between = |engine, device: &DeviceInfo, layout: &Layout, weights| {
-            self.between(engine, device, layout, weights).unwrap_or([0; 2])
-        };
+        let admitted = |told: Told<'_>| self.of_layout(told).ok()?;
+        let between = |told: Told<'_>| self.between(told).unwrap_or([0; 2]);
         Ok(request.longest_that_fits(question, Engines { asked: engines, asks: &admitted, between: &between })?)
     }
 
     /// What an engine asks of each of such devices that is told a layout; none where it cannot be told it.
-    fn of_layout(
-        &self,
-        engine: EngineSpec,
-        device: &DeviceInfo,
-        layout: &Layout,
-        weights: Option<ByteSize>,
-    ) -> Result<Option<AskedOf>, ServeError> {
-        let told = self.told(engine, device, layout, weights)?;
+    fn of_layout(&self, told: Told<'_>) -> Result<Option<AskedOf>, ServeError> {
+        let told = self.told(told)?;
         told.map(|(launch, options)| asked_of(&launch, &self.models, &options)).transpose()
     }
 
     /// Sequences of all replicas of a layout, at least and at most, as its command is answered; none where it is no command.
-    fn between(
-        &self,
-        engine: EngineSpec,
-        device: &DeviceInfo,
-        layout: &Layout,
-        weights: Option<ByteSize>,
-    ) -> Option<[u64; 2]> {
-        let (launch, options) = self.told(engine, device, layout, weights).ok()??;
+    fn between(&self, told: Told<'_>) -> Option<[u64; 2]> {
+        let dp = told.layout.parallel.dp;
+        let (launch, options) = self.told(told).ok()??;
         let answer = outcome(&launch, &self.models, &options).ok()?;
         let found = answer.sequences.filter(|_| answer.starts != Starts::No)?;
         let least = if answer.starts == Starts::Yes { found.low } else { 0 };
-        Some([least, found.high].map(|of_replica| of_replica.saturating_mul(layout.parallel.dp.into())))
+        Some([least, found.high].map(|of_replica| of_replica.saturating_mul(dp.into())))
     }
 
     /// The command of an engine that is told a layout of such devices, and what is said beside it.
-    fn told(
-        &self,
-        engine: EngineSpec,
-        device: &DeviceInfo,
-        layout: &Layout,
-        weights: Option<ByteSize>,
-    ) -> Result<Option<(Launch, Options)>, ServeError> {
+    fn told(&self, told: Told<'_>) -> Result<Option<(Launch, Options)>, ServeError> {
+        let Told { engine, device, layout, weights } = told;
         let given = self.given.as_ref().filter(|(own, _)| *own == engine);
         let (launch, version) = match given {
             Some((_, launch)) => (launch.clone(), self.options.version.clone()),

@@ -1,9 +1,10 @@
 //! What was asked, and what each layout that was tried holds.
 
+use std::cmp::Ordering;
+
 use cacheplan_handlers::DType;
 use serde::Serialize;
 
-use super::fewer_bits::FewerBits;
 use crate::budget::Dtypes;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::engines::{EngineSpec, Layout};
@@ -146,6 +147,34 @@ impl Answer {
             }
         }
         best
+    }
+}
+
+/// Weights of fewer bits than the model's own, assumed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FewerBits {
+    /// Bits of a weight of its layers: 8 or 4.
+    pub bits: u32,
+    /// All weights then.
+    pub weights_bytes: u64,
+    /// The cheapest layout that surely holds what was asked for then, where it costs less than the one without; else absent.
+    pub fit: Option<Fit>,
+}
+
+impl FewerBits {
+    /// The same of other devices as one.
+    fn joined(mut all: Vec<Self>, others: Vec<Self>) -> Vec<Self> {
+        for other in others {
+            match all.iter_mut().find(|known| known.bits == other.bits) {
+                Some(known) => {
+                    let fits = [known.fit.take(), other.fit].into_iter().flatten();
+                    known.fit =
+                        fits.min_by(|one, other| cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal));
+                }
+                None => all.push(other),
+            }
+        }
+        all
     }
 }
 

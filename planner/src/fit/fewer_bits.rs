@@ -1,43 +1,11 @@
 //! What a model would need if its weights took fewer bits: the cheapest that holds what was asked for then.
 
-use std::cmp::Ordering;
-
-use serde::Serialize;
-
-use super::answer::{Fit, cost};
+use super::answer::{FewerBits, Fit, cost};
 use super::trial::Variant;
 use super::{Engines, FitQuestion, OnDevice};
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
 use crate::weight_bits::WeightBits;
-
-/// Weights of fewer bits than the model's own, assumed.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct FewerBits {
-    /// Bits of a weight of its layers: 8 or 4.
-    pub bits: u32,
-    /// All weights then.
-    pub weights_bytes: u64,
-    /// The cheapest layout that surely holds what was asked for then, where it costs less than the one without; else absent.
-    pub fit: Option<Fit>,
-}
-
-impl FewerBits {
-    /// The same of other devices as one.
-    pub(super) fn joined(mut all: Vec<Self>, others: Vec<Self>) -> Vec<Self> {
-        for other in others {
-            match all.iter_mut().find(|known| known.bits == other.bits) {
-                Some(known) => {
-                    let fits = [known.fit.take(), other.fit].into_iter().flatten();
-                    known.fit =
-                        fits.min_by(|one, other| cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal));
-                }
-                None => all.push(other),
-            }
-        }
-        all
-    }
-}
 
 impl PlanRequest {
     /// What weights of fewer bits would need, of what costs less than `best`; by the engines where any are asked.

@@ -67,7 +67,7 @@ impl Answer {
         // Where a sequence is too long for an engine no device helps.
         let own_limit = |fit: &&Fit| fit.capped_by.ends_with(Fit::OF_A_SEQUENCE);
         if let Some(fit) = asked.iter().find(|fit| own_limit(fit))
-            && asked.iter().all(|fit| own_limit(fit))
+            && asked.iter().all(own_limit)
         {
             let engine = fit.engine.as_deref().unwrap_or_default();
             let cap = &fit.capped_by;

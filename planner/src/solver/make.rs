@@ -34,7 +34,7 @@ pub(crate) fn beside(request: &Inputs<'_>, sequences: u64) -> Result<(u64, Optio
     let cost = Stage::of(request, &held)?;
     // What one pipeline stage lacks another may have.
     if budget.parallel.pp == 1 {
-        refuse_unconsumed(&budget, cost.groups.iter())?;
+        refuse_unconsumed(&budget, &cost.groups.iter().collect::<Vec<_>>())?;
     }
     let needed = u64::try_from(cost.cost().at(sequences).total()).unwrap_or(u64::MAX);
     Ok((needed, cost.cost().memory(sequences)))
@@ -50,7 +50,7 @@ pub(crate) fn make_all(request: &Inputs<'_>) -> Result<RankPlans, PlanError> {
     let stages: Vec<Stage<'_>> =
         requests.iter().zip(&held).map(|(request, held)| Stage::of(request, held)).collect::<Result<_, _>>()?;
 
-    refuse_unconsumed(&budget, stages.iter().flat_map(|stage| &stage.groups))?;
+    refuse_unconsumed(&budget, &stages.iter().flat_map(|stage| &stage.groups).collect::<Vec<_>>())?;
     let positions = stages[0].load.draft_positions;
     let limits = SearchLimits {
         batch: budget.max_batch_size.or(if budget.memory.is_none() { Some(DEFAULT_BATCH_SIZE) } else { None }),
@@ -244,13 +244,10 @@ pub(crate) fn load(budget: &Budget, max_seq_len: u64) -> Result<Load, PlanError>
 }
 
 /// A budget that nothing consumes is a mistake, not a wish.
-fn refuse_unconsumed<'a, 'b: 'a>(
-    budget: &Budget,
-    groups: impl Iterator<Item = &'a Group<'b>> + Clone,
-) -> Result<(), PlanError> {
+fn refuse_unconsumed(budget: &Budget, groups: &[&Group<'_>]) -> Result<(), PlanError> {
     // What lies in slots is kept and offloaded with them, whoever owns it.
     let is_unpaged = |group: &Group<'_>| group.growth == Growth::PerSlotToken;
-    let any = |of: &dyn Fn(&Group<'_>) -> bool| groups.clone().any(|group| of(group) || is_unpaged(group));
+    let any = |of: &dyn Fn(&Group<'_>) -> bool| groups.iter().any(|group| of(group) || is_unpaged(group));
     let (key, why) = if budget.host.is_some() && !any(&|group| group.owner.is_managed()) {
         ("host.bytes", "`host.bytes` is stated, but the model has no managed cache to offload")
     } else if budget.workload.as_ref().is_some_and(|workload| workload.checkpoints_per_sequence > 0)
@@ -258,7 +255,7 @@ fn refuse_unconsumed<'a, 'b: 'a>(
     {
         let key = "workload.checkpoints_per_sequence";
         (key, "`workload.checkpoints_per_sequence` is stated, but the model has no managed state")
-    } else if budget.memory.is_some() && groups.clone().next().is_none() {
+    } else if budget.memory.is_some() && groups.is_empty() {
         ("memory", "`[memory]` is stated, but the model has no cache")
     } else {
         return Ok(());

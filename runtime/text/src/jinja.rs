@@ -1,5 +1,7 @@
 //! jinja2's filters, tests and functions where the library's are not as Python has them.
 
+#![expect(clippy::needless_pass_by_value, reason = "the library hands arguments over by value")]
+
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use minijinja::value::{Rest, ValueKind};

@@ -304,7 +304,7 @@ pub(crate) fn parse_int(text: &str, base: u32) -> Option<i128> {
     let of = [("0x", 16), ("0o", 8), ("0b", 2)].into_iter().find(|(known, _)| prefix.as_deref() == Some(*known));
     let (base, digits) = match of {
         Some((_, of)) if base == of || base == 0 => (of, digits[2..].strip_prefix('_').unwrap_or(&digits[2..])),
-        _ if base == 0 && digits.starts_with('0') && digits.trim_matches(['0', '_']) != "" => return None,
+        _ if base == 0 && digits.starts_with('0') && !digits.trim_matches(['0', '_']).is_empty() => return None,
         _ => (if base == 0 { 10 } else { base }, digits),
     };
     let digits = without_marks(digits).filter(|digits| !digits.starts_with(['+', '-']))?;

@@ -267,7 +267,7 @@ fn token(text: &str) -> usize {
             loop {
                 let next = |skip: usize| text.as_bytes().get(at + skip).is_some_and(u8::is_ascii_digit);
                 let signed = text[..at].ends_with(['e', 'E']) && text[at..].starts_with(['+', '-']) && next(1);
-                if !signed && !(text[at..].starts_with('.') && next(1)) {
+                if !(signed || text[at..].starts_with('.') && next(1)) {
                     return at;
                 }
                 at += 1;

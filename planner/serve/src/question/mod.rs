@@ -3,6 +3,7 @@
 mod above;
 mod calibrated;
 mod connectors;
+mod limits;
 mod llama_cpp;
 mod overrides;
 mod placed;
@@ -37,9 +38,9 @@ use crate::part;
 use crate::program::Program;
 use crate::remedy::Remedy;
 
+pub use limits::Limits;
 pub(crate) use llama_cpp::ubatch;
 pub(crate) use placed::{Placed, Short};
-pub use settled::Limits;
 pub(crate) use settled::Settled;
 pub(crate) use sglang::{most_running, slots_with_moved};
 

@@ -7,10 +7,9 @@ use cacheplan_planner::engines::FlagMeaning;
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Devices, Memory, ModelCaches, PlanError, PlanRequest, Stated};
 use cacheplan_transforms::Resources;
-use serde::Serialize;
 
 use super::placed::{self, Placed};
-use super::{Models, Question, above, llama_cpp, sglang, tensorrt_llm, vllm};
+use super::{Limits, Models, Question, above, llama_cpp, sglang, tensorrt_llm, vllm};
 use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::Setting;
@@ -33,18 +32,6 @@ pub(crate) struct Settled {
     pub(crate) placed: Option<Placed>,
     /// What SGLang needs of a device beside its share for weights and caches.
     pub(crate) outside: Option<sglang::Outside>,
-}
-
-/// The limits that an engine starts with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Limits {
-    /// The longest sequence, in tokens.
-    pub max_seq_len: u64,
-    /// The most sequences in a step, where it has such a limit.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_batch_size: Option<u64>,
-    /// The most tokens in a step.
-    pub max_num_tokens: u64,
 }
 
 impl Question {

@@ -12,6 +12,7 @@ mod groups;
 mod kernels;
 mod log;
 mod packed;
+mod spec;
 mod states;
 
 use std::ops::Range;

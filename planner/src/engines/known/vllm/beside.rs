@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::groups::{Entry, Spec};
+use super::spec::{Entry, Spec};
 use crate::engines::caches::{Attention, Beside, Caches, Channels, State};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;

@@ -2,7 +2,8 @@
 
 use cacheplan_handlers::Growth;
 
-use super::groups::{Bucket, Spec};
+use super::groups::Bucket;
+use super::spec::Spec;
 use super::states::{cache_mode, state_blocks};
 use crate::budget::MambaCacheMode;
 use crate::engines::situation::Situation;

@@ -6,6 +6,7 @@ use cacheplan_handlers::{Growth, ResourceHandler, Shape};
 
 use super::RULES;
 use super::beside::windows;
+use super::spec::{Entry, Spec};
 use super::states::{exported, state_page};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
@@ -18,45 +19,6 @@ pub(super) const GROUPS_KINDS: Version = Version(0, 9, 1);
 pub(super) const PADS_CLOSE_KINDS: Version = Version(0, 12, 0);
 /// From here on close is below 1.5 times, before below 1.25 times (change 36684, March 2026).
 pub(super) const PADS_MORE: Version = Version(0, 18, 0);
-
-/// What a layer needs pages for; layers that are alike in it can share a group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Spec {
-    Full(Entry),
-    Window {
-        window: u32,
-        /// Tokens in a block, where they are its own.
-        block: Option<u64>,
-        entry: Entry,
-    },
-    State {
-        bytes: u64,
-        exported: u64,
-    },
-    /// A block for each sequence.
-    Ring,
-}
-
-/// What attention keeps of one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Entry {
-    pub(super) bytes: u64,
-    /// Layers of the same bytes and another shape have a group of their own.
-    pub(super) heads: u64,
-    pub(super) head_dim: u64,
-}
-
-impl Spec {
-    /// Layers of one kind are one group, whatever the bytes of their pages; states only where those are equal.
-    const fn kind(self) -> (u8, u64) {
-        match self {
-            Self::Full(_) => (0, 0),
-            Self::Window { window, .. } => (1, window as u64),
-            Self::State { bytes, .. } => (2, bytes),
-            Self::Ring => (3, 0),
-        }
-    }
-}
 
 /// The layers of one spec, divided into groups.
 pub(super) struct Bucket {

@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use cacheplan_handlers::{Growth, Kind, ResourceHandler, Shape};
 
 use super::beside;
-use super::groups::{Bucket, Division, Entry, Spec};
+use super::groups::{Bucket, Division};
 use super::lcm;
+use super::spec::{Entry, Spec};
 use super::states::{exported, state_page};
 use super::{capability, is_blackwell};
 use crate::engines::caches::{Attention, Forming, State, index_bytes};
