@@ -11,7 +11,7 @@ use cacheplan_handlers::{DType, Kind};
 
 pub(crate) use answer::cost;
 use answer::in_order;
-use trial::{Tried, Variant, as_told, as_told_of, tried};
+use trial::{Asking, Tried, Variant, tried};
 
 pub use answer::{Answer, AtBest, Curve, FewerBits, Fit};
 pub use prices::Prices;
@@ -205,11 +205,9 @@ impl PlanRequest {
             let told = |engine, (device, parallel): (&DeviceInfo, Parallel)| {
                 let sequences = question.needed().next_multiple_of(parallel.dp.into());
                 let layout = Layout { sequences, ..Variant::plain(Some(engine)).layout(parallel, dtypes, &question) };
-                let weights = question.weights;
-                let asks = |layout: &Layout| (engines.asks)(Told { engine, device, layout, weights });
-                let between = || (engines.between)(Told { engine, device, layout: &layout, weights });
-                as_told_of(&asks, layout, device, engine, &question, None)
-                    .is_some_and(|tried| tried.sequences > 0 && between()[0] >= question.needed())
+                let asking = Asking { engines, engine, device, question: &question, work: None };
+                let found = asking.of(layout);
+                found.is_some_and(|found| found.sequences > 0 && asking.between(&layout)[0] >= question.needed())
             };
             match engines.asked {
                 [] => tries.iter().any(|layout| own(*layout)),
@@ -234,12 +232,9 @@ impl PlanRequest {
             return tried(&variant.of(self), device, parallel, question, work);
         };
         let layout = variant.layout(parallel, self.budget().ok()?.dtypes, question);
-        let weights = question.weights;
-        let asks = |layout: &Layout| (engines.asks)(Told { engine, device, layout, weights });
-        let tried = as_told(&asks, layout, device, engine, question, work)?;
-        let between = |sequences: u64| {
-            (engines.between)(Told { engine, device, layout: &Layout { sequences, ..layout }, weights })
-        };
+        let asking = Asking { engines, engine, device, question, work };
+        let tried = asking.most(layout)?;
+        let between = |sequences: u64| asking.between(&Layout { sequences, ..layout });
         let own = if tried.sequences > 0 { between(tried.sequences) } else { [0; 2] };
         // Fewer than are needed, of bytes that are not known exactly, may be as many.
         let is_short = 0 < tried.sequences && tried.sequences < question.needed();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Source};
 use cacheplan::planner::error::Suggestion;
-use cacheplan::planner::{CachePlan, Engine, EngineSpec, FitQuestion, Parallel, PlanRequest, Prices, RankPlans};
+use cacheplan::planner::{CachePlan, Engine, EngineSpec, Parallel, PlanRequest, RankPlans};
 use cacheplan_serve::fit::Asks;
 use clap::ValueEnum;
 
@@ -193,23 +193,8 @@ fn engines_hold(args: &Make, request: &PlanRequest) -> Option<String> {
     let is_table = args.format == Format::Table && args.engine.is_none();
     let device = request.device().filter(|_| is_table && args.reading.budget.finds_length())?;
     let budget = request.budget().ok().filter(|budget| budget.parallel == Parallel::default())?;
-    let question = FitQuestion {
-        model: None,
-        stated: Vec::new(),
-        context: 1,
-        sequences: budget.max_batch_size.unwrap_or(1),
-        devices: vec![(device.name.clone(), device.clone())],
-        max_devices: 1,
-        margin: 0,
-        weights: request.config().budget.memory.as_ref().and_then(|memory| memory.weights),
-        prices: Prices::default(),
-    };
-    let asks = Asks::of_model(request, None);
-    let held = Engine::all().iter().filter_map(|engine| {
-        let longest = asks.longest_that_fits(request, &question, &[(*engine).into()]).ok()?;
-        (longest > 0).then(|| format!("{engine} {longest}"))
-    });
-    let held: Vec<String> = held.collect();
+    let held = Asks::of_model(request, None).longest_of_each(request, device, budget.max_batch_size.unwrap_or(1));
+    let held: Vec<String> = held.iter().map(|(engine, longest)| format!("{engine} {longest}")).collect();
     let said = "that is of the plan's own pools, in its share of the device; by their own commands engines hold";
     (!held.is_empty()).then(|| format!("{said}: {}", held.join(", ")))
 }

@@ -148,12 +148,12 @@ impl StartArgs {
     pub(crate) fn run_file(&self, file: &Path, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
         let text = read(file, Limit::MANIFEST)?;
         let name = file.to_string_lossy();
-        let none = || matches!(manifest::read(&name, text.as_bytes()), Err(ManifestError::NoCommand { .. }));
-        if self.if_any && none() {
+        let found = manifest::read(&name, text.as_bytes());
+        if self.if_any && matches!(found, Err(ManifestError::NoCommand { .. })) {
             note(&format!("{name}: left out, it holds no command of an engine"));
             return Ok(());
         }
-        let launches = launches_of(&text, &name, file.parent().unwrap_or(Path::new("")))?;
+        let launches = settled(found, file.parent().unwrap_or(Path::new("")))?;
         self.answer_all(&launches, beside, print_as)
     }
 
@@ -443,9 +443,13 @@ pub(crate) fn launches_in(path: &Path) -> Result<Vec<Launch>, Failure> {
 
 /// The commands in a text; files that they name lie in `folder`.
 pub(crate) fn launches_of(text: &str, name: &str, folder: &Path) -> Result<Vec<Launch>, Failure> {
-    let launches = manifest::read(name, text.as_bytes()).map_err(|error| match error {
+    settled(manifest::read(name, text.as_bytes()), folder)
+}
+
+fn settled(found: Result<Vec<Launch>, ManifestError>, folder: &Path) -> Result<Vec<Launch>, Failure> {
+    let launches = found.map_err(|error| match error {
         // As of a file that is read whole.
-        manifest::ManifestError::Source(error) => Failure::error(error),
+        ManifestError::Source(error) => Failure::error(error),
         error => Failure::new(2, error),
     })?;
     launches.into_iter().map(|launch| with_options(launch, folder)).collect()

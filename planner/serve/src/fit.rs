@@ -2,7 +2,7 @@
 
 use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, AskedOf, Engines, Told};
-use cacheplan_planner::{EngineSpec, FitQuestion, Override, PlanRequest};
+use cacheplan_planner::{DeviceInfo, Engine, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 
 use crate::answer::Starts;
 use crate::error::ServeError;
@@ -81,6 +81,26 @@ impl Asks {
         let admitted = |told: Told<'_>| self.of_layout(told).ok()?;
         let between = |told: Told<'_>| self.between(told).unwrap_or([0; 2]);
         Ok(request.longest_that_fits(question, Engines { asked: engines, asks: &admitted, between: &between })?)
+    }
+
+    /// The longest of so many sequences that each engine's own command holds on one such device, of those that hold any.
+    pub fn longest_of_each(&self, request: &PlanRequest, device: &DeviceInfo, sequences: u64) -> Vec<(Engine, u64)> {
+        let question = FitQuestion {
+            model: None,
+            stated: Vec::new(),
+            context: 1,
+            sequences,
+            devices: vec![(device.name.clone(), device.clone())],
+            max_devices: 1,
+            margin: 0,
+            weights: request.config().budget.memory.as_ref().and_then(|memory| memory.weights),
+            prices: Prices::default(),
+        };
+        let longest = |engine: &Engine| {
+            let found = self.longest_that_fits(request, &question, &[(*engine).into()]).ok()?;
+            (found > 0).then_some((*engine, found))
+        };
+        Engine::all().iter().filter_map(longest).collect()
     }
 
     /// What an engine asks of each of such devices that is told a layout; none where it cannot be told it.

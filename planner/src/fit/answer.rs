@@ -223,6 +223,9 @@ pub struct Fit {
     /// The same of an engine at least and at most, as its own command is answered; absent of the plan's own pools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequences_between: Option<[u64; 2]>,
+    /// Tokens of a sequence at most, where the engine gives none as many as are asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub longest: Option<u64>,
     /// What more sequences would break: a pool of the plan, a limit, or the engine.
     pub capped_by: String,
     /// The same in words, of a pool what it holds of how many layers.
@@ -242,9 +245,6 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// How `capped_by` ends where an engine gives a sequence fewer tokens than are asked for.
-    pub(crate) const OF_A_SEQUENCE: &'static str = "tokens of a sequence";
-
     /// Whether its memory is what processor and GPU share.
     pub(crate) fn is_integrated(&self) -> bool {
         self.device.parse::<DeviceInfo>().is_ok_and(|device| device.kind == DeviceKind::Integrated)
@@ -260,13 +260,15 @@ impl Fit {
         self.sequences_between.map_or(self.sequences, |[least, _]| least)
     }
 
+    /// Sequences that it may hold.
+    pub(crate) fn most(&self) -> u64 {
+        self.sequences_between.map_or(self.sequences, |[_, most]| most)
+    }
+
     /// Sequences that it holds, in words: `97..103` where that is not known exactly.
     pub(crate) fn held(&self) -> String {
-        match self.sequences_between {
-            Some([least, most]) if least < most => format!("{least}..{most}"),
-            Some([least, _]) => least.to_string(),
-            None => self.sequences.to_string(),
-        }
+        let (least, most) = (self.least(), self.most());
+        if least < most { format!("{least}..{most}") } else { least.to_string() }
     }
 
     pub(crate) fn changed_dtypes(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use cacheplan_handlers::DType;
 
-use super::{AskedOf, AtBest, Fit, FitQuestion};
+use super::{AskedOf, AtBest, Engines, Fit, FitQuestion, Told};
 use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Dtypes, Memory};
 use crate::device::DeviceInfo;
@@ -29,62 +29,70 @@ pub(super) fn tried(
     planned(&request, device, parallel, None, question, work)
 }
 
-/// Asks an engine what it admits that is told just that; `None` where it cannot be told the layout, or its rules for the model
-/// are not known.
-///
-/// Its steps and graphs grow with the sequences that it is told, so that what it holds of few is more than what it holds of many.
-pub(super) fn as_told(
-    asks: &dyn Fn(&Layout) -> Option<AskedOf>,
-    layout: Layout,
-    device: &DeviceInfo,
-    engine: EngineSpec,
-    question: &FitQuestion,
-    work: Option<&Work>,
-) -> Option<Tried> {
-    let replicas = u64::from(layout.parallel.dp);
-    let admits = |sequences: u64| as_told_of(asks, Layout { sequences, ..layout }, device, engine, question, work);
-    let holds = |told: u64| admits(told * replicas).map_or(0, |found: Tried| (found.sequences / replicas).min(told));
-    let asked = question.needed().div_ceil(replicas).clamp(1, MOST_SEQUENCES);
-    let first = admits(asked * replicas)?;
-    // Between both lies the most of which it holds as many as it is told: what it holds of too many it holds of fewer too, most
-    // often no more than that.
-    let mut held = (first.sequences / replicas).min(asked);
-    let mut most = if held < asked { asked - 1 } else { MOST_SEQUENCES };
-    let mut is_near = held < asked;
-    while held < most {
-        let told = match is_near {
-            true => held + 1,
-            false if most == MOST_SEQUENCES => most.min(held * 2),
-            false => most - (most - held) / 2,
-        };
-        let found = holds(told);
-        is_near = found < told && found > held;
-        held = held.max(found);
-        most = if found < told { told - 1 } else { most };
-    }
-    // Of none it says what ends them.
-    if held == 0 { Some(Tried { sequences: 0, ..first }) } else { admits(held * replicas) }
+/// An engine that is asked what it admits on such devices.
+pub(super) struct Asking<'a> {
+    pub(super) engines: Engines<'a>,
+    pub(super) engine: EngineSpec,
+    pub(super) device: &'a DeviceInfo,
+    pub(super) question: &'a FitQuestion,
+    pub(super) work: Option<&'a Work>,
 }
 
-/// The same where it is told just the sequences of the layout.
-pub(super) fn as_told_of(
-    asks: &dyn Fn(&Layout) -> Option<AskedOf>,
-    layout: Layout,
-    device: &DeviceInfo,
-    engine: EngineSpec,
-    question: &FitQuestion,
-    work: Option<&Work>,
-) -> Option<Tried> {
-    let AskedOf { request, cache_bytes, longest } = asks(&layout)?;
-    let parallel = layout.parallel;
-    let tried = match cache_bytes {
-        None => planned(&of_device(&request, device, question), device, parallel, Some(engine), question, work)?,
-        Some(bytes) => allocating(&request, device, parallel, bytes, engine, question, work)?,
-    };
-    Some(match longest.filter(|longest| *longest < layout.context) {
-        Some(longest) => tried.ended(Ending::named(format!("{longest} {}", Fit::OF_A_SEQUENCE))),
-        None => tried,
-    })
+impl Asking<'_> {
+    /// The most that it holds of what it is told; `None` where it cannot be told the layout, or its rules for the model are not
+    /// known.
+    ///
+    /// Its steps and graphs grow with the sequences that it is told, so that what it holds of few is more than what it holds of
+    /// many.
+    pub(super) fn most(&self, layout: Layout) -> Option<Tried> {
+        let replicas = u64::from(layout.parallel.dp);
+        let admits = |sequences: u64| self.of(Layout { sequences, ..layout });
+        let holds = |told: u64| admits(told * replicas).map_or(0, |found| (found.sequences / replicas).min(told));
+        let asked = self.question.needed().div_ceil(replicas).clamp(1, MOST_SEQUENCES);
+        let first = admits(asked * replicas)?;
+        // Between both lies the most of which it holds as many as it is told: what it holds of too many it holds of fewer too,
+        // most often no more than that.
+        let mut held = (first.sequences / replicas).min(asked);
+        let mut most = if held < asked { asked - 1 } else { MOST_SEQUENCES };
+        let mut is_near = held < asked;
+        while held < most {
+            let told = match is_near {
+                true => held + 1,
+                false if most == MOST_SEQUENCES => most.min(held * 2),
+                false => most - (most - held) / 2,
+            };
+            let found = holds(told);
+            is_near = found < told && found > held;
+            held = held.max(found);
+            most = if found < told { told - 1 } else { most };
+        }
+        // Of none it says what ends them.
+        if held == 0 { Some(Tried { sequences: 0, ..first }) } else { admits(held * replicas) }
+    }
+
+    /// What it admits where it is told just the sequences of the layout.
+    pub(super) fn of(&self, layout: Layout) -> Option<Tried> {
+        let Self { engines, engine, device, question, work } = *self;
+        let AskedOf { request, cache_bytes, longest } = (engines.asks)(self.told(&layout))?;
+        let parallel = layout.parallel;
+        let tried = match cache_bytes {
+            None => planned(&of_device(&request, device, question), device, parallel, Some(engine), question, work)?,
+            Some(bytes) => allocating(&request, device, parallel, bytes, engine, question, work)?,
+        };
+        Some(match longest.filter(|longest| *longest < layout.context) {
+            Some(longest) => tried.too_long(longest),
+            None => tried,
+        })
+    }
+
+    /// Sequences of all replicas, at least and at most, as its own command is answered.
+    pub(super) fn between(&self, layout: &Layout) -> [u64; 2] {
+        (self.engines.between)(self.told(layout))
+    }
+
+    fn told<'l>(&'l self, layout: &'l Layout) -> Told<'l> {
+        Told { engine: self.engine, device: self.device, layout, weights: self.question.weights }
+    }
 }
 
 /// More are asked of no engine.
@@ -132,6 +140,7 @@ fn planned(
                 outside_bytes: outside.unwrap_or(0),
                 cache_bytes: short.available,
                 between: None,
+                longest: None,
                 at_best: None,
             });
         }
@@ -182,6 +191,7 @@ pub(super) struct Tried {
     parallel: Parallel,
     pub(super) sequences: u64,
     between: Option<[u64; 2]>,
+    longest: Option<u64>,
     capped_by: Ending,
     outside_bytes: u64,
     cache_bytes: u64,
@@ -203,12 +213,13 @@ impl Tried {
         let at_best = work.zip(device.rates()).filter(|_| run > 0);
         let at_best = at_best.and_then(|(work, rates)| work.bound(stages, parallel, rates, question.context, run));
         let sequences = sequences.saturating_mul(parallel.dp.into());
-        Self { parallel, sequences, between: None, capped_by, outside_bytes, cache_bytes, at_best }
+        Self { parallel, sequences, between: None, longest: None, capped_by, outside_bytes, cache_bytes, at_best }
     }
 
-    /// The same where none runs, and why.
-    fn ended(self, capped_by: Ending) -> Self {
-        Self { sequences: 0, at_best: None, capped_by, ..self }
+    /// The same where none runs, since a sequence has no more than so many tokens.
+    fn too_long(self, longest: u64) -> Self {
+        let capped_by = Ending::named(format!("{longest} tokens of a sequence"));
+        Self { sequences: 0, at_best: None, longest: Some(longest), capped_by, ..self }
     }
 
     /// Sequences at least and at most, as the engine's own command has them that is told the layout.
@@ -217,7 +228,7 @@ impl Tried {
     }
 
     pub(super) fn priced(self, name: &str, device: &DeviceInfo, variant: Variant, question: &FitQuestion) -> Fit {
-        let Self { parallel, sequences, between, capped_by, outside_bytes, cache_bytes, at_best } = self;
+        let Self { parallel, sequences, between, longest, capped_by, outside_bytes, cache_bytes, at_best } = self;
         let [least, most] = between.unwrap_or([sequences; 2]);
         let devices = parallel.world_size();
         let per_hour = question.prices.of(device).map(|price| price * devices as f64);
@@ -234,6 +245,7 @@ impl Tried {
             may_hold: most >= question.needed(),
             sequences,
             sequences_between: between,
+            longest,
             capped_by: capped_by.name,
             capped_by_words: capped_by.words,
             outside_bytes,

@@ -65,9 +65,8 @@ impl Answer {
         let tried = if asked.is_empty() { "nothing tried" } else { "none of the engines" };
         let mut said = Vec::new();
         // Where a sequence is too long for an engine no device helps.
-        let own_limit = |fit: &&Fit| fit.capped_by.ends_with(Fit::OF_A_SEQUENCE);
-        if let Some(fit) = asked.iter().find(|fit| own_limit(fit))
-            && asked.iter().all(own_limit)
+        if let Some(fit) = asked.first()
+            && asked.iter().all(|fit| fit.longest.is_some())
         {
             let engine = fit.engine.as_deref().unwrap_or_default();
             let cap = &fit.capped_by;
@@ -343,8 +342,8 @@ impl Answer {
                 number(at_best.map(|best| best.prompt_seconds)),
                 number(at_best.and_then(|best| best.per_million_tokens)),
                 fit.may_hold.to_string(),
-                fit.sequences_between.map_or(fit.sequences, |[least, _]| least).to_string(),
-                fit.sequences_between.map_or(fit.sequences, |[_, most]| most).to_string(),
+                fit.least().to_string(),
+                fit.most().to_string(),
             ];
             text.push_str(&(cells.join(",") + "\n"));
         }
