@@ -6,28 +6,13 @@ use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_planner::{Budget, Config, DeviceInfo, EngineSpec, Override, PlanRequest};
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::{Options, Starts, answer};
-use common::{launch, models, on};
+use common::{launch, models, on, question};
 use rstest::rstest;
 
 const HYBRID: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
 
-fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
-    let named = |name: &&str| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap());
-    FitQuestion {
-        model: Some("m".into()),
-        stated: Vec::new(),
-        context,
-        sequences,
-        devices: devices.iter().map(named).collect(),
-        max_devices: 4,
-        margin: 0,
-        weights: None,
-        prices: Prices::default(),
-    }
-}
-
 fn fitted(model: &PlanRequest, question: &FitQuestion, engine: EngineSpec) -> Answer {
-    Asks::of_model(model, Some("m")).fit(&[(model, question.clone())], &[engine]).unwrap().unwrap()
+    Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine]).unwrap().unwrap()
 }
 
 fn of(name: &str) -> PlanRequest {

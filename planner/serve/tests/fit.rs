@@ -4,11 +4,11 @@ mod common;
 
 use cacheplan_handlers::DType;
 use cacheplan_planner::engines::Layout;
-use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
-use cacheplan_planner::{Config, DeviceInfo, EngineSpec, Override, PlanRequest};
+use cacheplan_planner::fit::{Answer, Fit, FitQuestion};
+use cacheplan_planner::{Config, EngineSpec, Override, PlanRequest};
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::{Options, ServeError, Starts, request};
-use common::{launch, models, on};
+use common::{launch, models, on, question};
 use rstest::rstest;
 
 /// One of each kind: keys, experts, states of two kinds, windows, latents, convolutions.
@@ -24,19 +24,7 @@ const ZOO: [&str; 8] = [
 ];
 
 fn asked(name: &str, devices: &[&str], context: u64, sequences: u64) -> (PlanRequest, FitQuestion) {
-    let named = |name: &&str| ((*name).to_owned(), name.parse::<DeviceInfo>().unwrap());
-    let question = FitQuestion {
-        model: Some("org/model".into()),
-        stated: Vec::new(),
-        context,
-        sequences,
-        devices: devices.iter().map(named).collect(),
-        max_devices: 4,
-        margin: 0,
-        weights: None,
-        prices: Prices::default(),
-    };
-    (PlanRequest::of(models(name).model), question)
+    (PlanRequest::of(models(name).model), question(devices, context, sequences))
 }
 
 /// What engines of a model admit, each by its shortest command.

@@ -175,16 +175,17 @@ export class Command {
   }
 
   private started({ answer, text, changed }: Started, found: Found): Node[] {
-    const { engine, version, model, starts, reason, sequences, capped_by, lines, changes, notes, read, limits } = answer!;
+    const { engine, version, model, starts, reason, cautions = [], sequences, replicas = 1, capped_by, lines, changes, notes, read, limits } = answer!;
     const words = { yes: ['yes', 'Yes', ', it starts.'], maybe: ['maybe', 'Perhaps', ': the bytes for caches are not known exactly.'], no: ['no', 'No', ', it would not start.'] }[starts];
     const cells = [
-      sequences ? fact(meant('sequences', 'Holds'), range(sequences), ` at once of ${count(limits.max_seq_len)} tokens`) : '',
+      sequences ? fact(meant('sequences', 'Holds'), range(sequences), ` at once of ${count(limits.max_seq_len)} tokens${replicas > 1 ? ` on each of ${replicas} replicas` : ''}`) : '',
       fact(meant('capped by', 'Capped by'), '', capped_by in MEANING ? meant(capped_by as Meant) : h('span', {}, capped_by)),
       fact('Engine', '', h('span', {}, `${engine} ${version}`)),
       fact('Model', '', h('span', {}, this.instead ? `${nameOf(this.instead)}, for ${model}` : model)),
     ].filter((cell) => cell !== '') as Node[];
     return [
       h('p', { class: `verdict ${words![0]}` }, h('b', {}, words![1]), words![2]),
+      ...cautions.map((caution) => h('p', { class: 'note' }, h('b', {}, 'Caution: '), caution)),
       reason ? h('pre', { class: 'refused', tabindex: 0 }, reason) : '',
       h('dl', { class: 'facts-row' }, ...cells),
       lines.length > 0 ? h('h2', {}, 'Lines of its start') : '',

@@ -1,7 +1,7 @@
 // Devices by layout: how many sequences each holds, and what it costs where prices are given.
 
 import { byId, download, draw, h, usable } from './dom';
-import { count, price } from './format';
+import { bytes, count, price } from './format';
 import type { State } from './state';
 import type { Fit, Fits } from './types';
 
@@ -71,6 +71,7 @@ export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void):
   usable(map, (facts) => told.replaceChildren(facts.join('; ')), (part) => apply(answer.fits[Number(part.dataset['at'])]!));
   return [
     h('p', {}, said, best?.per_hour ? `; ${price(best.per_hour)} an hour, ${price(best.per_hour / answer.sequences)} for each of the sequences asked for` : ''),
+    ...(answer.fewer_bits ?? []).flatMap(({ bits, weights_bytes, fit }) => fewer(bits, weights_bytes, fit)),
     ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
     best && flags ? h('pre', { tabindex: 0 }, `vllm serve ${model} ${flags.vllm}`) : h('span'),
     draw(pictures.curves),
@@ -79,6 +80,14 @@ export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void):
     h('button', { type: 'button', click: () => download('fit.svg', fits.svg, 'image/svg+xml') }, 'Download as SVG'),
     h('button', { type: 'button', click: () => download('fit.html', fits.html, 'text/html') }, 'as one HTML file'),
   ];
+}
+
+/** What weights of fewer bits would need, where that costs less. */
+function fewer(bits: number, weights: number, fit: Fit | null): Node[] {
+  if (!fit) return [];
+  const sizes = [layout(fit), fit.kv_dtype && `${fit.kv_dtype} keys and values`].filter(Boolean).join(', ');
+  const cost = fit.per_hour ? `, ${price(fit.per_hour)} an hour` : '';
+  return [h('p', { class: 'note' }, `With ${bits}-bit weights, assumed ${bytes(weights)}: ${fit.devices} × ${fit.device}, ${sizes}: ${count(fit.sequences)} sequences${cost}`)];
 }
 
 /** Where fits are shown, below their form. */

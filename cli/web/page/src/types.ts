@@ -128,8 +128,15 @@ export interface Fit {
   per_million_tokens: number | null;
 }
 
+/** Weights of fewer bits than the model's own, assumed, and the cheapest layout that holds what was asked for then. */
+export interface FewerBits {
+  bits: number;
+  weights_bytes: number;
+  fit: Fit | null;
+}
+
 export interface Fits {
-  answer: { context: number; sequences: number; notes: string[]; currency: string | null; fits: Fit[] };
+  answer: { context: number; sequences: number; notes: string[]; currency: string | null; fits: Fit[]; fewer_bits?: FewerBits[] };
   flags: { cacheplan: string; vllm: string }[];
   pictures: Charts;
   svg: string;
@@ -227,7 +234,11 @@ export interface Started {
     limits: { max_seq_len: number };
     starts: 'no' | 'maybe' | 'yes';
     reason?: string;
+    /** What the answer hangs on that the command leaves open. */
+    cautions?: string[];
+    /** Of each replica. */
     sequences?: Interval;
+    replicas?: number;
     lines: string[];
     capped_by: string;
     changes: Change[];

@@ -15,7 +15,7 @@ use crate::simulate::{Scenario, SimulateError, TraceRequest};
 /// Requests run at a time where nobody says how many.
 const RUNNING: usize = 16;
 
-/// A search replays some forty times, most of them over tiers that keep little.
+/// A search replays some forty times; most are over tiers that keep little, so that all take as long as eight.
 const REPLAYS: u64 = 8;
 
 /// The most pages of all requests together.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use cacheplan_planner::fit::{FitQuestion, Prices};
 use cacheplan_serve::{Launch, Models, Options};
 use cacheplan_transforms::{Model, ReadOptions};
 
@@ -26,4 +27,21 @@ pub(crate) fn changed(name: &str, change: impl Fn(&mut serde_json::Value)) -> Mo
 
 pub(crate) fn on(device: &str) -> Options {
     Options { devices: Some(device.parse().unwrap()), ..Options::default() }
+}
+
+/// What shall be held on at most four of some devices.
+#[allow(dead_code, reason = "not every test asks what devices hold")]
+pub(crate) fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
+    let named = |name: &&str| ((*name).to_owned(), name.parse().unwrap());
+    FitQuestion {
+        model: Some("org/model".into()),
+        stated: Vec::new(),
+        context,
+        sequences,
+        devices: devices.iter().map(named).collect(),
+        max_devices: 4,
+        margin: 0,
+        weights: None,
+        prices: Prices::default(),
+    }
 }
