@@ -727,6 +727,8 @@ test('a command is answered as the command line does, and its secrets are not sh
     assert.match(refused, /^No, it would not start/);
     assert.match(refused, /unrecognized arguments: --max-model-lenn/);
     assert.match(refused, /vllm serve Qwen\/Qwen3-8B --max-model-len 16384/);
+    // What an answer hangs on is said: to this parser 16k is 16.
+    assert.match(await asksCommand(page, 'llama-server -m Qwen/Qwen3-8B -c 16k -np 4'), /Caution: --ctx-size 16k is 16 to its parser/);
     const none = page.waitForFunction(() => /no command that starts an engine/.test(document.querySelector('#error:not([hidden])')?.textContent));
     await page.$eval('#command-text', (area) => {
       area.value = 'echo hello';
