@@ -2,7 +2,7 @@
 
 use cacheplan_planner::{ByteSize, EngineSpec, PlanRequest};
 
-use crate::question::Question;
+use crate::question::{ACTIVE, Question};
 
 /// What an engine is held to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Cap {
     pub(crate) fn flag(self, question: &Question) -> Option<&'static str> {
         let name = match self {
             Self::Sequences => question.engine.engine.sequences_flag(),
-            Self::Running(_) => "--max-num-active-seqs",
+            Self::Running(_) => ACTIVE,
             Self::Slots => "--max-mamba-cache-size",
             Self::Tokens => "--max-total-tokens",
             Self::Blocks => "--num-gpu-blocks-override",

@@ -15,7 +15,7 @@ use crate::answer::{Answer, Starts};
 use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::question::{Limits, Models, Options, Question, Settled, most_running, slots_with_moved, ubatch};
+use crate::question::{Limits, Models, Options, Question, Settled, running, slots_with_moved, ubatch};
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
@@ -416,21 +416,4 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfa
         "sglang" => "Not enough memory. Please try to increase --mem-fraction-static.".into(),
         _ => format!("{} GiB hold no sequence of {length} tokens, which needs {} GiB", gib(bytes), gib(needed)),
     }
-}
-
-/// SGLang's `max_running_requests`: what is stated, else what its tokens give; and no more than its slots for states do.
-fn running(question: &Question, limits: &Limits, predicted: &EnginePrediction) -> Option<u64> {
-    if question.engine.engine.name() != "sglang" {
-        return None;
-    }
-    let by_tokens = || {
-        let of_length = u128::from(predicted.tokens?) * 512 / u128::from(limits.max_seq_len.max(1));
-        let of_length = u64::try_from(of_length).unwrap_or(u64::MAX).clamp(2048, 4096);
-        Some(of_length.min(predicted.tokens? / 2))
-    };
-    let stated = limits.max_batch_size.map(|stated| most_running(question, stated, predicted.tokens));
-    let most = stated.or_else(by_tokens)?;
-    let Some(slots) = predicted.state_slots else { return Some(most) };
-    let slots_each = question.slots_per_request()?;
-    Some(most.min(slots / slots_each))
 }

@@ -42,7 +42,8 @@ pub use limits::Limits;
 pub(crate) use llama_cpp::ubatch;
 pub(crate) use placed::{Placed, Short};
 pub(crate) use settled::Settled;
-pub(crate) use sglang::{most_running, slots_with_moved};
+pub(crate) use sglang::{running, slots_with_moved};
+pub(crate) use vllm::ACTIVE;
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]

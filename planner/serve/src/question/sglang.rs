@@ -5,8 +5,8 @@ mod rules;
 mod states;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
-use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::sglang::{RUNNING_WITH_DRAFTS, SLOTS_WITH_RADIX};
+use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
@@ -252,10 +252,22 @@ fn of_replica(question: &mut Question, replicas: u64) -> Result<(), ServeError> 
 /// Read in 0.5.23 alone, so that it holds from there on.
 const PARTS: Version = Version(0, 5, 23);
 
-/// Requests that run on each replica: what is stated, of which it takes no more than every second token lets it.
-pub(crate) fn most_running(question: &Question, stated: u64, tokens: Option<u64>) -> u64 {
-    let most = tokens.filter(|_| question.engine.version >= PARTS).map_or(u64::MAX, |tokens| tokens / 2);
-    stated.min(most)
+/// SGLang's `max_running_requests`: what is stated, else what its tokens give; and no more than its slots for states do.
+pub(crate) fn running(question: &Question, limits: &Limits, predicted: &EnginePrediction) -> Option<u64> {
+    if question.engine.engine.name() != "sglang" {
+        return None;
+    }
+    let by_tokens = || {
+        let of_length = u128::from(predicted.tokens?) * 512 / u128::from(limits.max_seq_len.max(1));
+        let of_length = u64::try_from(of_length).unwrap_or(u64::MAX).clamp(2048, 4096);
+        Some(of_length.min(predicted.tokens? / 2))
+    };
+    // Of what is stated it takes no more than every second token lets it.
+    let of_tokens = predicted.tokens.filter(|_| question.engine.version >= PARTS).map_or(u64::MAX, |tokens| tokens / 2);
+    let most = limits.max_batch_size.map(|stated| stated.min(of_tokens)).or_else(by_tokens)?;
+    let Some(slots) = predicted.state_slots else { return Some(most) };
+    let slots_each = question.slots_per_request()?;
+    Some(most.min(slots / slots_each))
 }
 
 /// Slots for states of a server that decodes what others prefilled: of those that run and of those that are being moved to it, where

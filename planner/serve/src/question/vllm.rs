@@ -29,7 +29,7 @@ const EVENTS_WITH_GROUPS: Version = Version(0, 20, 0);
 const CHUNKS_WITHOUT_GROUPS: Range<Version> = Version(0, 10, 0)..Version(0, 14, 0);
 
 /// The most sequences that run, of those that a step has room for.
-const ACTIVE: &str = "--max-num-active-seqs";
+pub(crate) const ACTIVE: &str = "--max-num-active-seqs";
 
 /// `DEFAULT_VOCAB_PADDING_SIZE`.
 const VOCABULARY: u64 = 64;
