@@ -8,8 +8,8 @@ use crate::engines::situation::Situation;
 use crate::engines::version::Version;
 use crate::error::EngineRefusal;
 
-/// The oldest version of which they were read.
-pub(super) const READ: Version = Version(0, 32, 0);
+/// The oldest version of which they were read is 0.32.0; builds behind 0.31.0 logged the same of Qwen3.8-Flash-Next.
+pub(super) const READ: Version = Version(0, 31, 1);
 
 /// How a model's are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
