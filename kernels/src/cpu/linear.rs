@@ -8,7 +8,6 @@ mod weight;
 #[cfg(target_arch = "x86_64")]
 use super::blocks::Groups;
 use super::element::Element;
-use super::matmul::{Matrix, multiply};
 use super::output::Output;
 use super::storage::{Input, Rows, with_pool};
 use super::tasks::for_each;
@@ -18,9 +17,10 @@ use candle_core::{DType, Tensor};
 use float8::F8E4M3;
 use half::{bf16, f16};
 use rayon::prelude::*;
+#[cfg(target_arch = "x86_64")]
 use std::cell::RefCell;
 use std::ops::Range;
-use tile::{TASK, widened};
+use tile::TASK;
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use rounded::Rounded;
@@ -61,12 +61,8 @@ fn product<T: Element>(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     unsafe { target.into_tensor(shape, x) }
 }
 
-/// Up to so many rows an output is summed in one order, whatever the rows beside it. With more, tiles of the weight are
-/// widened for a matrix product of another library, which is faster then.
-pub(super) const MOST_ROWS: usize = 256;
-/// Rows and outputs of a tile of that product, and inputs that it takes at a time. What it widens, a part in the number of
-/// its rows of the work, stays in a near cache.
-const TILE: [usize; 3] = [256, 128, 512];
+/// So many rows are laid out anew at a time. More would take more memory, and read a weight less often than multiplying them takes.
+const MOST_ROWS: usize = 256;
 
 /// The products of all rows with parts of so many outputs each, which stand side by side in the target; `multiply` does
 /// a task with its part.
@@ -83,10 +79,24 @@ pub(super) fn side_by_side<P: Sync>(
         unsafe { target.piece(0..target.len()) };
         return;
     }
-    let (out_width, inputs) = (target.len() / rows, (rows <= MOST_ROWS).then(|| Inputs::new(x)));
-    let [rows_at_once, outputs_at_once] = if inputs.is_some() { TASK } else { [TILE[0], TILE[1]] };
+    for first in (0..rows).step_by(MOST_ROWS) {
+        side_by_side_of(x, first..rows.min(first + MOST_ROWS), target, parts, &outputs_of, &multiply);
+    }
+}
+
+/// The products of some of the rows.
+fn side_by_side_of<P: Sync>(
+    x: &Rows<'_>,
+    rows: Range<usize>,
+    target: &Output,
+    parts: &[P],
+    outputs_of: &(impl Fn(&P) -> usize + Send + Sync),
+    multiply: &(impl Fn(&P, OfTarget<'_>) + Send + Sync),
+) {
+    let (out_width, inputs) = (target.len() / x.len(), &Inputs::new(x, rows.clone()));
+    let [rows_at_once, outputs_at_once] = TASK;
     // The rows of one piece of the weight come one after the other, while it is near.
-    let groups = rows.div_ceil(rows_at_once);
+    let groups = rows.len().div_ceil(rows_at_once);
     let tasks_of = |part: &P| outputs_of(part).div_ceil(outputs_at_once) * groups;
     for_each((0..parts.iter().map(tasks_of).sum::<usize>()).into_par_iter(), |mut task| {
         let mut before = 0;
@@ -97,9 +107,9 @@ pub(super) fn side_by_side<P: Sync>(
                 return multiply(
                     part,
                     OfTarget {
-                        x,
-                        inputs: inputs.as_ref(),
-                        rows: row..rows.min(row + rows_at_once),
+                        inputs,
+                        first: rows.start,
+                        rows: row..rows.len().min(row + rows_at_once),
                         outputs: output..outputs.min(output + outputs_at_once),
                         target,
                         out_width,
@@ -115,9 +125,9 @@ pub(super) fn side_by_side<P: Sync>(
 
 /// Some rows and outputs of a part, whose products are this task's alone.
 pub(super) struct OfTarget<'a> {
-    x: &'a Rows<'a>,
-    /// The rows for tiles of our own, if they are few enough.
-    inputs: Option<&'a Inputs>,
+    inputs: &'a Inputs,
+    /// The row that these begin with, and some of them.
+    first: usize,
     rows: Range<usize>,
     outputs: Range<usize>,
     target: &'a Output,
@@ -129,23 +139,21 @@ pub(super) struct OfTarget<'a> {
 impl OfTarget<'_> {
     #[inline(always)]
     pub(super) fn multiply(self, weight: impl Weight) {
-        let Self { x, inputs, rows, outputs, target, out_width, before } = self;
+        let Self { inputs, first, rows, outputs, target, out_width, before } = self;
         let column = before + outputs.start;
         let write = |row: usize, products: &[f32]| {
-            let at = row * out_width + column;
+            let at = (first + row) * out_width + column;
             // SAFETY: this task alone has these columns of these rows.
             unsafe { target.piece(at..at + products.len()) }.copy_from_slice(products);
         };
-        match inputs {
-            Some(inputs) => Task { inputs, rows, outputs }.multiply(weight, write),
-            None => multiply_many(x, rows, weight, outputs, write),
-        }
+        Task { inputs, rows, outputs }.multiply(weight, write);
     }
 
     /// As [`multiply`](Self::multiply), with rows that are rounded.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn multiply_rounded<B: Groups>(self, weight: Blocks<'_, B>, x: &Rounded) {
-        let Self { rows, outputs, target, out_width, before, .. } = self;
+        let Self { first, rows, outputs, target, out_width, before, .. } = self;
+        let rows = first + rows.start..first + rows.end;
         thread_local! {
             static PRODUCTS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
         }
@@ -159,35 +167,4 @@ impl OfTarget<'_> {
         }
         PRODUCTS.set(products);
     }
-}
-
-/// Some outputs of many rows.
-fn multiply_many(
-    x: &Rows<'_>,
-    rows: Range<usize>,
-    weight: impl Weight,
-    outputs: Range<usize>,
-    mut each: impl FnMut(usize, &[f32]),
-) {
-    thread_local! {
-        /// A tile of the weight, and one of the product.
-        static TILES: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
-    }
-    let [tile_rows, tile_outputs, depth] = TILE;
-    let (mut wide, mut tile) = TILES.take();
-    wide.resize(tile_outputs * depth, 0.0);
-    tile.resize(tile_rows * tile_outputs, 0.0);
-    for start in (0..x.width()).step_by(depth) {
-        let depth = depth.min(x.width() - start);
-        for (output, wide) in outputs.clone().zip(wide.chunks_exact_mut(depth)) {
-            widened(weight, output, start, wide);
-        }
-        let a = Matrix::new(&x.row_and_after(rows.start)[start..], rows.len(), depth, x.stride());
-        let b = Matrix::new(&wide, outputs.len(), depth, depth).transposed();
-        multiply(&mut tile, tile_outputs, if start == 0 { 0.0 } else { 1.0 }, a, b);
-    }
-    for (row, products) in rows.zip(tile.chunks_exact(tile_outputs)) {
-        each(row, &products[..outputs.len()]);
-    }
-    TILES.set((wide, tile));
 }

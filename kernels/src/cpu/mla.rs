@@ -211,7 +211,8 @@ impl Norm {
         for_each(normed.par_chunks_exact_mut(width).enumerate(), |(at, normed)| self.run::<T>(row(at), normed));
         if mode == MlaQuantMode::Unquantised {
             let shape = RowShape { rows: tokens, width, stride: width };
-            return Ok(Operand::Floats(Inputs::new(&Input::Owned { data: normed, shape }.rows())));
+            let rows = shape.rows;
+            return Ok(Operand::Floats(Inputs::new(&Input::Owned { data: normed, shape }.rows(), 0..rows)));
         }
         let scale = quant.quant_scale.as_ref().map(numbers).transpose()?.map(|scale| scale[0]);
         let offset = quant.quant_offset.as_ref().map(Tensor::to_vec1::<u8>).transpose()?;

@@ -1,9 +1,9 @@
 //! Products with matrices that stay as they are stored; their blocks are widened piece by piece.
 
 use super::blocks::{Block, Half, half, with_blocks};
-use super::linear::{Blocks, Numbers, side_by_side};
 #[cfg(target_arch = "x86_64")]
-use super::linear::{MOST_ROWS, Rounded};
+use super::linear::Rounded;
+use super::linear::{Blocks, Numbers, side_by_side};
 use super::output::Output;
 use super::simd::vectorized;
 use super::storage::Input;
@@ -18,6 +18,10 @@ use pulp::bytemuck::{Pod, cast_slice, cast_slice_mut, try_cast_slice};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Up to so many rows whole numbers are multiplied; with more, widening a weight once is faster.
+#[cfg(target_arch = "x86_64")]
+const ROUNDED_ROWS: usize = 256;
+
 /// `x w^T` of rows `[rows, in]` and all of `parts` `[.., in]`, one after the other.
 pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
     let (rows, out_width) = (x.dim(0)?, parts.iter().map(StoredMatrix::rows).sum::<usize>());
@@ -25,7 +29,7 @@ pub(crate) fn product(x: &Tensor, parts: &[StoredMatrix]) -> Result<Tensor> {
     let target = Output::new(rows * out_width);
     let input = input.rows();
     #[cfg(target_arch = "x86_64")]
-    let rounded = (rows <= MOST_ROWS && parts.iter().any(is_fast)).then(|| Rounded::new(&input)).flatten();
+    let rounded = (rows <= ROUNDED_ROWS && parts.iter().any(is_fast)).then(|| Rounded::new(&input)).flatten();
     side_by_side(&input, &target, parts, StoredMatrix::rows, |part, task| {
         match part.format() {
             BlockFormat::F32 => {

@@ -70,8 +70,8 @@ fn a_weight_may_be_a_transposed_view(#[values(1, 9)] rows: usize, #[values(DType
     assert_close(&values(&linear(&on_cpu(), &x, &weight).unwrap()), &expected(&x, &weight), 2e-6);
 }
 
-/// Numbers of rows on either side of what a tile, a task and another way of multiplying begin with.
-pub(super) const BESIDE: [usize; 12] = [1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 65, 256];
+/// Numbers of rows on either side of what a tile, a task and rows that are laid out at a time end with.
+pub(super) const BESIDE: [usize; 13] = [1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 65, 256, 300];
 
 /// That each of many rows has the same product whatever number of rows stands beside it, and however many threads there
 /// are.
@@ -97,7 +97,7 @@ fn a_row_has_the_same_bits_whatever_stands_beside_it(
     #[values(DType::F32, DType::F16, DType::BF16, DType::F8E4M3)] dtype: DType,
 ) {
     let mut random = Random::new(63);
-    let x = random.tensor(&[256, width]);
+    let x = random.tensor(&[300, width]);
     let weight = random.tensor(&[70, width]).to_dtype(dtype).unwrap();
     assert_alone_as_beside_others(&x, |x| values(&linear(&on_cpu(), x, &weight).unwrap()), dtype.as_str());
 }

@@ -62,12 +62,13 @@ pub(in crate::cpu) struct Inputs {
 }
 
 impl Inputs {
-    pub(in crate::cpu) fn new(x: &Rows<'_>) -> Self {
-        Self::in_form(x, dispatch(OfMachine))
+    /// Of some of them.
+    pub(in crate::cpu) fn new(x: &Rows<'_>, rows: Range<usize>) -> Self {
+        Self::in_form(x, rows, dispatch(OfMachine))
     }
 
-    fn in_form(x: &Rows<'_>, mut form: Form) -> Self {
-        let (rows, width) = (x.len(), x.width());
+    fn in_form(x: &Rows<'_>, of: Range<usize>, mut form: Form) -> Self {
+        let (rows, width) = (of.len(), x.width());
         // A narrow row takes no more than it has.
         form.segment = form.segment.min(width.max(1).next_multiple_of(PIECE));
         let mut inputs = Self { lines: INPUTS.take(), rows, width, form };
@@ -80,7 +81,7 @@ impl Inputs {
             for block in inputs.blocks(0..rows) {
                 let target = &mut target[block.start * len..block.end * len];
                 for (row, of_block) in block.clone().enumerate() {
-                    let rest = &x.row(of_block)[segment * len..];
+                    let rest = &x.row(of.start + of_block)[segment * len..];
                     let (whole, rest) = rest[..rest.len().min(len)].as_chunks::<LINE>();
                     let mut lines = target.as_chunks_mut::<LINE>().0[row..].iter_mut().step_by(block.len());
                     lines.by_ref().zip(whole).for_each(|(line, whole)| *line = *whole);
@@ -476,21 +477,6 @@ fn widen<S: Simd>(simd: S, weight: impl Weight, outputs: [usize; TILE[1]], start
     );
 }
 
-/// Fills `wide` with the numbers of an output from `input` on, for whom knows no vectors.
-pub(super) fn widened(weight: impl Weight, output: usize, input: usize, wide: &mut [f32]) {
-    struct Widened<'a, W>(W, usize, usize, &'a mut [f32]);
-
-    impl<W: Weight> WithSimd for Widened<'_, W> {
-        type Output = ();
-
-        #[inline(always)]
-        fn with_simd<S: Simd>(self, simd: S) {
-            self.0.widen(simd, self.1, self.2, self.3);
-        }
-    }
-    dispatch(Widened(weight, output, input, wide));
-}
-
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::super::Numbers;
@@ -511,7 +497,7 @@ mod tests {
         let data: Vec<f32> = numbers(rows * width).collect();
         let stored: Vec<bf16> = numbers(OUTPUTS * width).map(bf16::from_f32).collect();
         let input = Input::Owned { data: data.clone(), shape: RowShape { rows, width, stride: width } };
-        let inputs = Inputs::in_form(&input.rows(), OfMachine.with_simd(simd));
+        let inputs = Inputs::in_form(&input.rows(), 0..rows, OfMachine.with_simd(simd));
         let mut scratch = [const { Vec::new() }; 3];
         let task = Task { inputs: &inputs, rows: 0..rows, outputs: 0..OUTPUTS };
         let weight = Numbers { data: &stored, in_width: width };
