@@ -3,7 +3,7 @@
 //!
 //! An output is summed group by group in one order, whatever rows and outputs stand beside it.
 
-use super::weight::Blocks;
+use super::weight::{Ahead, Blocks};
 use crate::cpu::blocks::groups::{Factors, GROUP};
 use crate::cpu::blocks::{Groups, single_half};
 use crate::cpu::simd::{Vectorized, prefetch_at, vectorized};
@@ -19,6 +19,8 @@ use std::slice::ChunksMut;
 const ROWS: usize = 4;
 /// How many bytes ahead of its use an output is asked for.
 const AHEAD: usize = 4096;
+/// Outputs of so many inputs are one stream.
+const STREAM: usize = 2048;
 
 /// Rows as groups of whole numbers, for a processor that multiplies them.
 pub(in crate::cpu) struct Rounded {
@@ -177,11 +179,14 @@ impl Rounded {
         unsafe {
             let mut sums = [[_mm256_setzero_ps(); N]; R];
             let mut factors = [Factors::NONE; N];
+            let ahead = blocks.map(|of_output| of_output.as_ptr().cast::<u8>().wrapping_add(AHEAD));
+            let ahead = if self.width <= STREAM { Ahead::Stream(ahead[0]) } else { Ahead::Each(ahead) };
+            let (ahead, step) = ahead.of_blocks(size_of::<B>());
             for block in 0..count {
                 for n in 0..N {
                     let of_output = &blocks[n][block];
                     for line in (0..size_of::<B>()).step_by(64) {
-                        prefetch_at(std::ptr::from_ref(of_output).cast::<u8>().wrapping_add(AHEAD + line));
+                        prefetch_at(ahead[n].wrapping_add(block * step + line));
                     }
                     of_output.factors(single_half::<V3>, &mut factors[n]);
                     if B::HAS_LEAST {

@@ -4,7 +4,7 @@
 //! multiply-add each, and its lanes are added at the end. How many rows there are, and which thread has which outputs,
 //! decides where partial sums wait, never what is added to them.
 
-use super::weight::{LINE, Weight};
+use super::weight::{Ahead, LINE, Weight};
 use crate::cpu::element::Element;
 use crate::cpu::simd::{dispatch, prefetch_at, prefetch_far};
 use crate::cpu::storage::Rows;
@@ -22,9 +22,11 @@ pub(super) const TASK: [usize; 2] = [64, 48];
 /// Whole blocks of every format. Half as many of both where registers are few.
 const TILE: [usize; 2] = [8, 3];
 const SEGMENT: usize = 2048;
-/// Inputs that are widened at a time where compilers do it, and how many bytes ahead of its use an output is asked for.
+/// Inputs that are widened at a time where compilers do it, and how many bytes ahead of its use an output is asked for; outputs that
+/// are one stream, less far.
 const PIECE: usize = 256;
 const AHEAD: usize = 16384;
+const AHEAD_OF_STREAM: usize = 8192;
 
 /// A cache line. Buffers are made of them, so that no vector straddles two.
 #[derive(Clone, Copy)]
@@ -417,9 +419,13 @@ fn in_registers<S: Simd, W: Weight, const R: usize, const N: usize>(
                 for start in (0..inputs.width).step_by(inputs.form.segment) {
                     let len = inputs.form.segment.min(inputs.width - start);
                     let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..len * R]).0;
-                    // What is ahead: more of these outputs, or the beginnings of the next.
-                    let over = if bytes(weight, start) + AHEAD < of_output { 0 } else { (N - 1) * of_output };
-                    let ahead = of.map(|output| weight.address(output, start).wrapping_add(AHEAD + over));
+                    let ahead = if inputs.width <= inputs.form.segment {
+                        Ahead::Stream(weight.address(first, 0).wrapping_add(AHEAD_OF_STREAM))
+                    } else {
+                        // More of these outputs, or the beginnings of the next.
+                        let over = if bytes(weight, start) + AHEAD < of_output { 0 } else { (N - 1) * of_output };
+                        Ahead::Each(of.map(|output| weight.address(output, start).wrapping_add(AHEAD + over)))
+                    };
                     weight.add_products(simd, of, start, ahead, x, &mut sums);
                 }
                 let kept = N.min(outputs.end - first);
