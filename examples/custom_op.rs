@@ -65,12 +65,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for question in [7, 8] {
         let prompt: Vec<Token> = (0..64).chain([question; 16]).collect();
         let manager = caches.manager_mut()?;
-        let mut held = None;
-        manager.admit_with(|book| {
-            let prompt = Key { namespace: &namespace, tokens: &prompt };
-            Ok(held.insert(reuse.admit(book, prompt, TenantId(0))?).sequence())
-        })?;
-        let Some(mut lease) = held else { continue };
+        let key = Key { namespace: &namespace, tokens: &prompt };
+        let mut lease = manager.admit_reusing(&mut reuse, key, TenantId(0))?;
         let mut computed = lease.cached();
         println!("prompt {question}: {computed} of {} tokens are cached", prompt.len());
         // Another question may follow the same 64 tokens: a state is kept there.
