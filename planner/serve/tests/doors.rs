@@ -214,6 +214,8 @@ fn weights_of_fewer_bits_are_offered_where_they_cost_less(#[case] engine: Option
     let found = asks.fit(&[(&model, asked.clone())], &engines).unwrap().unwrap();
     let best = found.best().unwrap().per_hour.unwrap();
     let eight = found.fewer_bits.iter().find(|fewer| fewer.bits == 8).unwrap();
+    // As many as `--quantization fp8` takes.
+    assert_eq!(eight.weights_bytes, model.model().weights_at(1.0).unwrap().bytes);
     let offered = eight.fit.as_ref().unwrap();
     assert!(offered.per_hour.unwrap() < best && offered.holds && offered.engine.is_some() == engine.is_some());
     assert!(found.table().contains("with 8-bit weights, assumed "), "{}", found.table());

@@ -89,6 +89,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     changes: &changes::CHANGES,
     divides_whole_models: true,
     captures_apart: true,
+    weights_in_blocks: false,
     logit_bytes: |version| if version < SAMPLES_UNSORTED { SORTED_LOGIT } else { UNSORTED_LOGIT },
     chunks_delta_rules: true,
     // `get_max_prefill_buffer_size` of its sparse attention, measured with the step.
