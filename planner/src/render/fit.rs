@@ -5,7 +5,7 @@ use cacheplan_handlers::DType;
 use super::columns::{WIDTH, align, wrap};
 use crate::engines::EngineSpec;
 use crate::export::file::quoted;
-use crate::fit::{Answer, AtBest, FewerBits, Fit, cost};
+use crate::fit::{Answer, AtBest, FewerBits, Fit, cost, money};
 use crate::size::{ByteSize, sequences};
 
 impl Answer {
@@ -204,9 +204,7 @@ impl Answer {
 
     /// An amount, in the currency where one is stated.
     fn money(&self, amount: f64, digits: usize, of: &str) -> String {
-        let currency =
-            self.currency.iter().filter(|currency| !currency.is_empty()).map(|currency| format!(" {currency}"));
-        format!("{amount:.digits$}{} {of}", currency.collect::<String>())
+        format!("{} {of}", money(amount, digits, self.currency.as_deref().unwrap_or_default()))
     }
 
     /// The command that serves it, to be pasted; a description without weights is no model that can be served.

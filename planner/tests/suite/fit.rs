@@ -397,6 +397,30 @@ fn a_margin_is_held_before_a_layout_counts() {
     assert!(with.2.contains("2 sequences of 32768 tokens and room for 50 % more"), "{}", with.2);
 }
 
+/// A sign in front of a price is what all are in; another currency beside it is refused, and so is what a shell leaves of `$2.50`.
+#[test]
+fn a_price_is_said_in_the_currency_that_it_is_stated_in() {
+    let stated = |currency: &str, price: &str| {
+        let mut prices = Prices { currency: currency.into(), ..Prices::default() };
+        prices.state("h100", price.parse::<Price>()?)?;
+        let question = FitQuestion { prices, ..question(&["h100"], 4_096, 2) };
+        Ok::<_, String>(PlanRequest::of(published("Qwen__Qwen3-0.6B")).fit(&question).unwrap())
+    };
+    for (currency, price, said, kept) in [
+        ("", "2.5", "  2.50 an hour; 1.2500 an hour for each of the 2", ""),
+        ("", "$2.50", "  $2.50 an hour; $1.2500 an hour for each of the 2", "$"),
+        ("USD", "2.5", "  2.50 USD an hour; 1.2500 USD an hour", "USD"),
+    ] {
+        let answer = stated(currency, price).unwrap();
+        assert!(answer.table().contains(said), "{}", answer.table());
+        assert_eq!(answer.currency.as_deref(), Some(kept));
+    }
+    assert!(stated("USD", "€2").unwrap_err().contains("is in €, others are in USD"));
+    for wrong in [".50", "$.50"] {
+        assert!(stated("", wrong).unwrap_err().contains("write 0.50"), "{wrong}");
+    }
+}
+
 /// Who states prices asks for the cheapest: what has none is named below, and is no row.
 #[test]
 fn devices_without_a_price_are_folded_where_one_with_a_price_holds() {
