@@ -76,6 +76,9 @@ impl Devices {
             let size = ByteSize(*total_bytes);
             let otherwise = match self.device.kind {
                 DeviceKind::Integrated => "its GPU may use less, 0.67 to 0.84 of it in logs: state --memory-fraction",
+                DeviceKind::Cpu | DeviceKind::Cuda if self.device.has_outputs() => {
+                    "state the size where yours differs, and with --reserve what a screen and other programs take of it"
+                }
                 DeviceKind::Cpu | DeviceKind::Cuda => "state the size where yours differs",
             };
             notes.push(format!("{name} has {size} by {}; {otherwise}", self.device.reported_by()));

@@ -201,6 +201,16 @@ fn what_an_answer_hangs_on_comes_first(#[case] flags: &str, #[case] expected: Op
     }
 }
 
+#[test]
+fn lines_behind_a_command_are_said_not_to_be_read() {
+    let script = b"vllm serve m --max-model-len 4096\n--max-num-seqs 4\n--enforce-eager\n";
+    let launch = cacheplan_serve::manifest::read("s.sh", script).unwrap().remove(0);
+    let options = Options { model_is_given: true, ..on("h100") };
+    let found = answer(&launch, models("Qwen__Qwen3-8B"), &options).unwrap();
+    assert!(found.cautions[0].starts_with("2 lines after the command are not read: the first begins with --max-num-seqs"));
+    assert_ne!(found.limits.max_batch_size, Some(4));
+}
+
 /// Fewer bits are offered where they cost less, in the engine's own pools where one is asked.
 #[rstest]
 #[case(None)]
