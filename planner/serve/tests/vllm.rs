@@ -330,6 +330,23 @@ fn weights_larger_than_the_device_are_why_it_does_not_start(#[case] command: &st
     assert!(reason.contains("which has 44.99 GiB"), "{reason}");
 }
 
+/// The same command of a newer version logs other numbers: why is said, where they are.
+#[rstest]
+#[case::before("0.19.0", "", [false, false])]
+#[case::tokens("0.24.0", "", [false, true])]
+#[case::prefixes("0.33.0", "", [true, true])]
+#[case::stated("0.33.0", " --no-enable-prefix-caching", [false, true])]
+fn what_a_newer_version_does_otherwise_is_said(#[case] version: &str, #[case] flag: &str, #[case] expected: [bool; 2]) {
+    let options = Options { version: Some(version.into()), ..on("2xh100") };
+    let said = |model: &str| {
+        let notes = told(&format!("vllm serve m --tensor-parallel-size 2{flag}"), model, &options).notes;
+        ["it keeps prefixes where nobody says", "concurrency is what compares"]
+            .map(|said| notes.iter().any(|note| note.contains(said)))
+    };
+    assert_eq!(said("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"), expected);
+    assert_eq!(said("Qwen__Qwen3-8B"), [false; 2]);
+}
+
 /// A state for every block is what fills the pool: keeping the last alone costs nothing.
 #[test]
 fn states_that_prefix_caching_keeps_for_every_block_are_said_and_the_free_change_is_offered() {

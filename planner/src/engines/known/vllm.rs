@@ -285,6 +285,8 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     })
 }
 
+pub use count::REPORTS_CONCURRENCY;
+
 /// The first read version in which hybrids keep prefixes where nobody says.
 pub const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
 
