@@ -1,6 +1,7 @@
 //! A framework's own op gets planning, memory and reuse: by one descriptor, or by a description of the architecture.
 //!
-//! The op keeps the last 64 embeddings of every sequence. Nothing in cacheplan knows it: the graph names it, the descriptor
+//! The op keeps the last 64 embeddings of every sequence, all of which every token moves by one; one that wrote each into a row
+//! of its own would take a `ring`. Nothing in cacheplan knows it: the graph names it, the descriptor
 //! reads its dimensions from the tensors, and the planner finds it a place beside the rest. Whoever has a config and no graph
 //! says the same in TOML, which `cacheplan plan config.json --description acme.toml` takes too.
 //!
