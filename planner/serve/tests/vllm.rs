@@ -330,6 +330,23 @@ fn weights_larger_than_the_device_are_why_it_does_not_start(#[case] command: &st
     assert!(reason.contains("which has 44.99 GiB"), "{reason}");
 }
 
+/// Until weights are quantised as they are loaded, the device has to hold them in full.
+#[rstest]
+#[case::in_full("0.14.0", Starts::No)]
+#[case::quantised("0.15.0", Starts::Yes)]
+fn weights_that_are_quantised_after_they_are_loaded_have_to_fit_in_full(#[case] version: &str, #[case] expected: Starts) {
+    let options = Options { version: Some(version.into()), ..on("l40s") };
+    let model = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
+    let found = told("vllm serve m --quantization fp8 --max-model-len 4096", model, &options);
+    assert_eq!(found.starts, expected, "{:?}", found.reason);
+    if expected == Starts::No {
+        assert!(found.reason.unwrap().contains("it loads weights of 58.82 GiB"));
+        assert!(found.notes.iter().any(|note| note.contains("before 0.15.0 it loads weights in full")));
+        let larger = Options { devices: Some("h100".parse().unwrap()), ..options };
+        assert_ne!(told("vllm serve m --quantization fp8 --max-model-len 4096", model, &larger).starts, Starts::No);
+    }
+}
+
 /// The same command of a newer version logs other numbers: why is said, where they are.
 #[rstest]
 #[case::before("0.19.0", "", [false, false])]

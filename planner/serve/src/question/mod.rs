@@ -121,6 +121,8 @@ pub struct Question {
     measured: Option<MeasuredLedger>,
     /// What the weights take as the engine quantises them, or as they are stated of an engine that is told no budget.
     weights: Option<WeightBytes>,
+    /// Whether those of the files are on a device before it quantises them.
+    loads_in_full: bool,
     model_is_given: bool,
     /// Tokens that a slot of llama.cpp takes, where they are fewer than its cells.
     pub(crate) slot_tokens: Option<u64>,
@@ -180,6 +182,7 @@ impl Question {
             above: options.overrides.clone(),
             measured: options.measured.clone(),
             weights: None,
+            loads_in_full: false,
             model_is_given: options.model_is_given,
             slot_tokens: None,
             knows_bytes: options.cache_bytes.is_some(),
