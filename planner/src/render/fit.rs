@@ -283,8 +283,10 @@ impl Answer {
         let price = best
             .per_million_tokens
             .map(|price| format!(" ({})", self.money(price, 3, "for a million tokens that are written")));
+        let each = *all / (*sequences).max(1) as f64;
+        let each = if *sequences > 1 { format!(", {:.0} for each", each.ceil()) } else { String::new() };
         format!(
-            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{}: {bound_by} ends it; at least {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
+            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{each}{}: {bound_by} ends it; at least {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
             alone.ceil(),
             all.ceil(),
             price.unwrap_or_default(),
