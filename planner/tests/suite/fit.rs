@@ -6,7 +6,7 @@ use std::path::Path;
 use cacheplan_handlers::DType;
 use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::engines::Layout;
-use cacheplan_planner::fit::{Answer, Engines, Fit, FitQuestion, Prices};
+use cacheplan_planner::fit::{Answer, Engines, Fit, FitQuestion, Price, Prices};
 use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, Override, Parallel, PlanError, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;

@@ -37,6 +37,7 @@ use groups::{Division, divide};
 use packed::Family;
 use states::state_pages;
 
+pub use count::REPORTS_CONCURRENCY;
 pub(crate) use log::WORDS;
 
 /// Nemotron-H, and what `MODELS_CONFIG_MAP` says the same of.
@@ -284,8 +285,6 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         ..EnginePrediction::default()
     })
 }
-
-pub use count::REPORTS_CONCURRENCY;
 
 /// The first read version in which hybrids keep prefixes where nobody says.
 pub const HYBRIDS_KEEP_PREFIXES: Version = Version(0, 28, 0);
