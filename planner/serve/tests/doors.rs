@@ -207,7 +207,9 @@ fn lines_behind_a_command_are_said_not_to_be_read() {
     let launch = cacheplan_serve::manifest::read("s.sh", script).unwrap().remove(0);
     let options = Options { model_is_given: true, ..on("h100") };
     let found = answer(&launch, models("Qwen__Qwen3-8B"), &options).unwrap();
-    assert!(found.cautions[0].starts_with("2 lines after the command are not read: the first begins with --max-num-seqs"));
+    assert!(
+        found.cautions[0].starts_with("2 lines after the command are not read: the first begins with --max-num-seqs")
+    );
     assert_ne!(found.limits.max_batch_size, Some(4));
 }
 

@@ -334,7 +334,10 @@ fn weights_larger_than_the_device_are_why_it_does_not_start(#[case] command: &st
 #[rstest]
 #[case::in_full("0.14.0", Starts::No)]
 #[case::quantised("0.15.0", Starts::Yes)]
-fn weights_that_are_quantised_after_they_are_loaded_have_to_fit_in_full(#[case] version: &str, #[case] expected: Starts) {
+fn weights_that_are_quantised_after_they_are_loaded_have_to_fit_in_full(
+    #[case] version: &str,
+    #[case] expected: Starts,
+) {
     let options = Options { version: Some(version.into()), ..on("l40s") };
     let model = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
     let found = told("vllm serve m --quantization fp8 --max-model-len 4096", model, &options);

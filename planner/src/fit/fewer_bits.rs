@@ -35,7 +35,9 @@ impl PlanRequest {
         let mut alike = vec![other, in_blocks];
         alike.retain(|asked| asked.is_empty() == engines.asked.is_empty());
         alike.dedup();
-        let offered = |asked: &Vec<EngineSpec>| WeightBits::ALL.into_iter().filter_map(|bits| of(bits, asked)).collect::<Vec<_>>();
+        let offered = |asked: &Vec<EngineSpec>| {
+            WeightBits::ALL.into_iter().filter_map(|bits| of(bits, asked)).collect::<Vec<_>>()
+        };
         alike.iter().map(offered).fold(Vec::new(), FewerBits::joined)
     }
 

@@ -92,7 +92,10 @@ impl Prices {
             return Err(format!("{price} is no price of `{device}`; a number of at least 0 was expected"));
         }
         if !currency.is_empty() && !self.currency.is_empty() && currency != self.currency {
-            return Err(format!("the price of `{device}` is in {currency}, others are in {}; state one currency", self.currency));
+            return Err(format!(
+                "the price of `{device}` is in {currency}, others are in {}; state one currency",
+                self.currency
+            ));
         }
         if !currency.is_empty() {
             currency.clone_into(&mut self.currency);

@@ -56,7 +56,8 @@ fn header(plan: &CachePlan) -> String {
     let (limits, slots) = (&plan.limits, plan.slots);
     // What nobody's state takes stands in no line of its own: it is a part of each pool.
     let of_padding = plan.pools.iter().filter(|pool| pool.unit == Unit::Slot);
-    let of_padding = of_padding.fold(0u64, |sum, pool| sum.saturating_add(pool.reserved.saturating_mul(pool.unit_bytes)));
+    let of_padding =
+        of_padding.fold(0u64, |sum, pool| sum.saturating_add(pool.reserved.saturating_mul(pool.unit_bytes)));
     let padding = if of_padding > 0 { format!(" ({})", ByteSize(of_padding)) } else { String::new() };
     let model = &plan.model;
     let mut rows = vec![vec!["MODEL".into(), format!("{}, {} layers, {}", model.title(), model.layers, model.dtype)]];

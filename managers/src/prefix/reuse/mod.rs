@@ -20,8 +20,8 @@ use cacheplan_planner::CachePlan;
 use super::cache::{Lease, PrefixCache, Progress};
 use super::key::{common_prefix, floor};
 use super::{
-    BranchRule, Extend, HostSlotId, HostTier, Key, Match, Metrics, Namespace, Provision, Released, Strategy, TenantId, Token, Tree,
-    TreeConfig, WindowSpan,
+    BranchRule, Extend, HostSlotId, HostTier, Key, Match, Metrics, Namespace, Provision, Released, Strategy, TenantId,
+    Token, Tree, TreeConfig, WindowSpan,
 };
 use crate::book::error::{BookError, Lack, NoReuse, Scarce};
 use crate::book::{CacheBook, Layout, Prefix, SequenceGuard, SequenceId, SetAside, SlotId, SlotRole, StateAt, Windows};

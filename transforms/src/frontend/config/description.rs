@@ -235,7 +235,8 @@ fn parse(text: &str, model_type: &str) -> Result<Description, FrontendError> {
 /// What serde says of a key that there is none of, with the nearest of those that it lists, and of a number in the place of
 /// an expression.
 fn with_hint(message: String) -> String {
-    let number = message.strip_prefix("invalid type: integer `").and_then(|rest| rest.strip_suffix("`, expected a string"));
+    let number =
+        message.strip_prefix("invalid type: integer `").and_then(|rest| rest.strip_suffix("`, expected a string"));
     if let Some(number) = number {
         return format!("an expression is a text; write \"{number}\" for {number}");
     }
