@@ -132,7 +132,7 @@ mod tests {
         #[case] stated: Stated,
         #[case] expected: Option<&str>,
     ) {
-        let notes = device.parse::<Devices>().unwrap().notes(&Config::default(), stated).unwrap();
+        let notes = device.parse::<Devices>().unwrap().notes(&Config::from(Budget::default()), stated).unwrap();
         match expected {
             Some(expected) => assert!(notes[0].contains(expected), "{notes:?}"),
             None => assert!(!notes.iter().any(|note| note.contains("screen")), "{notes:?}"),
