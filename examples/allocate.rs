@@ -44,8 +44,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     manager.step(&[Work { sequence: first, tokens: 40 }, Work { sequence: second, tokens: 9 }], &mut step)?;
     println!("\nprompts: cu_seqlens {:?}, slots {:?}", step.cu_seqlens, step.slots);
     for pool in &step.pools {
-        let tables: Vec<&[i32]> = pool.block_tables.chunks(pool.max_blocks).collect();
-        println!("block tables {tables:?}, the first token goes to row {}", pool.slot_mapping[0]);
+        let (first, second, row) = (pool.row(0), pool.row(1), pool.slot_mapping[0]);
+        println!("{}: block tables {first:?} and {second:?}, the first token goes to row {row}", pool.id);
     }
 
     // 4. What the kernels of a layer get: a whole pool, and where the layer lies in it.

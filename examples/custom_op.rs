@@ -1,6 +1,7 @@
 //! A framework's own op gets planning, memory and reuse: by one descriptor, or by a description of the architecture.
 //!
-//! The op keeps the last 64 embeddings of every sequence. Nothing in cacheplan knows it: the graph names it, the descriptor
+//! The op keeps the last 64 embeddings of every sequence, all of which every token moves by one; one that wrote each into a row
+//! of its own would take a `ring`. Nothing in cacheplan knows it: the graph names it, the descriptor
 //! reads its dimensions from the tensors, and the planner finds it a place beside the rest. Whoever has a config and no graph
 //! says the same in TOML, which `cacheplan plan config.json --description acme.toml` takes too.
 //!
@@ -65,12 +66,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for question in [7, 8] {
         let prompt: Vec<Token> = (0..64).chain([question; 16]).collect();
         let manager = caches.manager_mut()?;
-        let mut held = None;
-        manager.admit_with(|book| {
-            let prompt = Key { namespace: &namespace, tokens: &prompt };
-            Ok(held.insert(reuse.admit(book, prompt, TenantId(0))?).sequence())
-        })?;
-        let Some(mut lease) = held else { continue };
+        let key = Key { namespace: &namespace, tokens: &prompt };
+        let mut lease = manager.admit_reusing(&mut reuse, key, TenantId(0))?;
         let mut computed = lease.cached();
         println!("prompt {question}: {computed} of {} tokens are cached", prompt.len());
         // Another question may follow the same 64 tokens: a state is kept there.

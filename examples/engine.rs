@@ -103,31 +103,27 @@ impl Engine<'_> {
 
     /// Takes in jobs while there is room.
     fn admit(&mut self) -> Result<(), ManagerError> {
+        let namespace = &self.namespace;
         while self.running.len() < self.batch
-            && let Some(job) = self.waiting.pop_front()
+            && let Some(job) = self.waiting.front()
         {
-            let Self { manager, reuse, namespace, .. } = self;
-            let mut held = None;
-            let admitted = manager.admit_with(|book| {
-                let prompt = Key { namespace, tokens: &job.tokens };
-                Ok(held.insert(reuse.admit(book, prompt, TenantId(0))?).sequence())
-            });
-            match (admitted, held) {
-                (Ok(_), Some(mut lease)) => {
-                    // Where those that wait turn off from this prompt, a state is kept for them.
-                    for other in &self.waiting {
-                        self.reuse.expect(&mut lease, Key { namespace: &self.namespace, tokens: &other.tokens });
-                    }
-                    let computed = lease.cached();
-                    println!("job {} starts with {computed} of {} tokens cached", job.name, job.tokens.len());
-                    self.running.push(Running { job, lease, computed });
-                }
-                (Err(ManagerError::Book(BookError::Lack(_))), _) if !self.running.is_empty() => {
-                    self.waiting.push_front(job);
-                    return Ok(());
-                }
-                (admitted, _) => return admitted.map(drop),
+            let prompt = Key { namespace, tokens: &job.tokens };
+            // What a running one is about to compute of it is not computed a second time.
+            if self.running.iter().any(|running| self.reuse.coming(&running.lease, prompt) > 0) {
+                return Ok(());
             }
+            let mut lease = match self.manager.admit_reusing(&mut self.reuse, prompt, TenantId(0)) {
+                Err(ManagerError::Book(BookError::Lack(_))) if !self.running.is_empty() => return Ok(()),
+                admitted => admitted?,
+            };
+            let Some(job) = self.waiting.pop_front() else { return Ok(()) };
+            // Where those that wait turn off from this prompt, a state is kept for them.
+            for other in &self.waiting {
+                self.reuse.expect(&mut lease, Key { namespace, tokens: &other.tokens });
+            }
+            let computed = lease.cached();
+            println!("job {} starts with {computed} of {} tokens cached", job.name, job.tokens.len());
+            self.running.push(Running { job, lease, computed });
         }
         Ok(())
     }

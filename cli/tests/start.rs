@@ -139,6 +139,20 @@ fn a_wrong_command_is_followed_by_one_that_starts() {
     assert!(err.contains("try vllm serve") && err.contains("--max-model-len 4096"), "{err}");
 }
 
+/// What the engine refuses of a model and devices is an answer, as one that lacks memory is.
+#[rstest]
+#[case::text(&[], "\nREASON\n  World size (4) is larger")]
+#[case::markdown(&["--format", "markdown"], "\n## Reason\n\n```text\nWorld size (4) is larger")]
+#[case::json(&["--format", "json"], "\"reason\": \"vllm would not start: World size (4) is larger")]
+fn what_an_engine_refuses_is_printed_as_what_does_not_start_is(#[case] format: &[&str], #[case] expected: &str) {
+    let model = config(QWEN);
+    let asked = ["--device", "2xh100", "--", "vllm", "serve", &model, "-tp", "4"];
+    let (code, out, err) = said(&cacheplan(&[&["plan"][..], format, &asked].concat()));
+    assert_eq!(code, Some(3), "{err}");
+    assert!(out.contains(expected), "{out}");
+    assert!(err.contains("vllm would not start"), "{err}");
+}
+
 #[test]
 fn what_would_do_stands_on_a_line_of_its_own_among_several_commands_too() {
     let folder = tempfile::tempdir().unwrap();

@@ -78,7 +78,12 @@ impl Devices {
                 DeviceKind::Integrated => "its GPU may use less, 0.67 to 0.84 of it in logs: state --memory-fraction",
                 DeviceKind::Cpu | DeviceKind::Cuda => "state the size where yours differs",
             };
-            notes.push(format!("{name} has {size} by {}; {otherwise}", self.device.reported_by()));
+            let reserve = if stated == Stated::Keys { "memory.reserve" } else { "--reserve" };
+            let screen = match self.device.has_outputs() {
+                true => format!(", and with {reserve} what a screen takes of it"),
+                false => String::new(),
+            };
+            notes.push(format!("{name} has {size} by {}; {otherwise}{screen}", self.device.reported_by()));
         }
         self.divide(config)?;
         if self.assumes_ranks(config) {
@@ -106,5 +111,31 @@ impl FromStr for Devices {
         let (count, device) = DeviceInfo::several(text)?;
         let word = text.split_once(['x', 'X', '*']).filter(|_| count > 1).map(|(_, word)| word.trim().to_owned());
         Ok(Self { count, device, word })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    /// A card that may drive a screen holds less than its name says.
+    #[rstest]
+    #[case("rtx-4090", Stated::Flags, Some("with --reserve what a screen"))]
+    #[case("rtx-a6000", Stated::Keys, Some("with memory.reserve what a screen"))]
+    #[case("h100", Stated::Flags, None)]
+    #[case("m4-max-128gb", Stated::Flags, None)]
+    #[case("24GiB", Stated::Flags, None)]
+    fn what_a_screen_takes_is_spoken_of_where_one_may_be(
+        #[case] device: &str,
+        #[case] stated: Stated,
+        #[case] expected: Option<&str>,
+    ) {
+        let notes = device.parse::<Devices>().unwrap().notes(&Config::from(Budget::default()), stated).unwrap();
+        match expected {
+            Some(expected) => assert!(notes[0].contains(expected), "{notes:?}"),
+            None => assert!(!notes.iter().any(|note| note.contains("screen")), "{notes:?}"),
+        }
     }
 }

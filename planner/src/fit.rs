@@ -14,7 +14,8 @@ use answer::in_order;
 use trial::{Asking, Tried, Variant, tried};
 
 pub use answer::{Answer, AtBest, Curve, FewerBits, Fit};
-pub use prices::Prices;
+pub(crate) use prices::money;
+pub use prices::{Price, Prices};
 
 use crate::bound::Work;
 use crate::config::Config;

@@ -6,6 +6,7 @@ use cacheplan_transforms::WeightBytes;
 use serde::Deserialize;
 
 use crate::bound::Work;
+use crate::engines::Engine;
 use crate::model_caches::ModelCaches;
 use crate::request::PlanRequest;
 
@@ -31,10 +32,12 @@ impl WeightBits {
         }
     }
 
-    /// Bytes of an element: 32 of them share a scale of 16 bits, as in GGML's `q8_0` and `q4_0`.
-    const fn bytes(self) -> f64 {
+    /// Bytes of an element. Beside 8 bits of `fp8` a scale of a tensor or of a channel is nothing, where blocks are GGML's 32
+    /// elements share one of 16 bits (`q8_0`); of 4 bits 16 share one of 8 (`nvfp4`), or 32 one of 16 (`q4_0`).
+    const fn bytes(self, in_blocks: bool) -> f64 {
         match self {
-            Self::Eight => 34.0 / 32.0,
+            Self::Eight if in_blocks => 34.0 / 32.0,
+            Self::Eight => 1.0,
             Self::Four => 18.0 / 32.0,
         }
     }
@@ -75,8 +78,9 @@ impl ModelCaches {
 }
 
 impl PlanRequest {
-    /// [`ModelCaches::weights_at`] so many bits.
-    pub fn weights_at(&self, bits: WeightBits) -> Option<u64> {
-        self.model().weights_at(bits.bytes()).map(|weights| weights.bytes)
+    /// [`ModelCaches::weights_at`] so many bits, as an engine has them.
+    pub fn weights_at(&self, bits: WeightBits, engine: Option<Engine>) -> Option<u64> {
+        let in_blocks = engine.is_some_and(|engine| engine.rules().weights_in_blocks);
+        self.model().weights_at(bits.bytes(in_blocks)).map(|weights| weights.bytes)
     }
 }

@@ -124,8 +124,7 @@ pub(crate) fn one_each(candidates: &[Candidate], step: &StepMetadata) -> StepMet
     }
     for pool in &step.pools {
         let mut part = pool.clone();
-        let table = |sequence: usize| &pool.block_tables[sequence * pool.max_blocks..][..pool.max_blocks];
-        part.block_tables = rows.iter().flat_map(|&(sequence, _)| table(sequence)).copied().collect();
+        part.block_tables = rows.iter().flat_map(|&(sequence, _)| pool.row(sequence)).copied().collect();
         part.slot_mapping = rows.iter().map(|&(_, row)| pool.slot_mapping[row]).collect();
         one.pools.push(part);
     }

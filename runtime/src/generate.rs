@@ -276,14 +276,12 @@ impl<'a, 'b> Generator<'a, 'b> {
             self.serving.recorder.computes(job.tokens.len() - computed);
             return Ok((sequence, lease, computed));
         }
-        let mut lease = None;
         let Serving { caches, prefixes, .. } = &mut self.serving;
-        let sequence = match prefixes {
-            Some(prefixes) => caches.admit_with(|book| {
-                let prompt = Key { namespace: &self.namespace, tokens: &job.tokens };
-                let tenant = TenantId(job.request.tenant);
-                Ok(lease.insert(prefixes.admit(book, prompt, tenant)?).sequence())
-            })?,
+        let prompt = Key { namespace: &self.namespace, tokens: &job.tokens };
+        let tenant = TenantId(job.request.tenant);
+        let lease = prefixes.as_mut().map(|prefixes| caches.admit_reusing(prefixes, prompt, tenant)).transpose()?;
+        let sequence = match &lease {
+            Some(lease) => lease.sequence(),
             None => caches.admit(job.tokens.len() as u32)?,
         };
         let computed = lease.as_ref().map_or(0, ReuseLease::cached);

@@ -109,6 +109,40 @@ fn what_is_misspelt_in_a_description_is_told_with_its_place(
     }
 }
 
+/// A config's key that could say what is cached, beside a description that does not read it.
+#[rstest]
+#[case::misspelt(
+    "",
+    "width = \"sumary_width\"\nrows = \"4\"",
+    "line 8, `blocks.summary.width`: none of `sumary_width` is in config.json (near: summary_width)"
+)]
+#[case::not_read(
+    "",
+    "width = \"hidden_size\"\nrows = \"4\"",
+    "`mine`: nothing in it reads `summary_width` of config.json, which could say what is cached; read it in an expression, or name it in `ignores`"
+)]
+#[case::ignored_by_another_name(
+    "ignores = [\"sumary_width\"]\n",
+    "width = \"hidden_size\"\nrows = \"4\"",
+    "line 2, `ignores`: nothing in it reads `summary_width`"
+)]
+#[case::a_number("", "width = \"summary_width\"\nrows = 4", "line 9: an expression is a text; write \"4\" for 4")]
+fn a_key_that_a_description_does_not_read_is_looked_for_in_it(
+    #[case] ignores: &str,
+    #[case] dims: &str,
+    #[case] expected: &str,
+) {
+    let config = r#"{"model_type": "mine", "hidden_size": 64, "num_hidden_layers": 2, "summary_width": [512, 512]}"#;
+    let description = format!(
+        "model_types = [\"mine\"]\n{ignores}[[pattern]]\nkinds = [\"rec\"]\n[kinds]\nrec = [\"summary\"]\n[blocks.summary]\nblock = \"ring\"\n{dims}\n"
+    );
+    let options = ReadOptions { descriptions: vec![description], ..ReadOptions::default() };
+    let error = Model::read_config("config.json", config, &options).unwrap_err();
+    let FrontendError::Description { place, .. } = &error else { panic!("{error}") };
+    assert_eq!(place.which, Some(0));
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
 #[test]
 fn a_name_without_a_near_one_is_told_without_any() {
     let text = block("json").replace("\"heron\"", "\"an_architecture_of_tomorrow\"");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use cacheplan::files::Limit;
-use cacheplan::planner::fit::Answer;
+use cacheplan::planner::fit::{Answer, Price};
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
 use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
 use cacheplan::transforms::ReadOptions;
@@ -47,9 +47,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PERCENT", default_value_t = 0, value_parser = whole::<u32>(0..=1000))]
     margin: u32,
 
-    /// What an hour of one device costs, such as h100=2.49,l40s=0.86; stands above --prices
-    #[arg(long, value_name = "DEVICE=NUMBER", value_delimiter = ',', value_parser = price)]
-    price: Vec<(String, f64)>,
+    /// What an hour of one device costs, such as h100=2.49,l40s=0.86, or 'h100=$2.49'; stands above --prices
+    #[arg(long, value_name = "DEVICE=PRICE", value_delimiter = ',', value_parser = price)]
+    price: Vec<(String, Price)>,
 
     /// The same as TOML: `currency = "USD"` and `[per_hour]` with a number for each device
     #[arg(long, value_name = "FILE")]
@@ -135,7 +135,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(path) => Prices::from_toml(&read(path, Limit::TOML)?).map_err(|error| in_file(path, error))?,
     };
     for (device, price) in &args.price {
-        prices.state(device, *price).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
+        prices.state(device, price.clone()).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
         // A manifest may name others itself.
         if !args.gpus.is_empty() && !args.gpus.iter().any(|(tried, _)| tried == device) {
             return Err(Failure::new(2, format!("--price: `{device}` is none of the devices of --gpus")));
@@ -335,10 +335,10 @@ fn tokens(text: &str) -> Result<Context, String> {
 }
 
 /// A device and what an hour of it costs.
-fn price(text: &str) -> Result<(String, f64), String> {
+fn price(text: &str) -> Result<(String, Price), String> {
     let expected = || format!("`{text}` is no price; write one such as h100=2.49");
     let (device, price) = text.split_once('=').ok_or_else(expected)?;
-    Ok((device.trim().to_lowercase(), price.trim().parse().map_err(|_| expected())?))
+    Ok((device.trim().to_lowercase(), price.trim().parse()?))
 }
 
 /// Those that are tried where none are named.

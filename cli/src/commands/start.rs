@@ -211,10 +211,16 @@ impl StartArgs {
         match found {
             Ok(found) => self.judged(&found, options.expected_sequences, beside.strict, print_as),
             Err(refusal) => {
-                if print_as == Print::Json {
-                    print_json(&refusal)?;
+                let report = refusal.report();
+                match (print_as, &report) {
+                    (Print::Json, _) => print_json(&refusal)?,
+                    (Print::Text, Some(report)) => print(report)?,
+                    (Print::Markdown, Some(report)) => print(&markdown(report))?,
+                    (_, None) => {}
                 }
-                Err(Failure::new(refusal.error.exit_code(), refusal.text()))
+                let is_said = print_as != Print::Json && report.is_some();
+                let failure = if is_said { refusal.failure() } else { refusal.text() };
+                Err(Failure::new(refusal.error.exit_code(), failure))
             }
         }
     }

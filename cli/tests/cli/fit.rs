@@ -66,6 +66,8 @@ fn prices_are_stated_one_by_one_above_those_of_a_file() {
         ("h100", "write one such as h100=2.49"),
         ("h1000=2", "neither a size"),
         ("l4=-1", "at least 0"),
+        ("l4=.50", "a shell reads `$2` itself"),
+        ("l4=$1,h100=€2", "state one currency"),
         ("b200=2", "`b200` is none of the devices of --gpus"),
     ] {
         let output = fit(&[&format!("--price={wrong}")]);

@@ -71,8 +71,9 @@ pub(crate) fn request(
         text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
     };
     let request = PlanRequest::of(model);
+    let engine = of.engine.as_deref().map(str::parse::<EngineSpec>).transpose().map_err(Refused::usage)?;
     let weights = |bits| -> Result<Override, Refused> {
-        let bytes = weights_at(&request, bits)?;
+        let bytes = weights_at(&request, bits, engine)?;
         Ok(Override::by_argument("memory.weights", bytes.0.to_string(), format!("{bits} weights, assumed")))
     };
     let weights = of.bits.map(weights).transpose()?;
@@ -85,7 +86,6 @@ pub(crate) fn request(
     let request = request.with_config(config).of_stage(of.stage);
     let request = devices.into_iter().fold(request, PlanRequest::with_devices);
     let request = draft.into_iter().fold(request, PlanRequest::with_draft);
-    let engine = of.engine.as_deref().map(str::parse).transpose().map_err(Refused::usage)?;
     let request = engine.into_iter().fold(request, PlanRequest::for_engine);
     let measured = of.measured.as_deref().map(|text| MeasuredLedger::from_toml(text, "the measured lines"));
     let measured = measured.transpose().map_err(Refused::error)?;
@@ -93,9 +93,13 @@ pub(crate) fn request(
 }
 
 /// What the weights would take with so many bits each.
-pub(crate) fn weights_at(request: &PlanRequest, bits: WeightBits) -> Result<ByteSize, Refused> {
+pub(crate) fn weights_at(
+    request: &PlanRequest,
+    bits: WeightBits,
+    engine: Option<EngineSpec>,
+) -> Result<ByteSize, Refused> {
     let why = "the size of the weights is not known, so what fewer bits would take is not either";
-    request.weights_at(bits).map(ByteSize).ok_or_else(|| Refused::usage(why))
+    request.weights_at(bits, engine.map(|engine| engine.engine)).map(ByteSize).ok_or_else(|| Refused::usage(why))
 }
 
 fn layers(request: &PlanRequest) -> &[LayerSpec] {
@@ -137,7 +141,7 @@ pub(crate) fn choices(reads_disk: bool) -> Value {
 pub(crate) fn opened(number: u64, model: &Model) -> Value {
     let info = &model.info;
     let request = PlanRequest::of(ModelCaches::from(model.clone()));
-    let weights = WeightBits::ALL.map(|bits| request.weights_at(bits));
+    let weights = WeightBits::ALL.map(|bits| request.weights_at(bits, None));
     let walked = model.graph.clone().collect(&Budget::default().pass_context(info));
     let inspection = walked.map(|collected| model.inspection(&collected).to_string());
     json!({

@@ -98,7 +98,7 @@ impl OpenModels {
             Question::File { of, format } => self.about(&of, |about| answers::file(about, format)),
             Question::Fit { model, context, sequences, devices, max_devices, prices, bits, width } => {
                 let request = PlanRequest::of(self.model(model)?);
-                let weights = bits.map(|bits| answers::weights_at(&request, bits)).transpose()?;
+                let weights = bits.map(|bits| answers::weights_at(&request, bits, None)).transpose()?;
                 let prices = prices.unwrap_or_default();
                 answers::fit(&request, context, sequences, &devices, max_devices, weights, prices, width.0)
             }

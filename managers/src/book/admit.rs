@@ -56,9 +56,11 @@ impl CacheBook {
     /// Gives a preempted sequence its slot and the blocks of its tokens so far, to be computed again.
     ///
     /// # Errors
-    /// As [`CacheBook::admit`]; a sequence that was not preempted.
+    /// As [`CacheBook::admit`]; a sequence that was not preempted, or one of a lease ([`BookError::Leased`]), whose contents
+    /// were lost.
     pub fn resume(&mut self, id: SequenceId, tokens: u32) -> Result<()> {
         self.reclaim()?;
+        self.unleased(id)?;
         let found = self.sequences.get(id)?.residency;
         if found != Residency::Preempted {
             return Err(BookError::WrongState { sequence: id, found: found.name(), expected: "preempted" });

@@ -137,6 +137,7 @@ impl CacheBook {
             metadata.draft_rows.push(row.map_or(-1, |row| row as i32));
         }
         for (paged, (spec, pool)) in layout.paged.iter().zip(&mut metadata.pools).enumerate() {
+            pool.id.clone_from(&spec.id);
             let rows = work.iter().zip(&metadata.kv_lens);
             for (_, &end) in rows.clone() {
                 pool.max_blocks = pool.max_blocks.max(spec.blocks_for(end) as usize);

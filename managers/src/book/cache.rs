@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_planner::CachePlan;
 
-use super::guard::{Dropped, SequenceGuard};
+use super::guard::{Guarded, SequenceGuard};
 use super::host::HostUse;
 use super::layout::{Layout, Windows};
 use super::sequence::{Residency, Sequence, Sequences};
@@ -36,8 +36,8 @@ pub struct CacheBook {
     pub(crate) free_rows: Vec<u32>,
     /// Bytes of the host tier.
     pub(crate) host: HostUse,
-    /// Sequences whose guards were dropped.
-    dropped: Arc<Dropped>,
+    /// Sequences that leases hold, or held.
+    guarded: Arc<Guarded>,
     /// Checkpoints that hold no state, since none could be stored in them.
     pub(super) spoiled: Vec<SlotId>,
     /// What the current step needs, reused between steps.
@@ -85,7 +85,7 @@ impl CacheBook {
             steps: 0,
             free_rows: layout.draft_rows.clone().rev().collect(),
             host: HostUse::default(),
-            dropped: Arc::default(),
+            guarded: Arc::default(),
             spoiled: Vec::new(),
             growths: Vec::new(),
             layout,
@@ -104,10 +104,20 @@ impl CacheBook {
 
     /// Takes everything from a sequence; its handle stays, for [`CacheBook::resume`].
     ///
+    /// One of a [`ReuseLease`](crate::prefix::ReuseLease) makes way by
+    /// [`PrefixReuse::finish`](crate::prefix::PrefixReuse::finish), which keeps what it computed for when its tokens are
+    /// admitted again.
+    ///
     /// # Errors
-    /// A stale handle, or a sequence that holds nothing.
+    /// [`BookError::Leased`]; a stale handle, or a sequence that holds nothing.
     pub fn preempt(&mut self, id: SequenceId) -> Result<()> {
         self.resident(id)?;
+        self.unleased(id)?;
+        self.lose(id)
+    }
+
+    /// As [`CacheBook::preempt`] where contents are lost, whoever holds the sequence.
+    pub(crate) fn lose(&mut self, id: SequenceId) -> Result<()> {
         self.vacate(id, Residency::Preempted)?;
         self.sequences.get_mut(id)?.tokens = 0;
         Ok(())
@@ -289,7 +299,7 @@ impl CacheBook {
     /// The books of other pools with the sequences of these, whose pools must be idle.
     pub fn replaced_by(self, fresh: Self) -> Self {
         // The count of steps goes on, since sequences remember the last one they stood in.
-        Self { sequences: self.sequences, steps: self.steps, host: self.host, dropped: self.dropped, ..fresh }
+        Self { sequences: self.sequences, steps: self.steps, host: self.host, guarded: self.guarded, ..fresh }
     }
 
     /// Nothing if no block and no slot is held.
@@ -312,7 +322,7 @@ impl CacheBook {
     /// # Errors
     /// None in consistent books.
     pub fn reclaim(&mut self) -> Result<()> {
-        for sequence in self.dropped.take() {
+        for sequence in self.guarded.take_dropped() {
             match self.finish(sequence) {
                 // Whoever ended it before has dropped the lease since.
                 Ok(()) | Err(BookError::StaleSequence(_)) => {}
@@ -324,12 +334,17 @@ impl CacheBook {
 
     /// Whether dropped leases have left something to [`CacheBook::reclaim`].
     pub(crate) fn has_dropped(&self) -> bool {
-        self.dropped.any()
+        self.guarded.any_dropped()
     }
 
     /// A sequence that ends when the guard is dropped.
     pub(crate) fn guard(&self, sequence: SequenceId) -> SequenceGuard {
-        SequenceGuard::new(sequence, &self.dropped)
+        SequenceGuard::new(sequence, &self.guarded)
+    }
+
+    /// Refuses what a lease would not know of.
+    pub(super) fn unleased(&self, id: SequenceId) -> Result<()> {
+        if self.guarded.holds(id) { Err(BookError::Leased(id)) } else { Ok(()) }
     }
 
     /// Whether any sequence holds blocks or a slot.

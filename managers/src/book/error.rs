@@ -94,6 +94,11 @@ pub enum BookError {
         /// What the operation needs, in words.
         expected: &'static str,
     },
+    /// A sequence of a lease, which would not know what becomes of it.
+    #[error(
+        "{0} is held by a lease of a prefix cache; finish or drop the lease, and admit its tokens again: of a finished one they are found while there is room"
+    )]
+    Leased(SequenceId),
     /// A sequence that stands twice in one step.
     #[error("{0} stands twice in one step")]
     DuplicateSequence(SequenceId),

@@ -1,36 +1,58 @@
 //! Sequences that end when whoever holds them lets go.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ids::SequenceId;
 
-/// The sequences of dropped guards, which the book ends before it is next asked for anything.
+/// The sequences that guards hold, and those of dropped ones, which the book ends before it is next asked for anything.
 #[derive(Debug, Default)]
-pub(crate) struct Dropped {
-    /// Whether there are any, so that nobody waits for the list where there are none.
-    any: AtomicBool,
-    sequences: Mutex<Vec<SequenceId>>,
+pub(crate) struct Guarded {
+    /// Whether any were dropped, so that nobody waits for the lists where none were.
+    any_dropped: AtomicBool,
+    lists: Mutex<Lists>,
 }
 
-impl Dropped {
-    fn push(&self, sequence: SequenceId) {
-        self.sequences.lock().unwrap_or_else(PoisonError::into_inner).push(sequence);
-        self.any.store(true, Ordering::Release);
+#[derive(Debug, Default)]
+struct Lists {
+    held: Vec<SequenceId>,
+    dropped: Vec<SequenceId>,
+}
+
+impl Guarded {
+    fn lists(&self) -> MutexGuard<'_, Lists> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those since it was asked last.
-    pub(super) fn take(&self) -> Vec<SequenceId> {
-        if !self.any() {
+    /// Ends a guard of a sequence.
+    fn let_go(&self, sequence: SequenceId, dropped: bool) {
+        let mut lists = self.lists();
+        if let Some(at) = lists.held.iter().position(|&held| held == sequence) {
+            lists.held.swap_remove(at);
+        }
+        if dropped {
+            lists.dropped.push(sequence);
+            self.any_dropped.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a guard holds the sequence.
+    pub(super) fn holds(&self, sequence: SequenceId) -> bool {
+        self.lists().held.contains(&sequence)
+    }
+
+    /// The dropped ones since it was asked last.
+    pub(super) fn take_dropped(&self) -> Vec<SequenceId> {
+        if !self.any_dropped() {
             return Vec::new();
         }
-        self.any.store(false, Ordering::Release);
-        std::mem::take(&mut *self.sequences.lock().unwrap_or_else(PoisonError::into_inner))
+        self.any_dropped.store(false, Ordering::Release);
+        std::mem::take(&mut self.lists().dropped)
     }
 
-    /// Whether there are any.
-    pub(super) fn any(&self) -> bool {
-        self.any.load(Ordering::Acquire)
+    /// Whether any were dropped.
+    pub(super) fn any_dropped(&self) -> bool {
+        self.any_dropped.load(Ordering::Acquire)
     }
 }
 
@@ -38,12 +60,13 @@ impl Dropped {
 #[derive(Debug)]
 pub(crate) struct SequenceGuard {
     sequence: SequenceId,
-    dropped: Option<Arc<Dropped>>,
+    guarded: Option<Arc<Guarded>>,
 }
 
 impl SequenceGuard {
-    pub(super) fn new(sequence: SequenceId, dropped: &Arc<Dropped>) -> Self {
-        Self { sequence, dropped: Some(Arc::clone(dropped)) }
+    pub(super) fn new(sequence: SequenceId, guarded: &Arc<Guarded>) -> Self {
+        guarded.lists().held.push(sequence);
+        Self { sequence, guarded: Some(Arc::clone(guarded)) }
     }
 
     /// The sequence.
@@ -53,15 +76,17 @@ impl SequenceGuard {
 
     /// Leaves the sequence to the caller.
     pub(crate) fn release(mut self) -> SequenceId {
-        self.dropped = None;
+        if let Some(guarded) = self.guarded.take() {
+            guarded.let_go(self.sequence, false);
+        }
         self.sequence
     }
 }
 
 impl Drop for SequenceGuard {
     fn drop(&mut self) {
-        if let Some(dropped) = self.dropped.take() {
-            dropped.push(self.sequence);
+        if let Some(guarded) = self.guarded.take() {
+            guarded.let_go(self.sequence, true);
         }
     }
 }

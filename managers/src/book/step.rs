@@ -32,7 +32,10 @@ pub struct StepMetadata {
 /// One paged pool's part of a step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolStep {
-    /// `[batch, max_blocks]` block of each logical block; -1 where there is none or a window has released it.
+    /// The pool's id in the plan.
+    pub id: String,
+    /// `[batch, max_blocks]` block of each logical block; -1 where there is none or a window has released it. A
+    /// sequence's part is its [`row`](PoolStep::row).
     pub block_tables: Vec<i32>,
     /// Row length of `block_tables`.
     pub max_blocks: usize,
@@ -160,6 +163,11 @@ impl StepMetadata {
 }
 
 impl PoolStep {
+    /// The block table of the sequence at this place in the step; empty where the step has no such sequence.
+    pub fn row(&self, sequence: usize) -> &[i32] {
+        self.block_tables.chunks(self.max_blocks.max(1)).nth(sequence).unwrap_or_default()
+    }
+
     fn check(&self, spec: &PagedSpec, step: &StepMetadata) -> Result<()> {
         let (batch, tokens) = (step.batch(), step.total_tokens());
         let (tables, writes) = (self.block_tables.len(), self.slot_mapping.len());
@@ -170,7 +178,7 @@ impl PoolStep {
         for (sequence, &length) in step.kv_lens.iter().enumerate().filter(|(_, length)| **length > 0) {
             let new = step.cu_seqlens[sequence + 1] - step.cu_seqlens[sequence];
             let seen = spec.first_visible_block(length.saturating_sub(new)) as usize..spec.blocks_for(length) as usize;
-            let table = &self.block_tables[sequence * self.max_blocks..][..self.max_blocks];
+            let table = self.row(sequence);
             let exists = |block: &i32| u32::try_from(*block).is_ok_and(|block| block < spec.blocks);
             let all = new == 0 || table.get(seen).is_some_and(|seen| seen.iter().all(exists));
             ensure(all, || format!("sequence {sequence} sees blocks that pool `{}` does not have", spec.id))?;
@@ -201,6 +209,7 @@ mod tests {
     /// A step of one token in each sequence, in pools of these blocks a table.
     fn step(batch: usize, blocks: &[usize]) -> StepMetadata {
         let pool = |&max_blocks: &usize| PoolStep {
+            id: "kv".into(),
             block_tables: (0..(batch * max_blocks) as i32).collect(),
             max_blocks,
             slot_mapping: (0..batch as i64).map(|row| 100 + row).collect(),
@@ -299,11 +308,25 @@ mod tests {
             slots: vec![1, -1],
             draft_rows: vec![-1; 2],
             parents: Vec::new(),
-            pools: vec![PoolStep { block_tables: vec![1, 2, 3, 4], max_blocks: 2, slot_mapping: vec![11, 16] }],
+            pools: vec![PoolStep {
+                id: "kv".into(),
+                block_tables: vec![1, 2, 3, 4],
+                max_blocks: 2,
+                slot_mapping: vec![11, 16],
+            }],
         };
         change(&mut step);
         let found = step.held_to(&[spec], 5).err().map(|error| error.to_string());
         assert_eq!(found, expected.map(|reason| format!("the step does not fit the pools: {reason}")));
+    }
+
+    #[test]
+    fn a_row_is_the_block_table_of_one_sequence() {
+        let step = step(3, &[2, 0]);
+        assert_eq!((step.pools[0].row(0), step.pools[0].row(2)), (&[0, 1][..], &[4, 5][..]));
+        for (pool, sequence) in [(0, 3), (1, 0)] {
+            assert!(step.pools[pool].row(sequence).is_empty(), "pool {pool}, sequence {sequence}");
+        }
     }
 
     #[test]

@@ -245,7 +245,7 @@ impl CacheManager {
     pub(super) fn lose_unless(&mut self, done: Result<()>, sequences: &[SequenceId]) -> Result<()> {
         let Err(source) = done else { return Ok(()) };
         for &sequence in sequences {
-            self.book.preempt(sequence)?;
+            self.book.lose(sequence)?;
         }
         Err(ManagerError::ContentsLost { sequences: sequences.to_vec(), source: Box::new(source) })
     }

@@ -4,6 +4,7 @@ use super::manager::CacheManager;
 use crate::BookError;
 use crate::book::{CacheBook, Prefix, SequenceId, SlotId, SlotMove, StepMetadata, Work};
 use crate::device::error::Result;
+use crate::prefix::{Key, PrefixReuse, ReuseLease, TenantId};
 
 impl CacheManager {
     /// Admits a sequence; see [`CacheBook::admit`].
@@ -30,7 +31,18 @@ impl CacheManager {
         self.admit_with(|book| book.fork(sequence))
     }
 
-    /// Admits a sequence as `operation` does in the books, such as one that reuses a prefix.
+    /// Admits a sequence behind what is cached of its prompt; see [`PrefixReuse::admit`].
+    ///
+    /// # Errors
+    /// As [`PrefixReuse::admit`], or a failing device; the books have not the sequence then.
+    pub fn admit_reusing(&mut self, reuse: &mut PrefixReuse, prompt: Key<'_>, tenant: TenantId) -> Result<ReuseLease> {
+        self.settle()?;
+        let lease = reuse.admit(&mut self.book, prompt, tenant)?;
+        self.execute(|book, _| book.finish(lease.sequence()))?;
+        Ok(lease)
+    }
+
+    /// Admits a sequence as `operation` does in the books.
     ///
     /// # Errors
     /// What `operation` refuses, or a failing device; the books have not the sequence then.
@@ -98,10 +110,10 @@ impl CacheManager {
         self.execute_in_place(sequence)
     }
 
-    /// Takes everything from a sequence; see [`CacheBook::preempt`].
+    /// Takes everything from a sequence, which must not be a lease's; see [`CacheBook::preempt`].
     ///
     /// # Errors
-    /// A sequence that holds nothing.
+    /// [`BookError::Leased`]; a sequence that holds nothing.
     pub fn preempt(&mut self, sequence: SequenceId) -> Result<(), BookError> {
         self.book.preempt(sequence)
     }

@@ -115,13 +115,7 @@ impl World {
     fn admit(&mut self, tokens: &[Token]) -> Result<ReuseLease, ManagerError> {
         let namespace = Namespace::default();
         let key = Key { namespace: &namespace, tokens };
-        let mut lease = None;
-        let World { set, reuse, .. } = self;
-        let admitted = set.manager_mut()?.admit_with(|book| {
-            let held = reuse.admit(book, key, TenantId::default())?;
-            Ok(lease.insert(held).sequence())
-        });
-        admitted.map(|_| lease.unwrap())
+        self.set.manager_mut()?.admit_reusing(&mut self.reuse, key, TenantId::default())
     }
 
     fn step(&mut self, lease: &ReuseLease, tokens: usize) {

@@ -251,12 +251,47 @@ fn a_sequence_that_is_not_in_the_pools_leaves_nothing() {
     let key = Key { namespace: &world.namespace, tokens: &prompt };
     let mut lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
     let sequence = lease.sequence();
-    world.book.preempt(sequence).unwrap();
+    world.book.park(sequence).unwrap();
     let refused = world.reuse.computed(&mut world.book, &mut lease, &[]);
     assert!(matches!(refused, Err(BookError::WrongState { .. })), "{refused:?}");
     assert!(matches!(world.reuse.finish(&mut world.book, lease), Err(BookError::WrongState { .. })));
     world.book.finish(sequence).unwrap();
     assert!(matches!(world.book.tokens(sequence), Err(BookError::StaleSequence(_))));
+    world.end();
+}
+
+/// A preemption would take from a lease what it says that it has: the lease ends instead, and what it computed is found.
+#[rstest]
+#[case("keys", 28)]
+#[case("windows", 28)]
+#[case("a hybrid", 30)]
+fn a_sequence_of_a_lease_makes_way_by_its_end(#[case] plan: &str, #[case] found: usize) {
+    let mut world = World::new(&plans(plan), Strategy::complete(Some(4)));
+    let (prompt, longer) = (tokens(30), tokens(31));
+    let key = Key { namespace: &world.namespace, tokens: &prompt };
+    let lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+    world.execute();
+    let sequence = lease.sequence();
+    world.running.push(Running { lease, tokens: prompt, computed: 0 });
+    while world.running[0].computed < 30 {
+        let chunk = world.reuse.next_tokens(&world.running[0].lease, 30 - world.running[0].computed);
+        world.step(&[chunk]);
+    }
+    let before = world.book.stats();
+    assert_eq!(world.book.preempt(sequence), Err(BookError::Leased(sequence)));
+    assert_eq!(world.book.stats(), before);
+
+    let lease = world.running.pop().unwrap().lease;
+    world.reuse.finish(&mut world.book, lease).unwrap();
+    let key = Key { namespace: &world.namespace, tokens: &longer };
+    let lease = world.reuse.admit(&mut world.book, key, TenantId(0)).unwrap();
+    assert_eq!(lease.cached(), found);
+    let sequence = lease.sequence();
+    world.reuse.abandon(lease).unwrap();
+    world.execute();
+    world.book.preempt(sequence).unwrap();
+    world.book.resume(sequence, 31).unwrap();
+    world.book.finish(sequence).unwrap();
     world.end();
 }
 
@@ -347,6 +382,47 @@ fn running_requests_find_a_state_where_they_turn_off(#[case] told: bool, #[case]
             world.step(&chunks);
         }
     }
+    world.end();
+}
+
+/// Of 100 tokens in common 96 end a block. They are to come until they are computed, and then there.
+#[rstest]
+#[case::keys("keys", Strategy::complete(None), false, 96)]
+#[case::states_that_are_told("a hybrid", Strategy::complete(None), true, 96)]
+#[case::states_that_are_not("a hybrid", Strategy::complete(None), false, 0)]
+#[case::a_strategy_that_leaves_none("a hybrid", Strategy::NO_BUFFER, true, 0)]
+fn a_prompt_is_told_what_a_running_sequence_will_leave_of_it(
+    #[case] plan: &str,
+    #[case] strategy: Strategy,
+    #[case] told: bool,
+    #[case] expected: usize,
+) {
+    let mut setup = plans(plan);
+    setup.tokens_per_block = 16;
+    (setup.limits.max_seq_len, setup.limits.max_num_tokens) = (128, 128);
+    let mut world = World::new(&setup, strategy);
+    let prompt = |own: u32| -> Vec<u32> { (0..100).chain(own..own + 20).collect() };
+    let (first, second, other) = (prompt(500), prompt(700), (900..1000).collect::<Vec<u32>>());
+    let namespace = world.namespace.clone();
+    let key = |tokens| Key { namespace: &namespace, tokens };
+    let mut lease = world.reuse.admit(&mut world.book, key(&first), TenantId(0)).unwrap();
+    world.execute();
+    if told {
+        assert_eq!(world.reuse.expect(&mut lease, key(&second)), 96);
+    }
+    world.running.push(Running { lease, tokens: first.clone(), computed: 0 });
+    while world.running[0].computed < first.len() {
+        let Running { lease, computed, .. } = &world.running[0];
+        let coming = if *computed < 96 { expected } else { 0 };
+        assert_eq!(world.reuse.coming(lease, key(&second)), coming, "behind {computed} tokens");
+        assert_eq!(world.reuse.coming(lease, key(&other)), 0);
+        let chunk = world.reuse.next_tokens(lease, first.len() - computed);
+        world.step(&[chunk]);
+    }
+    let lease = world.reuse.admit(&mut world.book, key(&second), TenantId(0)).unwrap();
+    assert_eq!(lease.cached(), expected);
+    drop(lease);
+    world.execute();
     world.end();
 }
 

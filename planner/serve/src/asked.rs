@@ -1,5 +1,6 @@
 //! A command before its models are read, and why one has no answer.
 
+use cacheplan_files::Shown;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use crate::answer::Change;
@@ -7,7 +8,7 @@ use crate::error::ServeError;
 use crate::launch::Launch;
 use crate::question::{Models, Options, Question};
 use crate::repair::{nearest, repaired};
-use crate::words::line;
+use crate::words::{counted, line, wrapped};
 
 /// What the words of a command ask, by which its models are named.
 #[derive(Debug)]
@@ -58,6 +59,28 @@ impl Refusal {
     pub fn text(&self) -> String {
         let tried = self.change.as_ref().map(|change| format!("\ntry {}", line(&change.command)));
         format!("{}{}", self.error, tried.unwrap_or_default())
+    }
+}
+
+impl Refusal {
+    /// The same as the text of an answer that does not start; none where nobody knows, or it is no command at all.
+    pub fn report(&self) -> Option<String> {
+        let ServeError::Engine { engine, said, .. } = &self.error else { return None };
+        let mut report = format!("{engine}: would not start\n\nREASON\n");
+        wrapped(&Shown(said).to_string()).iter().for_each(|part| report.push_str(&format!("  {part}\n")));
+        if let Some(Change { change, command, sequences, .. }) = &self.change {
+            let number = sequences.map_or(String::new(), |all| format!(": {}", counted(all, "sequence")));
+            report.push_str(&format!("\nCHANGES\n  {change}{number}\n    {}\n", line(command)));
+        }
+        Some(report)
+    }
+
+    /// Why it is no command to start, in one line, where [`Refusal::report`] says the rest.
+    pub fn failure(&self) -> String {
+        match &self.error {
+            ServeError::Engine { engine, .. } => format!("{engine} would not start; REASON says why"),
+            _ => self.text(),
+        }
     }
 }
 

@@ -99,7 +99,13 @@ impl Found {
                 Logged { low, high }
             }
         };
+        // Whose bytes for caches are known has loaded its weights.
+        let too_large = |request: &PlanRequest| too_large(request, engine).filter(|_| options.cache_bytes.is_none());
+        let loads = settled.loaded.as_ref().and_then(too_large);
         let end = |bytes: u64, outside: Option<u64>| {
+            if loads.is_some() {
+                return Ok(End { at: None, lacks: loads.clone() });
+            }
             let found = at(request, settled, engine, bytes).map_err(|error| question.without_counts(error))?;
             Ok::<End, ServeError>(match found {
                 Ok(at) => {
@@ -107,9 +113,7 @@ impl Found {
                     End { lacks: at.lacks(settled, engine).or_else(full), at: Some(at) }
                 }
                 Err(shortfall) => {
-                    // Whose bytes for caches are known has loaded its weights.
-                    let too_large = options.cache_bytes.is_none().then(|| too_large(request, engine)).flatten();
-                    let lacks = too_large.unwrap_or_else(|| refusal(request, settled, engine, &shortfall));
+                    let lacks = too_large(request).unwrap_or_else(|| refusal(request, settled, engine, &shortfall));
                     End { at: None, lacks: Some(lacks) }
                 }
             })

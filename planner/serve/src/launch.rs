@@ -29,6 +29,8 @@ pub struct Launch {
     pub gpus: Option<u32>,
     /// The GPU that its node has, as the manifest names it.
     pub device: Option<String>,
+    /// Flags that begin lines behind it, where a line's end or a blank line has ended the command before them.
+    pub cut: Vec<String>,
 }
 
 impl Launch {
@@ -43,6 +45,19 @@ impl Launch {
         let (image, version) = (self.image.as_ref()?, engine.version_name());
         let said = format!("the tag of {image:.200} does not say the engine's version");
         Some(format!("{said}: {version} is taken; state another with --engine-version"))
+    }
+
+    /// That lines behind it were meant for it, which no shell hands it.
+    pub(crate) fn cut_note(&self) -> Option<String> {
+        let first = self.cut.first()?;
+        let (lines, begins) = match self.cut.len() {
+            1 => ("1 line after the command is".to_owned(), "it begins"),
+            several => (format!("{several} lines after the command are"), "the first begins"),
+        };
+        Some(format!(
+            "{lines} not read: {begins} with {first}, and a line's end without `\\`, or a blank line in a \
+             folded text, ends a command"
+        ))
     }
 
     pub(crate) fn shown_env(&self) -> impl Iterator<Item = (&str, &str)> {
@@ -68,7 +83,8 @@ impl fmt::Display for Launch {
 
 impl fmt::Debug for Launch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Launch")
+        let mut shown = f.debug_struct("Launch");
+        shown
             .field("words", &secret::hidden(&self.words))
             .field("env", &self.shown_env().collect::<BTreeMap<_, _>>())
             .field("config", &self.shown_config().collect::<Vec<_>>())
@@ -76,8 +92,11 @@ impl fmt::Debug for Launch {
             .field("version", &self.version)
             .field("image", &self.image)
             .field("gpus", &self.gpus)
-            .field("device", &self.device)
-            .finish()
+            .field("device", &self.device);
+        if !self.cut.is_empty() {
+            shown.field("cut", &self.cut);
+        }
+        shown.finish()
     }
 }
 

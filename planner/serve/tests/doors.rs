@@ -201,6 +201,18 @@ fn what_an_answer_hangs_on_comes_first(#[case] flags: &str, #[case] expected: Op
     }
 }
 
+#[test]
+fn lines_behind_a_command_are_said_not_to_be_read() {
+    let script = b"vllm serve m --max-model-len 4096\n--max-num-seqs 4\n--enforce-eager\n";
+    let launch = cacheplan_serve::manifest::read("s.sh", script).unwrap().remove(0);
+    let options = Options { model_is_given: true, ..on("h100") };
+    let found = answer(&launch, models("Qwen__Qwen3-8B"), &options).unwrap();
+    assert!(
+        found.cautions[0].starts_with("2 lines after the command are not read: the first begins with --max-num-seqs")
+    );
+    assert_ne!(found.limits.max_batch_size, Some(4));
+}
+
 /// Fewer bits are offered where they cost less, in the engine's own pools where one is asked.
 #[rstest]
 #[case(None)]
@@ -214,6 +226,8 @@ fn weights_of_fewer_bits_are_offered_where_they_cost_less(#[case] engine: Option
     let found = asks.fit(&[(&model, asked.clone())], &engines).unwrap().unwrap();
     let best = found.best().unwrap().per_hour.unwrap();
     let eight = found.fewer_bits.iter().find(|fewer| fewer.bits == 8).unwrap();
+    // As many as `--quantization fp8` takes.
+    assert_eq!(eight.weights_bytes, model.model().weights_at(1.0).unwrap().bytes);
     let offered = eight.fit.as_ref().unwrap();
     assert!(offered.per_hour.unwrap() < best && offered.holds && offered.engine.is_some() == engine.is_some());
     assert!(found.table().contains("with 8-bit weights, assumed "), "{}", found.table());

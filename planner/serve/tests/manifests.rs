@@ -226,6 +226,27 @@ fn every_command_of_a_script_is_found() {
     assert!(endless.to_string().contains("`eval`"), "{endless}");
 }
 
+/// A line's end that is no part of it ends a command: the flags behind it reach nobody.
+#[rstest]
+#[case::blank("vllm serve m\n  --max-model-len 4096\n\n  --max-num-seqs 64\n  --api-key=sesame", &["--max-num-seqs"])]
+#[case::whole("vllm serve m\n  --max-model-len 4096\n  --max-num-seqs 64\n\n", &[])]
+fn flags_behind_the_end_of_a_command_are_named(#[case] folded: &str, #[case] expected: &[&str]) {
+    let text = folded.replace('\n', "\n        ");
+    let pod = format!(
+        "kind: Pod\nspec:\n  containers:\n    - name: vllm\n      command: [\"sh\", \"-c\"]\n      args:\n      - >-\n        {text}\n"
+    );
+    let found = read("pod.yaml", &pod).remove(0);
+    assert_eq!(found.cut, expected);
+    assert_eq!(found.words.contains(&"4096".to_owned()), expected.is_empty(), "{found:?}");
+}
+
+#[test]
+fn flags_on_lines_of_their_own_are_counted() {
+    let found = read("s.sh", "vllm serve m\n--max-model-len 4096\n--api-key=sesame\necho\n").remove(0);
+    assert_eq!(found.cut, ["--max-model-len", "--api-key"]);
+    assert!(!format!("{found:?}").contains("sesame"));
+}
+
 #[rstest]
 #[case("export HF_TOKEN=sesame\nvllm serve m --served-model-name $HF_TOKEN -tp 3")]
 #[case("HF_TOKEN=sesame\nN=$HF_TOKEN\nvllm serve m --max-model-len=$N")]

@@ -330,6 +330,43 @@ fn weights_larger_than_the_device_are_why_it_does_not_start(#[case] command: &st
     assert!(reason.contains("which has 44.99 GiB"), "{reason}");
 }
 
+/// Until weights are quantised as they are loaded, the device has to hold them in full.
+#[rstest]
+#[case::in_full("0.14.0", Starts::No)]
+#[case::quantised("0.15.0", Starts::Yes)]
+fn weights_that_are_quantised_after_they_are_loaded_have_to_fit_in_full(
+    #[case] version: &str,
+    #[case] expected: Starts,
+) {
+    let options = Options { version: Some(version.into()), ..on("l40s") };
+    let model = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
+    let found = told("vllm serve m --quantization fp8 --max-model-len 4096", model, &options);
+    assert_eq!(found.starts, expected, "{:?}", found.reason);
+    if expected == Starts::No {
+        assert!(found.reason.unwrap().contains("it loads weights of 58.82 GiB"));
+        assert!(found.notes.iter().any(|note| note.contains("before 0.15.0 it loads weights in full")));
+        let larger = Options { devices: Some("h100".parse().unwrap()), ..options };
+        assert_ne!(told("vllm serve m --quantization fp8 --max-model-len 4096", model, &larger).starts, Starts::No);
+    }
+}
+
+/// The same command of a newer version logs other numbers: why is said, where they are.
+#[rstest]
+#[case::before("0.19.0", "", [false, false])]
+#[case::tokens("0.24.0", "", [false, true])]
+#[case::prefixes("0.33.0", "", [true, true])]
+#[case::stated("0.33.0", " --no-enable-prefix-caching", [false, true])]
+fn what_a_newer_version_does_otherwise_is_said(#[case] version: &str, #[case] flag: &str, #[case] expected: [bool; 2]) {
+    let options = Options { version: Some(version.into()), ..on("2xh100") };
+    let said = |model: &str| {
+        let notes = told(&format!("vllm serve m --tensor-parallel-size 2{flag}"), model, &options).notes;
+        ["it keeps prefixes where nobody says", "concurrency is what compares"]
+            .map(|said| notes.iter().any(|note| note.contains(said)))
+    };
+    assert_eq!(said("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"), expected);
+    assert_eq!(said("Qwen__Qwen3-8B"), [false; 2]);
+}
+
 /// A state for every block is what fills the pool: keeping the last alone costs nothing.
 #[test]
 fn states_that_prefix_caching_keeps_for_every_block_are_said_and_the_free_change_is_offered() {

@@ -122,6 +122,11 @@ impl DeviceInfo {
         self.name.ends_with(NOMINAL)
     }
 
+    /// Whether screens can be plugged into it, whose pictures are in its memory.
+    pub(crate) fn has_outputs(&self) -> bool {
+        self.name.contains(" RTX ")
+    }
+
     /// The compute capability times ten, by which engines choose kernels; `None` where only the size is known.
     pub(crate) fn compute_capability(&self) -> Option<u32> {
         // Tools write more behind the name of a series, such as `NVIDIA H100 80GB HBM3`.

@@ -32,7 +32,7 @@ pub use version::Version;
 
 /// What commands of vLLM are read by as well as its plans.
 pub mod vllm {
-    pub use super::known::vllm::{HYBRIDS_KEEP_PREFIXES, other_float, run_in};
+    pub use super::known::vllm::{HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY, other_float, run_in};
 }
 
 /// What commands of SGLang are read by as well as its plans.

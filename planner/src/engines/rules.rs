@@ -46,6 +46,8 @@ pub(crate) struct EngineRules {
     pub(crate) divides_whole_models: bool,
     /// Whether what it captures of steps takes bytes beside those of a step.
     pub(crate) captures_apart: bool,
+    /// Whether its weights of fewer bits are GGML's blocks.
+    pub(crate) weights_in_blocks: bool,
     /// Bytes of a logit while a token is chosen.
     pub(crate) logit_bytes: fn(Version) -> u64,
     /// Whether it measures a prompt's delta rules in kernels over chunks of tokens.

@@ -1,7 +1,5 @@
 //! What was asked, and what each layout that was tried holds.
 
-use std::cmp::Ordering;
-
 use cacheplan_handlers::DType;
 use serde::Serialize;
 
@@ -162,15 +160,13 @@ pub struct FewerBits {
 }
 
 impl FewerBits {
-    /// The same of other devices as one.
-    fn joined(mut all: Vec<Self>, others: Vec<Self>) -> Vec<Self> {
+    /// The same of other devices or engines as one: of each number of bits what costs least.
+    pub(super) fn joined(mut all: Vec<Self>, others: Vec<Self>) -> Vec<Self> {
+        let costs = |fewer: &Self| fewer.fit.as_ref().map_or((f64::INFINITY, u64::MAX), cost);
         for other in others {
             match all.iter_mut().find(|known| known.bits == other.bits) {
-                Some(known) => {
-                    let fits = [known.fit.take(), other.fit].into_iter().flatten();
-                    known.fit =
-                        fits.min_by(|one, other| cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal));
-                }
+                Some(known) if costs(&other) < costs(known) => *known = other,
+                Some(_) => {}
                 None => all.push(other),
             }
         }

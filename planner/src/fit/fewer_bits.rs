@@ -3,6 +3,7 @@
 use super::answer::{FewerBits, Fit, cost};
 use super::trial::Variant;
 use super::{Engines, FitQuestion, OnDevice};
+use crate::engines::EngineSpec;
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
 use crate::weight_bits::WeightBits;
@@ -18,17 +19,26 @@ impl PlanRequest {
     ) -> Vec<FewerBits> {
         let is_stated = self.config().budget.memory.as_ref().is_some_and(|memory| memory.weights.is_some());
         let Some(own) = self.weights().filter(|_| question.weights.is_none() && !is_stated) else { return Vec::new() };
-        let of = |bits: WeightBits| {
-            let weights_bytes = self.weights_at(bits)?;
+        let of = |bits: WeightBits, asked: &[EngineSpec]| {
+            let weights_bytes = self.weights_at(bits, asked.first().map(|engine| engine.engine))?;
             // Of a model that is stored in as few, or nearly.
             if weights_bytes as f64 > 0.8 * own.0 as f64 {
                 return None;
             }
             let question = FitQuestion { weights: Some(ByteSize(weights_bytes)), ..question.clone() };
-            let fit = self.cheapest(layouts, best, &question, engines);
+            let fit = self.cheapest(layouts, best, &question, Engines { asked, ..engines });
             Some(FewerBits { bits: bits.count(), weights_bytes, fit })
         };
-        WeightBits::ALL.into_iter().filter_map(of).collect()
+        let (in_blocks, other): (Vec<EngineSpec>, Vec<EngineSpec>) =
+            engines.asked.iter().partition(|engine| engine.engine.rules().weights_in_blocks);
+        // Engines that have them alike are asked at once; where none is, the plan's own pools are.
+        let mut alike = vec![other, in_blocks];
+        alike.retain(|asked| asked.is_empty() == engines.asked.is_empty());
+        alike.dedup();
+        let offered = |asked: &Vec<EngineSpec>| {
+            WeightBits::ALL.into_iter().filter_map(|bits| of(bits, asked)).collect::<Vec<_>>()
+        };
+        alike.iter().map(offered).fold(Vec::new(), FewerBits::joined)
     }
 
     /// The cheapest layout that holds what is asked for, of those that cost less than another.

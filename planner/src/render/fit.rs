@@ -5,7 +5,7 @@ use cacheplan_handlers::DType;
 use super::columns::{WIDTH, align, wrap};
 use crate::engines::EngineSpec;
 use crate::export::file::quoted;
-use crate::fit::{Answer, AtBest, FewerBits, Fit, cost};
+use crate::fit::{Answer, AtBest, FewerBits, Fit, cost, money};
 use crate::size::{ByteSize, sequences};
 
 impl Answer {
@@ -204,9 +204,7 @@ impl Answer {
 
     /// An amount, in the currency where one is stated.
     fn money(&self, amount: f64, digits: usize, of: &str) -> String {
-        let currency =
-            self.currency.iter().filter(|currency| !currency.is_empty()).map(|currency| format!(" {currency}"));
-        format!("{amount:.digits$}{} {of}", currency.collect::<String>())
+        format!("{} {of}", money(amount, digits, self.currency.as_deref().unwrap_or_default()))
     }
 
     /// The command that serves it, to be pasted; a description without weights is no model that can be served.
@@ -285,8 +283,10 @@ impl Answer {
         let price = best
             .per_million_tokens
             .map(|price| format!(" ({})", self.money(price, 3, "for a million tokens that are written")));
+        let each = *all / (*sequences).max(1) as f64;
+        let each = if *sequences > 1 { format!(", {:.0} for each", each.ceil()) } else { String::new() };
         format!(
-            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{}: {bound_by} ends it; at least {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
+            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{each}{}: {bound_by} ends it; at least {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
             alone.ceil(),
             all.ceil(),
             price.unwrap_or_default(),

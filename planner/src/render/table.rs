@@ -54,6 +54,11 @@ fn header(plan: &CachePlan) -> String {
         ManagerKind::MambaHybridCacheManager => "MambaHybridCacheManager",
     };
     let (limits, slots) = (&plan.limits, plan.slots);
+    // What nobody's state takes stands in no line of its own: it is a part of each pool.
+    let of_padding = plan.pools.iter().filter(|pool| pool.unit == Unit::Slot);
+    let of_padding =
+        of_padding.fold(0u64, |sum, pool| sum.saturating_add(pool.reserved.saturating_mul(pool.unit_bytes)));
+    let padding = if of_padding > 0 { format!(" ({})", ByteSize(of_padding)) } else { String::new() };
     let model = &plan.model;
     let mut rows = vec![vec!["MODEL".into(), format!("{}, {} layers, {}", model.title(), model.layers, model.dtype)]];
     rows.extend(model.revision.as_ref().map(|revision| vec!["READ AT".into(), revision.clone()]));
@@ -68,7 +73,7 @@ fn header(plan: &CachePlan) -> String {
         ],
         vec![
             "SLOTS".into(),
-            format!("{} padding + {} live + {} checkpoints", slots.padding, slots.live, plan.checkpoints()),
+            format!("{} padding{} + {} live + {} checkpoints", slots.padding, padding, slots.live, plan.checkpoints()),
         ],
         vec!["SEQUENCE".into(), plan.sequence_in_words()],
     ]);

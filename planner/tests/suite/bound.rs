@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cacheplan_planner::bound::{SpeedBound, StepBound};
-use cacheplan_planner::{Budget, DeviceInfo, ModelCaches, Parallel, PlanRequest, WeightBits};
+use cacheplan_planner::{Budget, DeviceInfo, EngineSpec, ModelCaches, Parallel, PlanRequest, WeightBits};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
@@ -175,10 +175,18 @@ fn fewer_bits_are_those_of_the_layers_alone() {
     let stored = model.info.weights.unwrap().bytes as f64;
     let request = PlanRequest::of(model);
     let layers = 2.0 * (ATTENTION + DENSE);
-    let at = |bits| request.weights_at(bits).unwrap() as f64;
-    // 32 elements of 8 bits, or 4, and a scale of 16 bits, in the place of 64 bytes; norms are among what is counted with attention.
-    for (bits, taken) in [(WeightBits::Eight, 34.0 / 64.0), (WeightBits::Four, 18.0 / 64.0)] {
-        let saved = stored - at(bits);
+    // Of 32 elements, in the place of 64 bytes: 8 bits alone, and in GGML's blocks with a scale of 16, or 4 bits with one; norms
+    // are among what is counted with attention.
+    let engine = |name: &str| Some(name.parse::<EngineSpec>().unwrap().engine);
+    let (eight, four) = (WeightBits::Eight, WeightBits::Four);
+    for (bits, engine, taken) in [
+        (eight, None, 32.0 / 64.0),
+        (eight, engine("vllm"), 32.0 / 64.0),
+        (eight, engine("llama.cpp"), 34.0 / 64.0),
+        (four, None, 18.0 / 64.0),
+        (four, engine("llama.cpp"), 18.0 / 64.0),
+    ] {
+        let saved = stored - request.weights_at(bits, engine).unwrap() as f64;
         assert!(saved >= layers * (1.0 - taken) && saved < layers * (1.0 - taken) * 1.01, "{bits}: {saved}");
     }
     assert_eq!(WeightBits::try_from(5), Err("weights of 5 bits; 8 or 4 were expected".into()));
@@ -201,7 +209,7 @@ fn fewer_bits_than_are_stored_save_nothing() {
     let model = fixture("openai__gpt-oss-120b");
     let stored = model.info.weights.unwrap().bytes;
     let request = PlanRequest::of(model);
-    let eight = request.weights_at(WeightBits::Eight).unwrap();
+    let eight = request.weights_at(WeightBits::Eight, None).unwrap();
     // Only its attention is of 16 bits; experts are of 4.
     assert!(eight < stored && eight as f64 > 0.9 * stored as f64, "{eight} of {stored}");
 }

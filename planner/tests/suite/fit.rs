@@ -6,7 +6,7 @@ use std::path::Path;
 use cacheplan_handlers::DType;
 use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::engines::Layout;
-use cacheplan_planner::fit::{Answer, Engines, Fit, FitQuestion, Prices};
+use cacheplan_planner::fit::{Answer, Engines, Fit, FitQuestion, Price, Prices};
 use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, Override, Parallel, PlanError, PlanRequest};
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
@@ -395,6 +395,30 @@ fn a_margin_is_held_before_a_layout_counts() {
     let (least, with) = (holds(0), holds(50));
     assert!(least.1 >= 2 && with.1 >= 3 && with.0 >= least.0, "{least:?} {with:?}");
     assert!(with.2.contains("2 sequences of 32768 tokens and room for 50 % more"), "{}", with.2);
+}
+
+/// A sign in front of a price is what all are in; another currency beside it is refused, and so is what a shell leaves of `$2.50`.
+#[test]
+fn a_price_is_said_in_the_currency_that_it_is_stated_in() {
+    let stated = |currency: &str, price: &str| {
+        let mut prices = Prices { currency: currency.into(), ..Prices::default() };
+        prices.state("h100", price.parse::<Price>()?)?;
+        let question = FitQuestion { prices, ..question(&["h100"], 4_096, 2) };
+        Ok::<_, String>(PlanRequest::of(published("Qwen__Qwen3-0.6B")).fit(&question).unwrap())
+    };
+    for (currency, price, said, kept) in [
+        ("", "2.5", "  2.50 an hour; 1.2500 an hour for each of the 2", ""),
+        ("", "$2.50", "  $2.50 an hour; $1.2500 an hour for each of the 2", "$"),
+        ("USD", "2.5", "  2.50 USD an hour; 1.2500 USD an hour", "USD"),
+    ] {
+        let answer = stated(currency, price).unwrap();
+        assert!(answer.table().contains(said), "{}", answer.table());
+        assert_eq!(answer.currency.as_deref(), Some(kept));
+    }
+    assert!(stated("USD", "€2").unwrap_err().contains("is in €, others are in USD"));
+    for wrong in [".50", "$.50"] {
+        assert!(stated("", wrong).unwrap_err().contains("write 0.50"), "{wrong}");
+    }
 }
 
 /// Who states prices asks for the cheapest: what has none is named below, and is no row.

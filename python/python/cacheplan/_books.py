@@ -48,7 +48,10 @@ class CacheBook:
         self._native.finish(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Takes everything from a sequence; it is computed again after :meth:`resume`."""
+        """Takes everything from a sequence; it is computed again after :meth:`resume`.
+
+        One of a lease is refused: :meth:`PrefixReuse.finish` it, and admit its tokens again.
+        """
         self._native.preempt(sequence)
 
     def resume(self, sequence: Sequence, tokens: int) -> None:

@@ -290,8 +290,7 @@ impl<'a> Pools<'a> {
     /// Keys, values or both of the tokens so far, `[1, heads, capacity, head_dim]` with an axis before the heads for both.
     fn gathered(&self, layer: u32, sides: &[usize], capacity: usize, call: Call) -> Result<StateInput<'a>> {
         let KvLayer { pool, view, paged, .. } = self.caches.kv_layer(self.caches.route(layer, &Kind::KvPaged)?)?;
-        let step = &self.metadata.pools[paged];
-        let table = &step.block_tables[call.sequence * step.max_blocks..][..step.max_blocks];
+        let table = self.metadata.pools[paged].row(call.sequence);
         let guard = pool.storage_and_layout().0;
         let (heads, head_dim) = (view.num_kv_heads, view.head_dim);
         let mut values = Vec::with_capacity(sides.len() * heads * capacity * head_dim);

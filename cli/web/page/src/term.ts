@@ -13,7 +13,7 @@ export const MEANING = {
   'another rank': 'All GPUs run the same sequences, and another one has less room for them.',
   'the most that is planned': 'More sequences than any scheduler runs are not planned.',
   'at best': 'A bound, which no software exceeds: in a step the GPU reads each weight that is used and each cache that is attended to, and multiplies. Servers reach a part of it. Speculation and cached prefixes are left out.',
-  weights: 'Files as they are published, or what they would take with 8 or 4 bits in each weight of the layers and a scale of 16 bits for every 32 of them. That is assumed: whether somebody publishes such files, and how well they answer, is not known here.',
+  weights: 'Files as they are published, or what they would take with 8 or 4 bits in each weight of the layers: 8 as fp8 alone, 4 with a scale of 16 bits for every 32 of them. That is assumed: whether somebody publishes such files, and how well they answer, is not known here.',
   price: 'What one GPU costs for an hour, in any currency. Nothing is assumed where it is empty.',
 } as const;
 

@@ -20,8 +20,8 @@ use cacheplan_planner::CachePlan;
 use super::cache::{Lease, PrefixCache, Progress};
 use super::key::{common_prefix, floor};
 use super::{
-    Extend, HostSlotId, HostTier, Key, Match, Metrics, Namespace, Provision, Released, Strategy, TenantId, Token, Tree,
-    TreeConfig, WindowSpan,
+    BranchRule, Extend, HostSlotId, HostTier, Key, Match, Metrics, Namespace, Provision, Released, Strategy, TenantId,
+    Token, Tree, TreeConfig, WindowSpan,
 };
 use crate::book::error::{BookError, Lack, NoReuse, Scarce};
 use crate::book::{CacheBook, Layout, Prefix, SequenceGuard, SequenceId, SetAside, SlotId, SlotRole, StateAt, Windows};
@@ -257,16 +257,40 @@ impl PrefixReuse {
     /// finds one there. Returns how many tokens they share, as far as a prefix can be shared; states that the sequence
     /// has passed are not to be had any more.
     pub fn expect(&self, lease: &mut ReuseLease, prompt: Key<'_>) -> usize {
+        let shared = self.shared(lease, prompt);
+        if let (true, Err(at)) = (shared > lease.computed, lease.branches.binary_search(&shared)) {
+            lease.branches.insert(at, shared);
+        }
+        shared
+    }
+
+    /// Returns how many tokens more a prompt will find, once this sequence has computed what they share, than it finds now.
+    ///
+    /// Where that is much, the prompt had better wait: admitted now it computes them a second time, since a sequence
+    /// starts behind what is there at its admission. In a plan with states it is what [`PrefixReuse::expect`] has told the
+    /// lease of, and what the strategy leaves there without that.
+    #[must_use]
+    pub fn coming(&self, lease: &ReuseLease, prompt: Key<'_>) -> usize {
+        let shared = self.shared(lease, prompt);
+        let ahead = |&position: &usize| lease.computed < position && position <= shared;
+        let reached = if self.tree().config().states {
+            let told = self.cache.strategy().branch != BranchRule::Ignore;
+            let told = lease.branches.iter().copied().filter(|_| told);
+            self.kept(lease, lease.computed, lease.prompt).chain(told).filter(ahead).max()
+        } else {
+            Some(shared).filter(ahead)
+        };
+        reached.map_or(0, |reached| reached.saturating_sub(self.tree().match_prefix(prompt).hit))
+    }
+
+    /// Tokens that a prompt has in common with a sequence, as far as a prefix of it can be reused.
+    fn shared(&self, lease: &ReuseLease, prompt: Key<'_>) -> usize {
         if *prompt.namespace != lease.namespace {
             return 0;
         }
         // At least the last token of a prompt is computed.
         let usable = &prompt.tokens[..prompt.tokens.len().saturating_sub(1)];
-        let shared = floor(common_prefix(&lease.tokens, usable), self.tree().config().grid());
-        if let (true, Err(at)) = (shared > lease.computed, lease.branches.binary_search(&shared)) {
-            lease.branches.insert(at, shared);
-        }
-        shared
+        floor(common_prefix(&lease.tokens, usable), self.tree().config().grid())
     }
 
     /// Limits a forward to the first of the next `budget` tokens, so that it ends where a state is to be kept.
@@ -326,7 +350,8 @@ impl PrefixReuse {
         if wanted { self.store_with_state(book, lease) } else { Ok(()) }
     }
 
-    /// Ends a sequence, and keeps what it has computed.
+    /// Ends a sequence, and keeps what it has computed: also of one that makes way for others, and comes back by
+    /// [`PrefixReuse::admit`] with all its tokens.
     ///
     /// # Errors
     /// As [`PrefixReuse::computed`]; the sequence is then still the book's, and the caller's to end, and the tree keeps

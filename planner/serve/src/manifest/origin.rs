@@ -73,7 +73,7 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     let version = image.as_deref().and_then(engine::version);
     let image = image.filter(|_| version.is_none());
     let launch =
-        Launch { words, env, config: Vec::new(), place, version, image, gpus, device }.with_overrides(&origin.at)?;
+        Launch { words, env, place, version, image, gpus, device, ..Launch::default() }.with_overrides(&origin.at)?;
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));
     let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
     match file {

@@ -121,6 +121,8 @@ pub struct Question {
     measured: Option<MeasuredLedger>,
     /// What the weights take as the engine quantises them, or as they are stated of an engine that is told no budget.
     weights: Option<WeightBytes>,
+    /// Whether those of the files are on a device before it quantises them.
+    loads_in_full: bool,
     model_is_given: bool,
     /// Tokens that a slot of llama.cpp takes, where they are fewer than its cells.
     pub(crate) slot_tokens: Option<u64>,
@@ -180,11 +182,13 @@ impl Question {
             above: options.overrides.clone(),
             measured: options.measured.clone(),
             weights: None,
+            loads_in_full: false,
             model_is_given: options.model_is_given,
             slot_tokens: None,
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
+        question.cautions.extend(launch.cut_note());
         question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,

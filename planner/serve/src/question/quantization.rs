@@ -1,5 +1,6 @@
 //! `--quantization` of weights that the files have in full: what the engine makes of them as it loads them.
 
+use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ByteSize, ModelCaches};
 use serde_json::Value;
 
@@ -19,6 +20,9 @@ fn bytes_each(method: &str) -> Option<f64> {
         _ => None,
     }
 }
+
+/// vLLM has had `fp8` on a device as it is loaded since vllm#31914; 0.14.0 did not (vllm#32773).
+const LOADS_QUANTISED: Version = Version(0, 15, 0);
 
 /// Weights that the engine quantises are assumed where the method is known; another must be stated.
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
@@ -44,6 +48,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
             "{stated} makes {} of the weights, assumed: products of the layers are quantised, all else is as stored; --weights states it",
             ByteSize(weights.bytes)
         ));
+        if stated == "fp8" && question.engine.engine.name() == "vllm" && question.engine.version < LOADS_QUANTISED {
+            question.loads_in_full = true;
+            question.notes.push(format!("before {LOADS_QUANTISED} it loads weights in full and quantises them then"));
+        }
         return Ok(());
     }
     let stored = if method.is_empty() { "in full" } else { method };

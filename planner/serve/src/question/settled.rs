@@ -30,6 +30,8 @@ pub(crate) struct Settled {
     pub(crate) room: Option<u64>,
     /// What llama.cpp needs on its devices, and does where they do not hold it.
     pub(crate) placed: Option<Placed>,
+    /// The same with the weights that it loads, where it quantises them only then.
+    pub(crate) loaded: Option<PlanRequest>,
     /// What SGLang needs of a device beside its share for weights and caches.
     pub(crate) outside: Option<sglang::Outside>,
 }
@@ -81,9 +83,13 @@ impl Question {
         self.leave_out_dtypes(model)?;
         self.refuse_layout()?;
         let config = Config::resolve(None, &self.stated, &self.above)?;
-        let model = self.weights.map_or_else(|| model.clone(), |weights| model.with_weights(weights));
-        let mut request = PlanRequest::of(model).with_config(config).for_engine(self.engine).stated_in(Stated::Command);
-        request = self.devices.iter().cloned().fold(request, PlanRequest::with_devices);
+        let of_model = |model: ModelCaches| {
+            let request = PlanRequest::of(model).with_config(config.clone());
+            let request = request.for_engine(self.engine).stated_in(Stated::Command);
+            self.devices.iter().cloned().fold(request, PlanRequest::with_devices)
+        };
+        let loaded = self.loads_in_full.then(|| of_model(model.clone()));
+        let mut request = of_model(self.weights.map_or_else(|| model.clone(), |weights| model.with_weights(weights)));
         let as_run =
             |draft: &ModelCaches| if engine == "vllm" { vllm::as_run(&self, draft) } else { Ok(draft.clone()) };
         request =
@@ -95,7 +101,7 @@ impl Question {
         let limitless = states("engine.num_blocks") || states("engine.cache_bytes");
         let room = if limitless { self.room(&request)? } else { None };
         let most_running = vllm::most_running(&self).filter(|_| engine == "vllm");
-        Ok((self, Settled { request, limits, fits_length, least_blocks, most_running, room, placed, outside }))
+        Ok((self, Settled { request, limits, fits_length, least_blocks, most_running, room, placed, loaded, outside }))
     }
 
     /// Tokens of a step as its log says them; none where it is told not to cut prompts, and says no number of them.

@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::engines::vllm::HYBRIDS_KEEP_PREFIXES;
+use cacheplan_planner::engines::vllm::{HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY};
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
 use super::rules::{Case, look};
@@ -70,6 +70,22 @@ pub(super) fn look_at_caches(
     Ok(memory::least_blocks(question, limits))
 }
 
+/// What of a hybrid an older version's log says otherwise, and whoever renews it sees change.
+fn of_its_version(question: &mut Question, keeps: bool) {
+    if keeps && !question.is_stated("engine.prefix_caching") {
+        question.notes.push(format!(
+            "it keeps prefixes where nobody says, of models with states since {HYBRIDS_KEEP_PREFIXES}, and a sequence takes more \
+             blocks of states then; --no-enable-prefix-caching keeps none"
+        ));
+    }
+    if question.engine.version >= REPORTS_CONCURRENCY {
+        question.notes.push(format!(
+            "the tokens of its log are those of whole sequences of the longest length, before {REPORTS_CONCURRENCY} those of its \
+             blocks: concurrency is what compares"
+        ));
+    }
+}
+
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     let (max_seq_len, fits_length) = batch::length(question, model)?;
     let (has_states, has_pages) = kinds(question, model)?;
@@ -82,6 +98,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
     look(rules::RULES, &Case::of(question, model, Limits { max_seq_len, ..batch })?)?;
     let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
+    if has_states && has_pages {
+        of_its_version(question, keeps);
+    }
     question.default_of("engine.prefix_caching", keeps);
     state_blocks(question, max_seq_len)?;
     class(question)?;

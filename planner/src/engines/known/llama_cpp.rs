@@ -98,6 +98,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     ],
     divides_whole_models: false,
     captures_apart: false,
+    weights_in_blocks: true,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,
     indexed_sequences: 0,

@@ -79,6 +79,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     ],
     divides_whole_models: false,
     captures_apart: true,
+    weights_in_blocks: false,
     logit_bytes: |_| LOGIT_BYTES,
     chunks_delta_rules: false,
     indexed_sequences: 0,

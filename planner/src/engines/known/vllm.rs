@@ -37,6 +37,7 @@ use groups::{Division, divide};
 use packed::Family;
 use states::state_pages;
 
+pub use count::REPORTS_CONCURRENCY;
 pub(crate) use log::WORDS;
 
 /// Nemotron-H, and what `MODELS_CONFIG_MAP` says the same of.
@@ -89,6 +90,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     changes: &changes::CHANGES,
     divides_whole_models: true,
     captures_apart: true,
+    weights_in_blocks: false,
     logit_bytes: |version| if version < SAMPLES_UNSORTED { SORTED_LOGIT } else { UNSORTED_LOGIT },
     chunks_delta_rules: true,
     // `get_max_prefill_buffer_size` of its sparse attention, measured with the step.

@@ -71,6 +71,9 @@ pub(super) struct Description {
     /// Keys that this decoder reads, each with its value where the config does not state it; a table fills what is there.
     #[serde(default)]
     decoder_values: BTreeMap<String, Value>,
+    /// Whether it is the caller's.
+    #[serde(skip)]
+    pub(super) custom: bool,
 }
 
 /// What one model type of a description has of its own; an entry takes the place of the description's.
@@ -99,6 +102,14 @@ impl Description {
             self.blocks.entry(block).or_default().extend(dims);
         }
         self
+    }
+
+    /// The expressions of its blocks, each with the names on the way to it.
+    pub(super) fn expressions(&self) -> impl Iterator<Item = ([&str; 2], &str)> {
+        self.blocks.iter().flat_map(|(block, dims)| {
+            let expressions = dims.iter().filter(|(key, _)| !matches!(key.as_str(), "block" | "dtype"));
+            expressions.map(move |(key, text)| ([block.as_str(), key.as_str()], text.as_str()))
+        })
     }
 
     /// Adds to a config the keys of its decoder in that decoder's spelling.
@@ -179,7 +190,8 @@ pub(super) const KINDS: &str = "the kinds of the layers";
 pub(super) fn find(file: &str, model_type: &str, custom: &[String]) -> Result<Description, FrontendError> {
     for (which, text) in custom.iter().enumerate() {
         let custom = Custom { text, which };
-        let description = parse(text, model_type).map_err(|error| custom.located(error))?;
+        let mut description = parse(text, model_type).map_err(|error| custom.located(error))?;
+        description.custom = true;
         if description.model_types.iter().any(|known| known == model_type) {
             return Ok(description.of_type(model_type));
         }
@@ -216,12 +228,18 @@ fn parse(text: &str, model_type: &str) -> Result<Description, FrontendError> {
     Source::parse_toml(text).map_err(|TomlError { message, span, line }| FrontendError::Description {
         model_type: if model_type.is_empty() { first_line(text) } else { model_type }.to_owned(),
         place: Box::new(DescriptionPlace { span, line, ..DescriptionPlace::default() }),
-        reason: with_near(message),
+        reason: with_hint(message),
     })
 }
 
-/// What serde says of a key that there is none of, with the nearest of those that it lists.
-fn with_near(message: String) -> String {
+/// What serde says of a key that there is none of, with the nearest of those that it lists, and of a number in the place of
+/// an expression.
+fn with_hint(message: String) -> String {
+    let number =
+        message.strip_prefix("invalid type: integer `").and_then(|rest| rest.strip_suffix("`, expected a string"));
+    if let Some(number) = number {
+        return format!("an expression is a text; write \"{number}\" for {number}");
+    }
     let mut quoted = message.split('`').skip(1).step_by(2);
     let Some(found) = quoted.next().filter(|_| message.starts_with("unknown field")) else { return message };
     let (near, known) = (near(found, quoted.clone()), quoted.collect::<Vec<_>>().join(", "));

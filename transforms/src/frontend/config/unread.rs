@@ -10,7 +10,8 @@ use super::coverage;
 use super::description::Description;
 use super::expr::Expr;
 use super::values::Values;
-use crate::frontend::FrontendError;
+use crate::frontend::{DescriptionPlace, FrontendError};
+use crate::near::near;
 
 /// Words of keys that say how often layers run, whose caches they read, what they see, or what they keep.
 const OF_CACHES: &[&str] = &[
@@ -263,20 +264,47 @@ pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32)
     }
     let unread = find(description, &values.model_type, values, layers).map_err(invalid)?;
     if let Some((key, known)) = unread.misspelt.first() {
-        return Err(
-            values.not_covered(&[key], &format!("it is nearly `{known}`, which is read of caches and is not there"))
-        );
+        let reason = format!("it is nearly `{known}`, which is read of caches and is not there");
+        return Err(misnamed(description, values, key).unwrap_or_else(|| values.not_covered(&[key], &reason)));
     }
     if let Some(place) = unread.of_layers.first() {
         return Err(values.not_covered(&[place], "no block reads it"));
     }
     if let Some(key) = unread.of_caches.first() {
-        return Err(values.not_covered(&[key], "nothing says which caches that means"));
+        return Err(not_said(description, values, key));
     }
     if !unread.others.is_empty() {
         values.note("not read", &unread.others.join(", "), "keys that its class does not have", false);
     }
     Ok(())
+}
+
+/// A key of a config that nobody says the meaning of: who describes the model is told what to change in the description.
+pub(super) fn not_said(description: &Description, values: &Values<'_>, key: &str) -> FrontendError {
+    if !description.custom {
+        return values.not_covered(&[key], "nothing says which caches that means");
+    }
+    misnamed(description, values, key).unwrap_or_else(|| {
+        let reason = format!(
+            "nothing in it reads `{key}` of {}, which could say what is cached; read it in an expression, or name it in \
+             `ignores` if it says nothing",
+            values.file
+        );
+        let place = DescriptionPlace::of(if description.ignores.is_empty() { &[] } else { &["ignores"] });
+        FrontendError::Description { model_type: values.model_type.clone(), place: Box::new(place), reason }
+    })
+}
+
+/// An expression of the caller's with a key that is not there, for which the unread one may be meant.
+fn misnamed(description: &Description, values: &Values<'_>, unread: &str) -> Option<FrontendError> {
+    let is_there = |key: &str| values.get(key).is_some() || values.defaults.contains_key(key);
+    let mut expressions = description.expressions().filter(|_| description.custom);
+    expressions.find_map(|(path, text)| {
+        let expr = Expr::parse(text).ok()?;
+        let meant = |key: &&str| !is_there(key) && !near(key, [unread]).is_empty();
+        let key = expr.keys().into_iter().find(meant)?;
+        Some(values.none_of(&path.join("."), &[key]))
+    })
 }
 
 fn words(text: &str) -> impl Iterator<Item = String> {

@@ -217,6 +217,12 @@ impl Shell<'_> {
                 return Ok(());
             }
             Some("set" | "cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
+            // No program is called so: it was to go on with the command before it.
+            Some(flag) if flag.starts_with("--") => {
+                let name = flag.split('=').next().unwrap_or(flag);
+                self.launches.last_mut().into_iter().for_each(|launch| launch.cut.push(name.to_owned()));
+                return Ok(());
+            }
             _ => {}
         }
         self.start(assigning, words)?;

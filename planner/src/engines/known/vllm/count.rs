@@ -12,7 +12,7 @@ use crate::solver::demand::Demand;
 use crate::solver::solve::last;
 
 /// The reported number of tokens changed its meaning here: 0.20.0 logged the old one, a build towards 0.20.1 and 0.20.2 the new.
-pub(super) const REPORTS_CONCURRENCY: Version = Version(0, 20, 1);
+pub const REPORTS_CONCURRENCY: Version = Version(0, 20, 1);
 /// Read in 0.26.0, and not in 0.25.0: steps overlap, of which each may hold a whole batch of tokens.
 pub(super) const OVERLAPS_STEPS: Version = Version(0, 26, 0);
 /// Also with drafts that come from the text, not from a model, as 0.33.0 answers and 0.32.0 does not.
