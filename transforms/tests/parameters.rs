@@ -7,6 +7,8 @@ mod support;
 use std::collections::BTreeSet;
 
 use cacheplan_transforms::{Model, ReadOptions};
+use rstest::rstest;
+use serde_json::Value;
 
 use support::{fixture, not_stored};
 
@@ -90,4 +92,26 @@ fn weights_are_as_many_as_in_transformers() {
     assert!(equal > 410, "{equal}");
     let expected: BTreeSet<&str> = NOT_KNOWN.iter().flat_map(|(names, _)| names.iter().copied()).collect();
     assert_eq!(unknown, expected.into_iter().map(str::to_owned).collect());
+}
+
+#[rstest]
+#[case::a_number_is_that_of_its_class("unlimited_ocr", "/vision_config/sam_config", "hidden_size", true)]
+#[case::a_list_of_several_is_not_known("unlimited_ocr", "/vision_config/sam_config", "downsample_channels", false)]
+#[case::a_list_of_one_number_is_known("minicpm_ocr", "/vision_config", "window_kernel_size", true)]
+fn what_a_tower_leaves_out(#[case] name: &str, #[case] part: &str, #[case] key: &str, #[case] known: bool) {
+    let row = rows().into_iter().find(|row| row.name == name).unwrap();
+    let mut config: Value = serde_json::from_str(&row.text).unwrap();
+    config.pointer_mut(part).unwrap().as_object_mut().unwrap().remove(key).unwrap();
+    let model = Model::read_config(name, &config.to_string(), &ReadOptions::default()).unwrap();
+    let expected = known.then_some(row.parameters * model.info.dtype.row_bytes(1).unwrap());
+    assert_eq!(model.info.weights.map(|weights| weights.bytes), expected, "{:?}", model.weights_unknown);
+}
+
+#[test]
+fn a_tower_that_nobody_describes_is_not_passed_over() {
+    let row = rows().into_iter().find(|row| row.name == "nemotron_h_omni").unwrap();
+    let mut config: Value = serde_json::from_str(&row.text).unwrap();
+    config["audio_config"] = serde_json::json!({ "model_type": "parakeet_encoder", "hidden_size": 1024 });
+    let model = Model::read_config("omni", &config.to_string(), &ReadOptions::default()).unwrap();
+    assert!(model.weights_unknown.unwrap().contains("`audio_config`"));
 }
