@@ -99,7 +99,9 @@ fn count(values: &Values<'_>) -> Result<u64, String> {
     let more = described.expr(&parts.more)?;
     let reached = parts.towers.keys().map(String::as_str).chain(more.keys()).map(|path| path.split('.').next());
     let is_config = |key: &str| key.ends_with("_config") && named(key);
-    if let Some((key, _)) = values.parts().find(|&(key, _)| is_config(key) && !reached.clone().any(|of| of == Some(key))) {
+    if let Some((key, _)) =
+        values.parts().find(|&(key, _)| is_config(key) && !reached.clone().any(|of| of == Some(key)))
+    {
         return Err(format!("of `{model_type}` what `{key}` tells is not described; its safetensors tell"));
     }
     let mut sum = 0u64;
