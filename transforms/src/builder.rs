@@ -127,6 +127,12 @@ impl GraphBuilder {
         self
     }
 
+    /// The same where embeddings and head are of another width: so many weights.
+    pub(crate) fn vocabulary_of(&mut self, vocab_size: u64, weights: u64) {
+        self.vocab_size = Some(vocab_size);
+        self.more_weights("embed_tokens.weight", weights);
+    }
+
     /// Lets attention that is added from now on read a mask beside causality; one op makes it for all layers.
     pub fn mask(&mut self) -> &mut Self {
         if self.mask.is_none() {

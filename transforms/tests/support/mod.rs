@@ -24,6 +24,13 @@ pub(crate) fn collected(path: &str) -> (Model, Collected) {
     (model, collected)
 }
 
+/// Parameters that transformers allocates and no checkpoint has: those of LongCat's experts that pass a token on as it is.
+pub(crate) fn not_stored(config: &serde_json::Value) -> u64 {
+    let of = |key: &str| config[key].as_u64().unwrap_or(0);
+    let experts = if config["model_type"] == "longcat_flash" { of("zero_expert_num") } else { 0 };
+    experts * 2 * of("expert_ffn_hidden_size") * of("hidden_size") * of("num_layers")
+}
+
 /// How many resources there are of one kind.
 pub(crate) fn count(resources: &Resources, kind: &Kind) -> usize {
     resources.of_kind(kind).count()

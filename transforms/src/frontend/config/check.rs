@@ -70,7 +70,8 @@ fn expressions(description: &Description) -> Option<Fault<'_>> {
     let alone =
         [("layers", &description.layers), ("hidden_size", &description.hidden_size), ("more", &description.more)];
     let shared = description.shared_layers.as_ref().map(|text| ("shared_layers", text));
-    let mut alone = alone.into_iter().chain(shared);
+    let vocabulary = description.vocabulary.as_ref().map(|text| ("vocabulary", text));
+    let mut alone = alone.into_iter().chain(shared).chain(vocabulary);
     alone.find_map(|(key, text)| wrong(vec![key], text)).or_else(|| {
         let patterns = description.pattern.iter().flat_map(|pattern| pattern.choose.iter().chain(&pattern.when));
         let requires = description.requires.iter().map(|requirement| &requirement.that);

@@ -37,7 +37,8 @@ impl Class {
         self.entries().filter_map(|(name, default)| {
             let default = match serde_json::from_str(default?).ok()? {
                 Value::Bool(flag) => u64::from(flag),
-                Value::Array(list) => list.first()?.as_u64()?,
+                // One number for height and width; of several no entry stands for all.
+                Value::Array(list) => list.first().filter(|first| list.iter().all(|of| of == *first))?.as_u64()?,
                 number => number.as_u64()?,
             };
             Some((name, default))

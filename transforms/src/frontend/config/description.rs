@@ -45,6 +45,8 @@ pub(super) struct Description {
     /// Which blocks a layer of each kind has.
     #[serde(default)]
     pub(super) kinds: BTreeMap<String, Vec<String>>,
+    /// How many weights embeddings and head have, where they are not of the model's width.
+    pub(super) vocabulary: Option<String>,
     /// How many weights there are outside the layers, embeddings and head not counted.
     #[serde(default = "default_hidden_size")]
     pub(super) more: String,
@@ -80,6 +82,7 @@ pub(super) struct Description {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Changes {
+    vocabulary: Option<String>,
     more: Option<String>,
     weights: Option<bool>,
     #[serde(default)]
@@ -94,6 +97,7 @@ impl Description {
     /// The description with what is otherwise in `model_type`.
     fn of_type(mut self, model_type: &str) -> Self {
         let Some(changes) = self.types.remove(model_type) else { return self };
+        self.vocabulary = changes.vocabulary.or(self.vocabulary);
         self.more = changes.more.unwrap_or(self.more);
         self.weights = changes.weights.unwrap_or(self.weights);
         self.defaults.extend(changes.defaults);

@@ -6,7 +6,9 @@
 //! `len(key)` is the length of a list or text, `in(key)` is 1 if a list of layers holds this one, `in(key, 1)` the same
 //! for lists that count layers from 1, `last(key)` is the last layer of a list up to this one, `of(values, key)` what a
 //! list has at the place at which a list of layers has this one. `is(key, word)` is 1 if the text under the key, or the
-//! layer's in a list, is that word, `scaled(size, factor)` the whole part of a size times a fraction.
+//! layer's in a list, is that word, `scaled(size, factor)` the whole part of a size times a fraction. `sum(n, a)` adds `a`
+//! for the layers 0 to n - 1, `at(n, a)` is `a` for layer n. `power(a, b)` multiplies b times by `a`, `primes(a, n)` adds
+//! the first n primes above `a`.
 
 /// A parsed expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +28,16 @@ pub(super) enum Expr {
     Scaled(String, String),
     Layer,
     Or(Box<Expr>, Box<Expr>),
+    /// An operator, or the first letter of a function of two numbers.
     Binary(char, Box<Expr>, Box<Expr>),
+    /// How many layers there are, and what is added over them.
+    Sum(Box<Expr>, Box<Expr>),
+    /// A layer, and what is taken there.
+    At(Box<Expr>, Box<Expr>),
 }
+
+/// Functions of two numbers, each with the letter of its [`Expr::Binary`].
+const FUNCTIONS: [(&str, char); 2] = [("power", 'p'), ("primes", 'P')];
 
 /// The most characters of an expression. It is walked over by recursion, as deep as it has operands.
 const LONGEST: usize = 1000;
@@ -50,6 +60,8 @@ impl Expr {
             Self::Binary(operator, left, right) => {
                 Self::Binary(*operator, Box::new(left.with(replacement)), Box::new(right.with(replacement)))
             }
+            Self::Sum(count, each) => Self::Sum(Box::new(count.with(replacement)), Box::new(each.with(replacement))),
+            Self::At(layer, what) => Self::At(Box::new(layer.with(replacement)), Box::new(what.with(replacement))),
             Self::Number(_) | Self::Len(_) | Self::In(..) | Self::Last(_) | Self::Of(..) => self.clone(),
             Self::Is(..) | Self::Scaled(..) | Self::Layer => self.clone(),
         }
@@ -60,7 +72,9 @@ impl Expr {
         match self {
             Self::In(key, base) => vec![(key, *base)],
             Self::Last(key) | Self::Of(_, key) => vec![(key, 0)],
-            Self::Or(left, right) | Self::Binary(_, left, right) => [left.layer_lists(), right.layer_lists()].concat(),
+            Self::Or(left, right) | Self::Binary(_, left, right) | Self::Sum(left, right) | Self::At(left, right) => {
+                [left.layer_lists(), right.layer_lists()].concat()
+            }
             Self::Number(_) | Self::Key(_) | Self::Len(_) | Self::Is(..) | Self::Scaled(..) | Self::Layer => Vec::new(),
         }
     }
@@ -71,7 +85,9 @@ impl Expr {
             Self::Key(key) | Self::Len(key) | Self::In(key, _) | Self::Last(key) | Self::Is(key, _) => vec![key],
             Self::Of(values, key) | Self::Scaled(values, key) => vec![values, key],
             Self::Number(_) | Self::Layer => Vec::new(),
-            Self::Or(left, right) | Self::Binary(_, left, right) => [left.keys(), right.keys()].concat(),
+            Self::Or(left, right) | Self::Binary(_, left, right) | Self::Sum(left, right) | Self::At(left, right) => {
+                [left.keys(), right.keys()].concat()
+            }
         }
     }
 
@@ -79,7 +95,9 @@ impl Expr {
     pub(super) fn optional_keys(&self) -> Vec<&str> {
         match self {
             Self::Or(left, right) => [left.keys(), right.optional_keys()].concat(),
-            Self::Binary(_, left, right) => [left.optional_keys(), right.optional_keys()].concat(),
+            Self::Binary(_, left, right) | Self::Sum(left, right) | Self::At(left, right) => {
+                [left.optional_keys(), right.optional_keys()].concat()
+            }
             _ => Vec::new(),
         }
     }
@@ -88,7 +106,9 @@ impl Expr {
     pub(super) fn counts(&self, key: &str) -> bool {
         match self {
             Self::Len(counted) => counted == key,
-            Self::Or(left, right) | Self::Binary(_, left, right) => left.counts(key) || right.counts(key),
+            Self::Or(left, right) | Self::Binary(_, left, right) | Self::Sum(left, right) | Self::At(left, right) => {
+                left.counts(key) || right.counts(key)
+            }
             _ => false,
         }
     }
@@ -169,15 +189,24 @@ impl Parser<'_> {
         }
     }
 
+    /// What stands in parentheses, whose first is read already, up to `end`.
+    fn inner(&mut self, end: &str) -> Result<Expr, String> {
+        self.depth += 1;
+        if self.depth > 16 {
+            return Err("too many parentheses".to_owned());
+        }
+        let inner = self.alternatives()?;
+        self.depth -= 1;
+        if self.eat(end) { Ok(inner) } else { Err(format!("a `{end}` is missing")) }
+    }
+
+    fn two(&mut self) -> Result<(Box<Expr>, Box<Expr>), String> {
+        Ok((Box::new(self.inner(",")?), Box::new(self.inner(")")?)))
+    }
+
     fn atom(&mut self) -> Result<Expr, String> {
         if self.eat("(") {
-            self.depth += 1;
-            if self.depth > 16 {
-                return Err("too many parentheses".to_owned());
-            }
-            let inner = self.alternatives()?;
-            self.depth -= 1;
-            return if self.eat(")") { Ok(inner) } else { Err("a `)` is missing".to_owned()) };
+            return self.inner(")");
         }
         let end =
             self.rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).unwrap_or(self.rest.len());
@@ -190,8 +219,15 @@ impl Parser<'_> {
         if word.starts_with(|c: char| c.is_ascii_digit()) {
             return word.parse().map(Expr::Number).map_err(|_| format!("`{word}` is not a whole number"));
         }
+        if let Some((_, letter)) = FUNCTIONS.iter().find(|(name, _)| *name == word)
+            && self.eat("(")
+        {
+            return self.two().map(|(left, right)| Expr::Binary(*letter, left, right));
+        }
         match word {
             "layer" => Ok(Expr::Layer),
+            "sum" if self.eat("(") => self.two().map(|(count, each)| Expr::Sum(count, each)),
+            "at" if self.eat("(") => self.two().map(|(layer, what)| Expr::At(layer, what)),
             "len" if self.eat("(") => match self.atom()? {
                 Expr::Key(key) if self.eat(")") => Ok(Expr::Len(key)),
                 _ => Err("len(…) takes one key".to_owned()),
@@ -232,6 +268,7 @@ mod tests {
     #[case("last(list) + of(values, list)")]
     #[case("is(mode, per_loop) ?? 1")]
     #[case("scaled(hidden_size, factor) // 2")]
+    #[case("sum(len(list), at(layer - 1, list ?? 1) * power(2, layer)) + primes(base - 1, n)")]
     fn valid_text_parses(#[case] text: &str) {
         assert!(Expr::parse(text).is_ok(), "{text}");
     }
@@ -246,6 +283,8 @@ mod tests {
     #[case("last(3)")]
     #[case("of(values)")]
     #[case("a +")]
+    #[case("sum(3)")]
+    #[case("primes(3, 4")]
     #[case(&"(".repeat(LONGEST))]
     #[case(&"len(".repeat(LONGEST / 4))]
     #[case(&format!("1{}", " + 1".repeat(LONGEST)))]

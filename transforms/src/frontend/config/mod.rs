@@ -14,6 +14,7 @@ mod json;
 mod layers;
 mod modules;
 mod names;
+mod primes;
 mod quantization;
 mod stored;
 mod towers;
@@ -126,15 +127,22 @@ fn described(mut values: Values<'_>, description: &Description, options: &ReadOp
         Ok(number.map(|number| number.value))
     };
     let vocab_size = size("vocab_size", "vocab_size ?? padded_vocab_size")?;
-    if let Some(vocab_size) = vocab_size {
-        let tied = count("tie_word_embeddings ?? tie_embedding ?? tie_embeddings")?.is_some_and(|tied| tied > 0);
-        builder.vocabulary(vocab_size, tied);
+    match (vocab_size, &description.vocabulary) {
+        (Some(vocab_size), Some(weights)) => {
+            builder.vocabulary_of(vocab_size, size("vocabulary", weights)?.unwrap_or(0))
+        }
+        (Some(vocab_size), None) => {
+            let tied = count("tie_word_embeddings ?? tie_embedding ?? tie_embeddings")?.is_some_and(|tied| tied > 0);
+            builder.vocabulary(vocab_size, tied);
+        }
+        (None, _) => {}
     }
     let more = Expr::parse(&description.more).map_err(invalid)?;
-    match (vocab_size, values.eval(&more, 0)?.map(|number| number.value)) {
-        (Some(_), Some(more)) => builder.more_weights("more", more),
+    match (vocab_size, values.eval(&more, 0)) {
+        (Some(_), Ok(Some(more))) => builder.more_weights("more", more.value),
         (None, _) => builder.forget_weights(|| "`vocab_size` is missing".into()),
-        (_, None) => builder.forget_weights(|| values.absent("weights outside the layers", &more.keys())),
+        (_, Ok(None)) => builder.forget_weights(|| values.absent("weights outside the layers", &more.keys())),
+        (_, Err(error)) => builder.forget_weights(|| error.to_string()),
     }
     towers::add(&mut builder, &values);
     add_layers(&mut builder, &values, description, &kinds, layers)?;

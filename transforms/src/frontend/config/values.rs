@@ -8,12 +8,16 @@ use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
 use super::expr::Expr;
+use super::primes::primes_above;
 use crate::frontend::FrontendError;
 use crate::model::Fact;
 use crate::near::near;
 
 /// The largest number accepted for any dimension or count.
 const MAX_NUMBER: u64 = 1 << 40;
+
+/// The most layers that a sum of an expression has.
+const MAX_PLACES: u32 = 1_024;
 
 /// Keys under which multimodal models keep the config of their decoder.
 const NESTED: [&str; 5] = ["thinker_config", "vlm_config", "text_config", "llm_config", "language_config"];
@@ -140,9 +144,17 @@ impl<'a> Values<'a> {
         outer.iter().filter_map(|(key, value)| Some((key.as_str(), value.as_object()?)))
     }
 
-    /// The numbers of one part, with `defaults` where it lacks them.
-    pub(super) fn part(&self, key: &str, defaults: BTreeMap<String, u64>) -> Values<'a> {
-        let map = self.parts().find(|(name, _)| *name == key).map(|(_, map)| map.clone()).unwrap_or_default();
+    /// The part at a dotted path.
+    pub(super) fn part_at(&self, path: &str) -> Option<&Map<String, Value>> {
+        let mut keys = path.split('.');
+        let first = keys.next()?;
+        let part = self.parts().find(|(name, _)| *name == first)?.1;
+        keys.try_fold(part, |part, key| part.get(key)?.as_object())
+    }
+
+    /// The numbers of the part at a path, with `defaults` where it lacks them.
+    pub(super) fn part(&self, path: &str, defaults: BTreeMap<String, u64>) -> Values<'a> {
+        let map = self.part_at(path).cloned().unwrap_or_default();
         Values { defaults, ..Values::new(self.file, map) }
     }
 
@@ -315,7 +327,25 @@ impl<'a> Values<'a> {
                 };
                 Some(self.combine(*operator, left, right)?)
             }
+            Expr::Sum(count, each) => {
+                let Some(mut sum) = self.eval(count, layer)? else { return Ok(None) };
+                for at in 0..self.place(&sum)? {
+                    let Some(number) = self.eval(each, at)? else { return Ok(None) };
+                    sum = if at == 0 { Number { flag: false, ..number } } else { self.combine('+', sum, number)? };
+                }
+                Some(sum)
+            }
+            Expr::At(at, what) => match self.eval(at, layer)? {
+                Some(at) => self.eval(what, self.place(&at)?)?,
+                None => None,
+            },
         })
+    }
+
+    /// A number of layers, or a layer.
+    fn place(&self, number: &Number<'_>) -> Result<u32, FrontendError> {
+        let expected = || self.bad_number("layers of a sum", number, &format!("at most {MAX_PLACES} were expected"));
+        u32::try_from(number.value).ok().filter(|&place| place <= MAX_PLACES).ok_or_else(expected)
     }
 
     fn combine<'e>(&self, operator: char, left: Number<'e>, right: Number<'e>) -> Result<Number<'e>, FrontendError> {
@@ -336,6 +366,8 @@ impl<'a> Values<'a> {
             'q' => a.checked_div(b),
             '=' => Some(u64::from(a == b)),
             '<' => Some(u64::from(a < b)),
+            'p' => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
+            'P' => primes_above(a, b),
             _ => a.checked_div(b).filter(|quotient| quotient.checked_mul(b) == Some(a)),
         };
         match result.filter(|&value| value <= MAX_NUMBER) {
