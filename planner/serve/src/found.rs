@@ -27,8 +27,11 @@ pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) 
     Ok(Answer { capped_by, caps, ..found.answer(launch, question, &settled)? })
 }
 
-/// The same without what caps it, which takes longer than all else.
-pub(crate) fn outcome(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
+/// What a command would do, without what caps it and what would change that, which take longer than all else.
+///
+/// # Errors
+/// As [`answer`](crate::answer).
+pub fn outcome(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
     let question = Question::of(launch, options)?;
     let (question, settled) = question.settled(models)?;
     Found::of(&question, &settled, options)?.answer(launch, question, &settled)

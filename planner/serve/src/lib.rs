@@ -34,7 +34,7 @@ pub use answer::{Answer, Change, Starts};
 pub use asked::{Asked, Refusal};
 pub use check::{CommandCheck, Compared};
 pub use error::ServeError;
-pub use found::request;
+pub use found::{outcome, request};
 pub use launch::Launch;
 pub use question::{Limits, Models, Options, Question, ReadFlag};
 pub use remedy::Remedy;

@@ -263,7 +263,7 @@ def specs_of(config, stage):
             drafting = config.speculative_config
             last = stage + 1 == config.parallel_config.pipeline_parallel_size
             # What takes its drafts from the text has no layers.
-            if last and drafting is not None and drafting.method == "mtp":
+            if last and drafting is not None and drafting.method in ("mtp", "draft_model"):
                 own = set(layers)
                 from vllm.compilation.backends import set_model_tag
 

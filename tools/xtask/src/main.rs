@@ -69,6 +69,7 @@ Commands:
   web               Build the page into cli/web/dist; needs Node and Debian's apt, and the network once
   check-web         Test the page in a browser, and that cli/web/dist is what its sources build
   oracle vllm [N]   Ask vLLM's own planners about the zoo, N random hybrids (default 1200) and exports; needs Python and 18 GB
+  oracle vllm-commands [N]  Ask its parser, configuration and planner about commands, N of them random; needs the same
   oracle vllm-events  Record events of vLLM's block pool and the tokens that it reuses; needs what `oracle vllm` does
   oracle vllm-groups [N]  Fill vLLM's block pool under its own groups and ours, over the zoo, and count N random hybrids
   oracle sglang     Ask SGLang's own parser and pool sizes about the zoo's exports; needs Python and 6 GB

@@ -7,6 +7,7 @@ use cacheplan_planner::engines::Version;
 use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
+use super::fields;
 use super::meaning::{Meaning, meaning};
 use super::table::{Arity, Flag, Kind, flags, newest_with, took_value};
 use super::values::{human_int, is_negative, refuses, whole, without_units};
@@ -295,6 +296,10 @@ impl Grammar {
         /// Those that add to what they said before.
         const ADDS: [&str; 1] = ["--override-kv"];
         let flag = setting.flag;
+        if self.is_none(&setting) {
+            parsed.settings.remove(flag.name);
+            return Ok(());
+        }
         if self.reads_units(flag) {
             setting.values.iter_mut().for_each(|value| *value = without_units(value));
         }
@@ -312,6 +317,12 @@ impl Grammar {
         }
         parsed.settings.insert(flag.name, setting);
         Ok(())
+    }
+
+    /// Whether a value says that the flag says nothing (`optional_type`).
+    fn is_none(&self, setting: &Setting) -> bool {
+        let says_none = matches!(&*setting.values, [value] if value.is_empty() || value == "None");
+        self.dotted && self.engine.version >= fields::READ && says_none && fields::may_be_none(setting.flag)
     }
 
     /// Whether numbers within the JSON of a flag may have units: of what is a configuration of its own, read in 0.33.0 alone.

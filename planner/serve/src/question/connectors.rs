@@ -99,11 +99,19 @@ fn role(question: &Question, config: &Value) -> Result<(), ServeError> {
     let said = match role.map(|role| role.as_str().filter(|role| ROLES.contains(role))) {
         Some(Some(_)) => return Ok(()),
         Some(None) => format!("Unsupported kv_role: {}.", role.unwrap_or(&Value::Null)),
-        None if config.get("kv_connector").is_none() => return Ok(()),
+        None if config.get("kv_connector").is_none() => return named(question),
         None => "Please specify kv_role when kv_connector is set.".to_owned(),
     };
     let roles = ROLES.join(", ");
     Err(question.refused(format!("{said} Supported roles are {roles}"), [Remedy::Remove(FLAG)]))
+}
+
+/// A configuration must name one, which offloading to the host does by itself.
+fn named(question: &Question) -> Result<(), ServeError> {
+    if question.engine.version < REGISTRY || question.flag("--kv-offloading-size").is_some() {
+        return Ok(());
+    }
+    Err(question.refused("Connector name is not set in KVTransferConfig", [Remedy::Remove(FLAG)]))
 }
 
 /// The names of the connectors; of several behind one those.

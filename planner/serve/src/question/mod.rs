@@ -212,6 +212,9 @@ impl Question {
 
     /// States a key of the budget by a flag.
     pub(crate) fn state(&mut self, path: &'static str, value: String, flag: &Flag) -> String {
+        // Bytes by themselves are a number to the engine, and none without a unit to a budget.
+        let is_number = value.bytes().all(|byte| byte.is_ascii_digit());
+        let value = if path == "engine.cache_bytes" && is_number { value + "B" } else { value };
         let says = format!("{path} = {value}");
         self.stated.push(Override::by_flag(path, value, flag.name));
         says

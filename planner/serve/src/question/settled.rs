@@ -74,7 +74,7 @@ impl Question {
         self.model_type.clone_from(&model.info().model_type);
         let (mut limits, fits_length) = settle(&mut self, model)?;
         if let (Some(draft), "vllm") = (draft, self.engine.engine.name()) {
-            limits = vllm::with_draft(&mut self, draft, limits)?;
+            limits = vllm::with_draft(&mut self, model, draft, limits)?;
         }
         above::refuse_unconsumed(&self)?;
         let engine = self.engine.engine.name();

@@ -44,7 +44,7 @@ pub(super) fn speculative(question: &Question) -> Result<Option<Value>, ServeErr
 }
 
 /// Families of which some have layers that predict (`SpeculativeConfig.hf_config_override` of vLLM 0.33.0).
-const PREDICT: &str = "bailing deepseek dots ernie exaone gemma4 glm hy_ inkling intern kimi longcat mimo minimax mistral mtp muse nemotron \
+const PREDICT: &str = "bailing deepseek_v3 deepseek_v4 deepseek_mtp dots ernie exaone gemma4 glm hy_ inkling intern kimi longcat mimo minimax mistral mtp muse nemotron \
     pangu qwen3_5 qwen3_next qwen4 step";
 
 /// Whether such a model may draft by layers of its own.

@@ -4,6 +4,8 @@ mod attention;
 mod batch;
 mod drafter;
 mod dtype;
+mod fields;
+mod joined;
 mod memory;
 mod names;
 mod rules;
@@ -36,6 +38,8 @@ const VOCABULARY: u64 = 64;
 
 /// What its configuration refuses of words that its parser takes.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+    fields::look(question)?;
+    fields::bounds(question)?;
     dtype::name(question)?;
     words::backend(question)
 }
@@ -46,7 +50,13 @@ pub(super) fn most_running(question: &Question) -> Option<u64> {
 }
 
 /// The longest sequence where a model that drafts cannot follow it as far.
-pub(super) fn with_draft(question: &mut Question, draft: &ModelCaches, limits: Limits) -> Result<Limits, ServeError> {
+pub(super) fn with_draft(
+    question: &mut Question,
+    model: &ModelCaches,
+    draft: &ModelCaches,
+    limits: Limits,
+) -> Result<Limits, ServeError> {
+    runner::same_words(question, model, draft)?;
     let max_seq_len = runner::longest(question, draft, limits.max_seq_len)?;
     if max_seq_len < limits.max_seq_len {
         question.put("max_seq_len", max_seq_len);
@@ -96,7 +106,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", batch.max_num_tokens);
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
-    look(rules::RULES, &Case::of(question, model, Limits { max_seq_len, ..batch })?)?;
+    let case = Case::of(question, model, Limits { max_seq_len, ..batch })?;
+    look(rules::RULES, &case)?;
+    look(joined::RULES, &case)?;
+    question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
     let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
     if has_states && has_pages {
         of_its_version(question, keeps);
@@ -104,9 +117,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("engine.prefix_caching", keeps);
     state_blocks(question, max_seq_len)?;
     class(question)?;
+    without_buffers(question)?;
     grouping(question, model);
     connectors::settle(question, model)?;
     attention::settle(question)?;
+    attention::named_block(question);
     if has_pages {
         attention::block(question)?;
     }
@@ -133,7 +148,6 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
 /// Variables that change what caches are, by what `distributed/utils.py` and `config/model.py` of 0.33.0 make of them.
 fn variables(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     const WITHOUT_LATENTS: &str = "VLLM_MLA_DISABLE";
-    question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
     let is_off = question.env.contains_key(WITHOUT_LATENTS) && is_on(question, WITHOUT_LATENTS) != Some(false);
     let caches = question.caches(model)?;
     if is_off && caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged) {
@@ -180,6 +194,19 @@ fn state_blocks(question: &mut Question, max_seq_len: u64) -> Result<(), ServeEr
         return Err(ServeError::unread(FLAG, why, [Remedy::Remove(FLAG)]));
     }
     Ok(())
+}
+
+/// Buffers of states, where they are not refused.
+fn without_buffers(question: &Question) -> Result<(), ServeError> {
+    const FLAG: &str = "--use-replayssm";
+    match question.is_on(FLAG) {
+        true => Err(ServeError::unread(
+            FLAG,
+            "states have buffers beside them, which are not planned",
+            [Remedy::Remove(FLAG)],
+        )),
+        false => Ok(()),
+    }
 }
 
 /// What the model runs as: only one that generates, in vLLM's own class, is planned.

@@ -21,6 +21,7 @@ const ROWS: &str = "tests/fixtures/oracles";
 pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
     match engine {
         "vllm" => vllm::run(random),
+        "vllm-commands" => vllm::commands(random),
         "vllm-events" => vllm::events(),
         "vllm-groups" => vllm_groups::run(random),
         "sglang" => sglang::run(),
@@ -28,7 +29,7 @@ pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
         "sglang-tiers" => sglang::tiers(),
         "llama.cpp" => llama_cpp::run(),
         other => Err(format!(
-            "`{other}` cannot be asked; vllm, vllm-events, vllm-groups, sglang, sglang-events, sglang-tiers and llama.cpp can"
+            "`{other}` cannot be asked; vllm, vllm-commands, vllm-events, vllm-groups, sglang, sglang-events, sglang-tiers and llama.cpp can"
         )),
     }
 }

@@ -29,6 +29,31 @@ pub(super) fn events() -> Result<(), String> {
     sh(Command::new(&python).arg(script("vllm_events.py")).arg(packages.trim()).arg(out))
 }
 
+/// Asks about commands, every form of every flag and `random` mixtures, all of which a test compares on request, and keeps a sample;
+/// writes down what its configurations take.
+pub(super) fn commands(random: u64) -> Result<(), String> {
+    /// Of so many questions one is kept.
+    const SAMPLE: usize = 12;
+    let home = newest()?;
+    let python = home.join("bin/python");
+    let asked = |name: &str, arguments: &[&str], questions: &str| {
+        let mut command = Command::new(&python);
+        answers(command.arg(script(name)).args(arguments).env("LD_LIBRARY_PATH", &home), questions)
+    };
+    let fields = Path::new("planner/serve/src/flags/vllm.fields.tsv");
+    fs::write(fields, asked("vllm_fields.py", &[], "")?).map_err(at(&fields))?;
+    let questions = asked("command_questions.py", &["planner/serve/src/flags/vllm.tsv", &random.to_string()], "")?;
+    let answered = asked("vllm_commands.py", &[CONFIGS], &questions)?;
+    let folder = target("oracles/commands")?;
+    let put = |name: &str, text: &str| fs::write(folder.join(name), text).map_err(at(&folder));
+    fs::create_dir_all(&folder).map_err(at(&folder))?;
+    put("questions.jsonl", &questions)?;
+    put("answers.jsonl", &answered)?;
+    let sample = |lines: &str| lines.split_inclusive('\n').step_by(SAMPLE).collect::<String>();
+    write("commands.jsonl", &sample(&questions))?;
+    write(&format!("vllm-{EXPORTED}.commands.jsonl"), &sample(&answered))
+}
+
 /// The environment of the version that exports are for.
 pub(super) fn newest() -> Result<PathBuf, String> {
     installed(EXPORTED)

@@ -13,7 +13,9 @@ pub(super) const FLAG: &str = "--attention-config";
 /// The key that `--attention-backend` is.
 const BACKEND: &str = "backend";
 /// Keys of 0.20.1 to 0.33.0 on which no cache depends.
-const BESIDE_CACHES: [&str; 18] = [
+const BESIDE_CACHES: [&str; 20] = [
+    "flex_attn_kv_block_size",
+    "use_trtllm_attention",
     "flash_attn_version",
     "use_prefill_decode_attention",
     "flash_attn_max_num_splits_for_cuda_graph",
@@ -39,6 +41,8 @@ const NARROW_IN_WIDE_ROOM: Range<Version> = Version(0, 20, 0)..Version(0, 28, 0)
 
 /// Kernels read blocks of so many tokens and multiples of that.
 pub(super) const READ: u64 = 16;
+/// Read in 0.33.0 alone.
+const NAMED_BLOCKS: Version = Version(0, 33, 0);
 /// Its parser takes any block, as it did not in 0.17.0.
 const ANY_BLOCK: Version = Version(0, 18, 0);
 
@@ -53,6 +57,16 @@ pub(super) fn settle(question: &Question) -> Result<(), ServeError> {
     let Some(unread) = config.keys().find(|key| !is_read(key)) else { return Ok(()) };
     let why = format!("what its key `{unread}` does to caches was not read");
     Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] })
+}
+
+/// Blocks of the kernels that a command names, where it states none and they read others than those that are chosen.
+pub(super) fn named_block(question: &mut Question) {
+    const BLOCKS: [(&str, u64); 2] = [("FLASHMLA", 64), ("CUTLASS_MLA", 128)];
+    let Some(name) = super::dtype::backend(question).map(|name| name.to_uppercase()) else { return };
+    let is_read = question.engine.version >= NAMED_BLOCKS;
+    if let Some((_, block)) = BLOCKS.iter().find(|(known, _)| is_read && *known == name) {
+        question.default_of("engine.block_size", block);
+    }
 }
 
 /// A block that no kernel reads (`get_supported_kernel_block_sizes`); before, the parser had a list of them.

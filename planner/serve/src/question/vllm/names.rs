@@ -1,15 +1,5 @@
 //! Words that vLLM's configuration knows, as 0.33.0 lists them unless said.
 
-/// Fields of `CompilationConfig`.
-pub(super) const COMPILATION: &str = "mode debug_dump_path cache_dir compile_cache_save_format backend custom_ops ir_enable_torch_wrap splitting_ops \
-    compile_mm_encoder cudagraph_mm_encoder encoder_cudagraph_token_budgets encoder_cudagraph_max_vision_items_per_batch \
-    encoder_cudagraph_max_frames_per_batch cudagraph_decoder_replay decoder_replay_cudagraph_capture_sizes \
-    decoder_replay_trim_threshold compile_sizes compile_ranges_endpoints inductor_compile_config inductor_passes \
-    cudagraph_mode cudagraph_num_of_warmups cudagraph_capture_sizes cudagraph_copy_inputs cudagraph_specialize_lora \
-    use_inductor_graph_partition pass_config max_cudagraph_capture_size dynamic_shapes_config local_cache_dir \
-    fast_moe_cold_start enabled_custom_ops disabled_custom_ops traced_files compilation_time encoder_compilation_time \
-    static_forward_context static_all_moe_layers";
-
 /// `_TOOL_PARSERS_TO_REGISTER`.
 pub(super) const TOOLS: &str = "dots deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 cohere_command3 cohere_command4 ernie45 glm45 \
     glm47 ling3 granite-20b-fc granite granite4 hermes hf beam poolside_v1 hunyuan_a13b hy_v3 hy_v4 internlm jamba lfm2 \

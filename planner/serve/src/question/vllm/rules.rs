@@ -5,8 +5,8 @@ use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
 use super::super::rules::{Case, Rule, lists, since, within};
-use super::super::speculation;
-use super::names::{BACKENDS_OF_0_11, COMPILATION, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
+use super::super::{of_config, speculation};
+use super::names::{BACKENDS_OF_0_11, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
 use super::{attention, dtype};
 
 const READ: Version = Version(0, 33, 0);
@@ -47,26 +47,6 @@ const LONG_PROMPTS: &str = "--max-long-partial-prefills";
 
 const ACTIVE: &str = super::ACTIVE;
 
-/// The least that fields may be (`Field(ge=...)`).
-const FLOORS: [(&str, i64); 7] = [
-    ("--stream-interval", 1),
-    ("--max-logprobs", -1),
-    (ACTIVE, 1),
-    ("--max-num-scheduled-tokens", 1),
-    ("--prefill-schedule-interval", 1),
-    ("--max-num-queued-reqs", 0),
-    ("--max-num-queued-tokens", 0),
-];
-const FLOORS_OF_FLAGS: [&str; FLOORS.len()] = {
-    let mut flags = [""; FLOORS.len()];
-    let mut at = 0;
-    while at < flags.len() {
-        flags[at] = FLOORS[at].0;
-        at += 1;
-    }
-    flags
-};
-
 /// How what it says of replicas and nodes begins.
 const LAUNCH: &str = "Invalid data-parallel launch options:";
 
@@ -78,10 +58,6 @@ pub(super) const RULES: &[Rule] = &[
     since(READ, &[COMPILE], |case| {
         let is_number = case.word(COMPILE)?.trim().parse::<i64>().is_ok();
         is_number.then(|| "Input should be a dictionary or an instance of CompilationConfig".into())
-    }),
-    since(READ, &[COMPILE], |case| {
-        let key = case.object(COMPILE).keys().find(|key| !lists(COMPILATION, key))?.clone();
-        Some(format!("1 validation error for CompilationConfig: {key}: Unexpected keyword argument"))
     }),
     since(EARLIER, &[LARGEST, SIZES], |case| {
         let eager = case.is_on("--enforce-eager") || case.word("--optimization-level") == Some("0");
@@ -101,7 +77,7 @@ pub(super) const RULES: &[Rule] = &[
     }),
     since(READ, &[SPECULATIVE, "--spec-method"], |case| {
         let own = drafts(case, |method| method == "mtp" || method.ends_with("_mtp"))?.get("model").is_none()
-            && !speculation::may_predict(case.model_type());
+            && (!speculation::may_predict(case.model_type()) || without_predicting(case));
         own.then(|| "Unsupported speculative method: 'mtp'".into())
     }),
     within(OLD..BEHIND_OLD, &[SPECULATIVE], |case| {
@@ -272,6 +248,9 @@ pub(super) const RULES: &[Rule] = &[
         // Blocks that nobody states are a multiple of what kernels read.
         let fits = match stated {
             Some(block) => unit == block.saturating_mul(ranks),
+            None if case.generation() == Some(9) && !case.is_stated(BACKEND) => {
+                unit == attention::READ.saturating_mul(ranks)
+            }
             None => unit.is_multiple_of(attention::READ.saturating_mul(ranks)),
         };
         (looks && case.keeps_all_alike() && !fits).then(|| {
@@ -398,19 +377,9 @@ pub(super) const RULES: &[Rule] = &[
         (!lists(QUANTIZATIONS, &word))
             .then(|| format!("Unknown quantization method: {word}. Must be one of {}.", listed(QUANTIZATIONS)))
     }),
-    since(READ, &FLOORS_OF_FLAGS, |case| {
-        let below = |(flag, least): &&(&str, i64)| case.whole(flag).is_some_and(|number| number < *least);
-        let (flag, least) = FLOORS.iter().find(below)?;
-        let field = flag.trim_start_matches('-').replace('-', "_");
-        Some(format!("{field}: Input should be greater than or equal to {least}"))
-    }),
     since(READ, &[ACTIVE, "--max-num-seqs"], |case| {
         let (active, most) = (case.question.count(ACTIVE)?, case.limits.max_batch_size?);
         (active > most).then(|| format!("max_num_active_seqs ({active}) cannot be greater than max_num_seqs ({most})."))
-    }),
-    since(READ, &["--block-size"], |case| {
-        let is_none = case.whole("--block-size")? == 0;
-        is_none.then(|| "block_size: Input should be greater than 0".into())
     }),
     since(OLDEST, &["--num-gpu-blocks-override"], |case| {
         let is_none = case.whole("--num-gpu-blocks-override")? == 0;
@@ -423,16 +392,6 @@ pub(super) const RULES: &[Rule] = &[
         let sees_none = case.question.env.get("CUDA_VISIBLE_DEVICES").is_some_and(|value| value.trim().is_empty());
         (sees_none && case.question.device().is_some())
             .then(|| "Failed to infer device type: CUDA_VISIBLE_DEVICES lists no GPU".into())
-    }),
-    since(READ, &["--kv-cache-metrics-sample"], |case| {
-        let share = case.question.share("--kv-cache-metrics-sample")?;
-        (!(share > 0.0 && share <= 1.0))
-            .then(|| "kv_cache_metrics_sample: Input should be greater than 0 and less than or equal to 1".into())
-    }),
-    since(READ, &["--watermark"], |case| {
-        let share = case.question.share("--watermark")?;
-        (!(0.0..1.0).contains(&share))
-            .then(|| "watermark: Input should be greater than or equal to 0 and less than 1".into())
     }),
     since(READ, &["--device-ids"], |case| {
         let mut ids: Vec<&str> = case.word("--device-ids")?.split(',').map(str::trim).collect();
@@ -458,10 +417,11 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         })
     }),
-    since(READ, &["--enable-dbo"], |case| {
+    since(READ, &["--enable-dbo", "--ubatch-size"], |case| {
         const BY: &str = "deepep_low_latency deepep_high_throughput nixl_ep";
         let by = case.word("--all2all-backend").unwrap_or("allgather_reducescatter");
-        (case.is_on("--enable-dbo") && !lists(BY, by)).then(|| {
+        let small = case.is_on("--enable-dbo") || case.size("--ubatch-size") > 1;
+        (small && !lists(BY, by)).then(|| {
             format!(
                 "Microbatching currently only supports the {} all2all backends on this platform. {by} is not supported.",
                 listed(BY)
@@ -489,6 +449,12 @@ const OF_KEYS: [&str; 4] = ["FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATT
 /// The kernels that the command names, and the generation of the GPU.
 fn kernels(case: &Case<'_>) -> Option<(String, Option<u32>)> {
     Some((dtype::backend(case.question)?.to_uppercase(), case.generation()))
+}
+
+/// Whether a Nemotron-H has no layers that predict.
+fn without_predicting(case: &Case<'_>) -> bool {
+    let layers = of_config(case.model, "num_nextn_predict_layers").unwrap_or(0);
+    case.model_type().starts_with("nemotron_h") && layers == 0
 }
 
 /// Ranks of all replicas.

@@ -6,7 +6,7 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::{Question, overrides, speculation};
+use super::super::{Question, of_config, overrides, speculation};
 use super::{is_on, words};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -86,6 +86,25 @@ fn method(config: &Value) -> &str {
         "" => "draft_model",
         "[ngram]" => "ngram",
         method => method,
+    }
+}
+
+/// A model that drafts by itself must know the same words (`verify_equal_vocab_size_if_draft_model`).
+pub(super) fn same_words(question: &Question, model: &ModelCaches, draft: &ModelCaches) -> Result<(), ServeError> {
+    let Some(config) = speculation::speculative(question)?.filter(|_| question.engine.version >= READ) else {
+        return Ok(());
+    };
+    let translates = config.get("use_heterogeneous_vocab").and_then(Value::as_bool) == Some(true);
+    let by_itself = speculation::is_by_a_model(question)? && !learned(&config, draft);
+    let [of_model, of_draft] = [model, draft].map(|model| of_config(model, "vocab_size"));
+    match (of_model, of_draft) {
+        (Some(of_model), Some(of_draft)) if of_model != of_draft && by_itself && !translates => {
+            let said = format!(
+                "Target and draft model should have the same vocabulary size. Target model vocab_size={of_model}. Draft model vocab_size={of_draft}. Using models with different tokenizers can cause out-of-bounds errors during speculative decoding."
+            );
+            Err(question.refused(said, [Remedy::Remove(SPECULATIVE)]))
+        }
+        _ => Ok(()),
     }
 }
 

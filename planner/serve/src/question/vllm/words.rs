@@ -20,15 +20,6 @@ const BACKENDS: &str = "FLASH_ATTN FLASH_ATTN_DIFFKV TRITON_ATTN TRITON_ATTN_DIF
     FLASH_ATTN_MLA_SPARSE_FA4 MINIMAX_M3_SPARSE CUTLASS_MSA TRITON_MSA STEP5_DSA NO_ATTENTION FLEX_ATTENTION HPC_ATTN \
     ROCM_AITER_UNIFIED_ATTN CPU_ATTN CPU_MLA AMX_MLA TURBOQUANT ROCM_OCTAVE ULTRAQUANT CUSTOM";
 
-/// Fields of `SpeculativeConfig`.
-const SPECULATIVE: &str = "enforce_eager num_speculative_tokens model method draft_tensor_parallel_size tensor_parallel_size quantization \
-    moe_backend attention_backend kv_cache_dtype max_model_len revision code_revision index_share_for_mtp_iteration \
-    disable_padded_drafter_batch disable_eagle_block_drop disable_lookahead_block_hashes draft_lm_head_quantization \
-    use_local_argmax_reduction use_heterogeneous_vocab prompt_lookup_max prompt_lookup_min parallel_drafting target_model_config \
-    target_parallel_config num_speculative_tokens_per_batch_size draft_model_config draft_parallel_config suffix_decoding_max_tree_depth \
-    suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor suffix_decoding_min_token_prob draft_load_config \
-    rejection_sample_method synthetic_acceptance_rates synthetic_acceptance_length enable_adaptive_verification draft_sample_method";
-
 fn lists(all: &str, word: &str) -> bool {
     all.split_whitespace().any(|known| known == word)
 }
@@ -49,10 +40,6 @@ pub(super) fn backend(question: &Question) -> Result<(), ServeError> {
 pub(in super::super) fn speculative(question: &Question, config: &Map<String, Value>) -> Result<(), ServeError> {
     const FLAG: &str = "--speculative-config";
     const RANKS: &str = "draft_tensor_parallel_size";
-    if let Some(key) = config.keys().find(|key| question.engine.version >= READ && !lists(SPECULATIVE, key)) {
-        let said = format!("1 validation error for SpeculativeConfig: {key}: Unexpected keyword argument");
-        return Err(question.refused(said, [Remedy::Remove(FLAG)]));
-    }
     let ranks = config.get(RANKS).and_then(whole);
     let own = question.count("--tensor-parallel-size").unwrap_or(1);
     match ranks.filter(|ranks| *ranks != 1 && *ranks != own) {

@@ -1,0 +1,250 @@
+//! Flags and variables that 0.33.0 takes one by one and refuses together, or for a model; each was asked of its own configuration
+//! (`cargo xtask oracle vllm-commands`).
+
+use cacheplan_handlers::Kind;
+use cacheplan_planner::engines::Version;
+use serde_json::Value;
+
+use super::super::rules::{Rule, lists, since};
+use super::super::{of_config, speculation};
+use super::{attention, dtype};
+
+const READ: Version = Version(0, 33, 0);
+
+const EXPERTS: &str = "--enable-expert-parallel";
+const BALANCE: &str = "--enable-eplb";
+const RANKS: &str = "--tensor-parallel-size";
+const PROMPTS: &str = "--prefill-context-parallel-size";
+const REPLICAS: &str = "--data-parallel-size";
+const STAGES: &str = "--pipeline-parallel-size";
+const BATCHES: &str = "--ubatch-size";
+const TWO_BATCHES: &str = "--enable-dbo";
+const DECODES: &str = "--dbo-decode-token-threshold";
+const PREFILLS: &str = "--dbo-prefill-token-threshold";
+const LARGEST: &str = "--max-cudagraph-capture-size";
+const COMPILE: &str = "--compilation-config";
+const CHUNKS: &str = "--enable-chunked-prefill";
+const CACHING: &str = "--enable-prefix-caching";
+const SPECULATIVE: &str = "--speculative-config";
+const METHOD: &str = "--spec-method";
+const TOKENS: &str = "--spec-tokens";
+const METRICS: &str = "--per-request-spec-decode-metrics";
+const ROUTED: &str = "--enable-return-routed-experts";
+const ELASTIC: &str = "--enable-elastic-ep";
+const MANY_PORTS: &str = "--data-parallel-multi-port-external-lb";
+const KERNEL: &str = "--mamba-backend";
+const ALGORITHM: &str = "--mamba-ssu-algorithm";
+const BUFFERS: &str = "--use-replayssm";
+const SHARDED: &str = "--enable-batch-sharded-sampling";
+const BACKEND: &str = "--attention-backend";
+const DTYPE: &str = "--dtype";
+const QUANTIZATION: &str = "--quantization";
+const UNIT: &str = "--prefix-match-unit";
+const PARTITION: &str = "VLLM_PP_LAYER_PARTITION";
+const TRANSFER: &str = "--kv-transfer-config";
+
+/// Variables that it reads as whole numbers before it starts a worker.
+const NUMBERS: [&str; 8] = [
+    "VLLM_DP_SIZE",
+    "VLLM_DP_RANK",
+    "VLLM_DP_RANK_LOCAL",
+    "VLLM_DP_MASTER_PORT",
+    "VLLM_USE_V2_MODEL_RUNNER",
+    "VLLM_USE_RUST_FRONTEND",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_BATCH_INVARIANT",
+];
+
+/// Methods that draft without a model beside the one that is served (`SpeculativeConfig.__post_init__`).
+const BY_THEMSELVES: &str = "mtp dspark ngram [ngram] ngram_gpu suffix extract_hidden_states custom_class";
+
+/// Classes with a history of states beside them (`SupportsReplaySSM` of its registry).
+const WITH_BUFFERS: &str = "nemotron_h nemotron_h_puzzle kimi_linear kimi_k3";
+
+/// Methods of which the files must say how they were quantised.
+const OF_FILES: &str = "awq awq_marlin gptq gptq_marlin compressed-tensors torchao";
+
+pub(super) const RULES: &[Rule] = &[
+    since(READ, &[], |case| {
+        let is_number = |value: &str| value.trim().replace('_', "").parse::<i64>().is_ok();
+        let stated = |name: &'static str| Some((name, case.question.env.get(name)?));
+        let (name, value) = NUMBERS.into_iter().filter_map(stated).find(|(_, value)| !is_number(value))?;
+        Some(format!("{name}: invalid literal for int() with base 10: '{value}'"))
+    }),
+    since(READ, &[BALANCE, EXPERTS], |case| {
+        let ranks = [RANKS, PROMPTS, REPLICAS].map(|flag| case.size(flag));
+        match case.is_on(BALANCE) {
+            true if !case.is_on(EXPERTS) => Some("enable_expert_parallel must be True to use EPLB.".into()),
+            true if ranks.iter().all(|size| *size <= 1) => Some(format!(
+                "EPLB requires tensor, prefill-context, or data parallelism, but got TP={}, PCP={}, DP={}.",
+                ranks[0], ranks[1], ranks[2]
+            )),
+            _ => None,
+        }
+    }),
+    since(READ, &[BATCHES, TWO_BATCHES, DECODES, PREFILLS], |case| {
+        let batches = if case.is_on(TWO_BATCHES) { 2 } else { case.question.count(BATCHES)? };
+        let threshold = |flag: &str, usual: u64| case.question.count(flag).unwrap_or(usual);
+        let least = threshold(DECODES, 32).min(threshold(PREFILLS, 512));
+        (batches > 1 && least < batches).then(|| {
+            format!(
+                "dbo_decode_token_threshold and dbo_prefill_token_threshold must be at least the number of microbatches ({batches})."
+            )
+        })
+    }),
+    since(READ, &[LARGEST, COMPILE], |case| {
+        let config = case.object(COMPILE);
+        let stated =
+            case.whole(LARGEST).or_else(|| config.get("max_cudagraph_capture_size").and_then(Value::as_i64))?;
+        let mode = config.get("cudagraph_mode").and_then(Value::as_str).unwrap_or("");
+        let eager = case.is_on("--enforce-eager")
+            || case.word("--optimization-level") == Some("0")
+            || mode.eq_ignore_ascii_case("none");
+        (stated < 1 && !eager)
+            .then(|| "Maximum cudagraph size should be greater than or equal to 1 when using cuda graph.".into())
+    }),
+    since(READ, &[CHUNKS], |case| {
+        let cuts = case.question.flag(CHUNKS).is_none_or(|setting| setting.on);
+        let has_pages = [Kind::KvPaged, Kind::MlaPaged].iter().any(|kind| case.keeps(kind));
+        let keeps = case.question.flag(CACHING).map_or(has_pages, |setting| setting.on);
+        (!cuts && keeps && case.has_states()).then(|| "Chunked prefill is required for Mamba prefix caching.".into())
+    }),
+    since(READ, &[SPECULATIVE, METHOD, TOKENS], |case| {
+        let config = speculation::speculative(case.question).ok()?;
+        let Some(config) = config else {
+            return case.is_stated(SPECULATIVE).then(|| {
+                "num_speculative_tokens must be provided with speculative model unless the draft model config contains an n_predict parameter.".into()
+            });
+        };
+        let method = speculation::method(&config);
+        let alone = lists(BY_THEMSELVES, method) || method.ends_with("_mtp");
+        let says = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
+        if !alone && !says("model") && says("num_speculative_tokens") {
+            return Some("num_speculative_tokens was provided but without speculative model.".into());
+        }
+        if says("tensor_parallel_size") {
+            return Some(
+                "'tensor_parallel_size' is not a valid argument in the speculative_config. Please pass 'draft_tensor_parallel_size' instead."
+                    .into(),
+            );
+        }
+        let synthetic = config.get("rejection_sample_method").and_then(Value::as_str) == Some("synthetic");
+        let rated = says("synthetic_acceptance_rates") || says("synthetic_acceptance_length");
+        (rated && !synthetic).then(|| {
+            "synthetic_acceptance_rates / synthetic_acceptance_length are only valid with rejection_sample_method='synthetic'."
+                .into()
+        })
+    }),
+    since(READ, &[METRICS, SPECULATIVE], |case| {
+        let counts = case.word(METRICS).is_some_and(|word| word != "none");
+        let drafts = speculation::speculative(case.question).ok().flatten().is_some();
+        (counts && !drafts).then(|| {
+            "--per-request-spec-decode-metrics requires speculative decoding to be enabled (via --speculative-config).".into()
+        })
+    }),
+    since(READ, &[ROUTED, CACHING], |case| {
+        let keeps = case.question.flag(CACHING).is_none_or(|setting| setting.on);
+        match case.is_on(ROUTED) {
+            true if case.is_dense() => Some("AuxOutput Connector only supports MoE models.".into()),
+            true if !keeps => Some("AuxOutput Connector requires prefix caching.".into()),
+            true if case.size(STAGES) > 1 => {
+                Some("--enable-return-routed-experts is incompatible with pipeline parallelism (PP > 1).".into())
+            }
+            _ => None,
+        }
+    }),
+    since(READ, &[ELASTIC], |case| {
+        (case.is_on(ELASTIC) && !case.is_on(BALANCE))
+            .then(|| "Elastic EP is only supported with enable_eplb=True.".into())
+    }),
+    since(READ, &[MANY_PORTS], |case| {
+        (case.is_on(MANY_PORTS) && case.size(REPLICAS) <= 1)
+            .then(|| format!("Error: {MANY_PORTS} requires {REPLICAS} > 1"))
+    }),
+    since(READ, &[], |case| {
+        let level = case.question.env.get("VLLM_LOGGING_LEVEL")?.to_uppercase();
+        let known = lists("CRITICAL FATAL ERROR WARN WARNING INFO DEBUG NOTSET", &level);
+        (!known && !level.is_empty()).then(|| format!("Unable to configure handler 'vllm': unknown level '{level}'"))
+    }),
+    since(READ, &[ALGORITHM, KERNEL], |case| {
+        let other = !case.word(KERNEL).is_some_and(|kernel| kernel.eq_ignore_ascii_case("flashinfer"));
+        (case.is_stated(ALGORITHM) && other).then(|| {
+            "Mamba SSU algorithm selection is only supported with the FlashInfer backend. Please set `--mamba-backend flashinfer`."
+                .into()
+        })
+    }),
+    since(READ, &[BUFFERS], |case| {
+        let lacks = !lists(WITH_BUFFERS, case.model_type());
+        let older = case.question.env.get("VLLM_USE_V2_MODEL_RUNNER").is_some_and(|value| value.trim() == "0");
+        let by_triton = case.word(KERNEL).is_none_or(|kernel| kernel.eq_ignore_ascii_case("triton"));
+        match case.is_on(BUFFERS) {
+            true if lacks => {
+                Some(format!("--use-replayssm is not supported for architecture of type '{}'", case.model_type()))
+            }
+            true if case.is_stated(TRANSFER) => {
+                Some("--use-replayssm is incompatible with KV connectors (P/D disaggregation, KV cache offload)".into())
+            }
+            true if by_triton && !older && case.model_type().starts_with("nemotron") => Some(
+                "Triton ReplaySSM requires Model Runner V1; use --mamba-backend flashinfer or Model Runner V1".into(),
+            ),
+            _ => None,
+        }
+    }),
+    since(READ, &[SHARDED, RANKS], |case| {
+        (case.is_on(SHARDED) && case.size(RANKS) <= 1).then(|| {
+            "Batch-sharded sampling was explicitly enabled via the --enable-batch-sharded-sampling flag, but is not supported in this configuration for the following reason(s): tensor_parallel_size is 1, so there is nothing to shard."
+                .into()
+        })
+    }),
+    since(READ, &[BACKEND, attention::FLAG], |case| {
+        // Those of Hopper and before read no sinks but by their own kernels.
+        let by = dtype::backend(case.question)?.to_uppercase();
+        let lacks = by == "FLEX_ATTENTION" || by == "FLASHINFER" && case.generation() == Some(9);
+        (lacks && case.model_type() == "gpt_oss").then(|| {
+            format!(
+                "Selected backend AttentionBackendEnum.{by} is not valid for this configuration. Reason: ['attention sinks not supported']"
+            )
+        })
+    }),
+    since(READ, &[DTYPE], |case| {
+        let config = &case.model.model()?.config;
+        let method = config.get("quantization_config")?.get("quant_method")?.as_str()?;
+        let word = case.unlisted(DTYPE, "auto bfloat16").filter(|_| method == "mxfp4")?;
+        let word = if word == "half" { "float16" } else { word };
+        Some(format!(
+            "torch.{word} is not supported for quantization method {method}. Supported dtypes: [torch.bfloat16]"
+        ))
+    }),
+    since(READ, &[QUANTIZATION], |case| {
+        let word = case.word(QUANTIZATION)?.to_lowercase();
+        let is_said = case.model.model()?.config.get("quantization_config").is_some_and(|section| !section.is_null());
+        (lists(OF_FILES, &word) && !is_said).then(|| format!("Cannot find the config file for {word}"))
+    }),
+    since(READ, &[UNIT], |case| {
+        let unit = case.question.count(UNIT)?;
+        let looks = case.question.flag(CACHING).is_none_or(|setting| setting.on) || case.is_stated(TRANSFER);
+        let block = case.question.count("--block-size").unwrap_or(attention::READ);
+        let several = !case.keeps_all_alike() && !case.has_states();
+        (looks && several && !block.is_multiple_of(unit)).then(|| {
+            format!(
+                "Invalid prefix_match_unit={unit}; prefix-cacheable KV cache group block sizes must be divisible by prefix_match_unit."
+            )
+        })
+    }),
+    since(READ, &[STAGES], |case| {
+        let parts = case.question.env.get(PARTITION).filter(|parts| !parts.is_empty())?;
+        let stages = case.size(STAGES);
+        let all: Option<Vec<u64>> = parts.split(',').map(|part| part.trim().parse().ok()).collect();
+        let Some(all) = all else { return Some(format!("Invalid partition string: {parts}")) };
+        let sum = all.iter().fold(0, |sum: u64, part| sum.saturating_add(*part));
+        match of_config(case.model, "num_hidden_layers") {
+            _ if u64::try_from(all.len()) != Ok(stages) => {
+                Some(format!("len(partitions)={} does not match pp_size={stages}.", all.len()))
+            }
+            Some(layers) if layers != sum => {
+                Some(format!("sum(partitions)={sum} does not match num_hidden_layers={layers}."))
+            }
+            _ => None,
+        }
+    }),
+];
