@@ -14,13 +14,15 @@ const FLAGS: [&str; 2] = ["--mamba-radix-cache-strategy", "--mamba-scheduler-str
 const KEEPS_STATES: Version = Version(0, 5, 4);
 /// Read in 0.5.10, and not in 0.5.9: it refuses drafts beside states in slots without buffers; before, it kept none then.
 const REFUSES_DRAFTS: Version = Version(0, 5, 10);
+/// Read in 0.5.23: kernels of linear attention other than Triton's copy no states beside others (`supports_mamba_cache_extra_buffer`).
+const READS_KERNELS: Version = Version(0, 5, 23);
+const KERNELS: &str = "--linear-attn-backend";
 /// Up to there it kept no states of these.
 const WITHOUT_STATES: [(&str, Version); 1] = [("kimi_linear", BUFFERS)];
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let caches = question.caches(model)?;
-    let is_off = question.is_on("--disable-radix-cache");
-    if is_off || !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)) {
+    if !question.keeps_prefixes() || !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)) {
         return Ok(());
     }
     let version = question.engine.version;
@@ -46,10 +48,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     let overlaps = !question.is_on("--disable-overlap-schedule");
     let overlaps = overlaps && (!drafts || version >= BUFFERS || spec_overlaps(question));
     let pages = question.count("--page-size").is_some_and(|tokens| tokens > 1);
+    let takes_copies = version < READS_KERNELS || question.value(KERNELS).is_none_or(|word| word == "triton");
     let each = match word {
         Some("extra_buffer_lazy") => Some(SLOTS + 1),
         Some("extra_buffer") => Some(if overlaps { SLOTS + 2 } else { SLOTS + 1 }),
         Some(_) => Some(SLOTS),
+        None if !takes_copies => Some(SLOTS),
         None if overlaps || version < BUFFERS => None,
         None => Some(if pages { SLOTS + 1 } else { SLOTS }),
     };
