@@ -118,7 +118,7 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
 }
 
 /// Whether a variable says yes, as `EnvBool` of `srt/environ.py` reads it.
-fn is_on(variable: Option<&String>) -> bool {
+pub(super) fn is_on(variable: Option<&String>) -> bool {
     variable.is_some_and(|value| ["true", "1", "yes", "y"].contains(&value.trim().to_lowercase().as_str()))
 }
 

@@ -32,7 +32,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, replicas: u64
         look(question, model, &word)?;
     }
     let stated = question.count(TOKENS);
-    let of_steps = question.count(STEPS).map(|steps| steps.saturating_add(1));
+    // What is looked up in the text is as long as is said, whatever its steps are.
+    let of_steps = question.count(STEPS).filter(|_| !is_read || word != "NGRAM").map(|steps| steps.saturating_add(1));
     // A chain of the drafter's is as long as its steps, whatever is said beside them (`_handle_eagle_family`).
     let is_chain = lists(OF_STEPS, &word) && question.count(TOPK) == Some(1);
     let tokens = match stated.filter(|_| !is_chain || of_steps.is_none()).or(of_steps) {
