@@ -4,6 +4,7 @@ Newer versions make them of annotated fields (`arg_groups/arg_utils.py`), older 
 """
 
 import ast
+import re
 
 from rows import Constants, keywords_of, name_of, parts_of, row
 
@@ -45,21 +46,28 @@ def of_field(field, constants, group):
     kind, literal, values = inner(kind, constants), None, "1"
     if isinstance(kind, list):
         kind, literal = "int" if isinstance(kind[0], int) else "str", kind
-    if kind == "list" and "type_parser" not in keywords:
-        kind, values = "str", value.get("nargs") or "+"
+    element = re.fullmatch(r"list\[(\w+)\]", kind)
+    if element and "type_parser" not in keywords:
+        kind, values = element[1], value.get("nargs") or "+"
     elif kind == "bool":
         values = "0"
     elif value.get("nargs"):
         values = value["nargs"]
-    if "action" in keywords:
+    negated = []
+    if name_of(keywords.get("action")) == "BooleanOptionalAction":
+        kind, values, negated = "bool", "0", ["--no-" + known[2:] for known in [name, *(value.get("aliases") or [])]]
+    elif "action" in keywords:
+        told = value.get("action_kwargs")
+        value = {**value, **(told if isinstance(told, dict) else {})}
         kind, values = "str", "0" if "True" in name_of(keywords["action"]) else value.get("nargs") or "1"
         said = constants.value(keywords["action"])
         values = "0" if said in ("store_true", "store_false") else values
     parser = name_of(keywords.get("type_parser", ast.Constant(None)))
-    special = {"loads": "json", "human_readable_int": "si_int"}.get(parser)
+    special = {"loads": "json", "json_list_type": "json", "human_readable_int": "si_int"}.get(parser)
     return row(
         name,
         value.get("aliases") or [],
+        negated=negated,
         values=values,
         type=special or (kind if kind in ("int", "float", "bool") and "type_parser" not in keywords else "str"),
         default=constants.value(field.value) if field.value is not None else None,
@@ -83,7 +91,7 @@ def inner(node, constants):
             return rest[0] if len(rest) == 1 else "str"
         if name == "Literal":
             return constants.value(node)
-        return "list" if name in ("List", "list") else "str"
+        return f"list[{name_of(node.slice)}]" if name in ("List", "list") else "str"
     return "None" if isinstance(node, ast.Constant) else name_of(node)
 
 

@@ -192,6 +192,7 @@ impl Question {
         question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,
+            "sglang" => sglang::look_at_words(&question)?,
             "llama.cpp" => llama_cpp::look_at_words(&question)?,
             _ => {}
         }
@@ -250,6 +251,12 @@ impl Question {
         let each = said("engine.slots_per_request").and_then(|each| each.parse().ok());
         let keeps = said("engine.prefix_caching") == Some("true");
         each.or_else(|| self.engine.slots_per_request(&self.model_type, keeps))
+    }
+
+    /// Whether prefixes are kept, as far as it is settled.
+    fn keeps_prefixes(&self) -> bool {
+        let said = self.stated.iter().rev().find(|stated| stated.key == "engine.prefix_caching");
+        said.is_none_or(|said| said.value != "false")
     }
 
     /// The flag as it was stated.

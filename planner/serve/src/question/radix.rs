@@ -14,13 +14,15 @@ const FLAGS: [&str; 2] = ["--mamba-radix-cache-strategy", "--mamba-scheduler-str
 const KEEPS_STATES: Version = Version(0, 5, 4);
 /// Read in 0.5.10, and not in 0.5.9: it refuses drafts beside states in slots without buffers; before, it kept none then.
 const REFUSES_DRAFTS: Version = Version(0, 5, 10);
+/// Read in 0.5.23: kernels of linear attention other than Triton's copy no states beside others (`supports_mamba_cache_extra_buffer`).
+const READS_KERNELS: Version = Version(0, 5, 23);
+const KERNELS: &str = "--linear-attn-backend";
 /// Up to there it kept no states of these.
 const WITHOUT_STATES: [(&str, Version); 1] = [("kimi_linear", BUFFERS)];
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let caches = question.caches(model)?;
-    let is_off = question.is_on("--disable-radix-cache");
-    if is_off || !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)) {
+    if !question.keeps_prefixes() || !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)) {
         return Ok(());
     }
     let version = question.engine.version;
@@ -44,15 +46,24 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     }
     // One for a copy beside another that is being written, and one alone where steps do not overlap.
     let overlaps = !question.is_on("--disable-overlap-schedule");
+    // Stages of a pipeline do not overlap, which is settled behind how states are copied.
+    let stages = version >= READS_KERNELS && question.count("--pp-size").is_some_and(|stages| stages > 1);
     let overlaps = overlaps && (!drafts || version >= BUFFERS || spec_overlaps(question));
     let pages = question.count("--page-size").is_some_and(|tokens| tokens > 1);
+    let takes_copies = version < READS_KERNELS || question.value(KERNELS).is_none_or(|word| word == "triton");
+    let own = question.engine.slots_per_request(model_type, true);
     let each = match word {
         Some("extra_buffer_lazy") => Some(SLOTS + 1),
-        Some("extra_buffer") => Some(if overlaps { SLOTS + 2 } else { SLOTS + 1 }),
+        Some("extra_buffer") => Some(if overlaps && !stages { SLOTS + 2 } else { SLOTS + 1 }),
         Some(_) => Some(SLOTS),
+        None if !takes_copies => Some(SLOTS),
+        None if overlaps && stages && own > Some(SLOTS) => Some(SLOTS + 1),
         None if overlaps || version < BUFFERS => None,
         None => Some(if pages { SLOTS + 1 } else { SLOTS }),
     };
+    // A request gives one of them back before it decodes (`_calculate_mamba_ratio`).
+    let skips = version >= READS_KERNELS && super::sglang::is_on(question.env.get("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"));
+    let each = if skips { each.or(own).map(|each| if each > SLOTS { each - 1 } else { each }) } else { each };
     if let Some(each) = each {
         question.default_of("engine.slots_per_request", each);
     }

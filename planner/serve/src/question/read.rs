@@ -107,10 +107,11 @@ impl Question {
 
     /// Refuses a flag that counts something and says less than nothing.
     fn refuse_negative(&self, setting: &Setting) -> Result<(), ServeError> {
-        // llama.cpp counts without a sign what its parser took with one; -1 is a word of vLLM's for the longest that fits, and
-        // of SGLang's for prompts that are not cut.
+        // llama.cpp counts without a sign what its parser took with one; -1 is a word of vLLM's for the longest that fits, and of
+        // SGLang's for prompts that are not cut; it runs one request where fewer are stated.
         let flag = setting.flag;
-        let is_word = flag.name == sglang::CHUNK || flag.kind == Kind::HumanIntOrAuto && is_auto(setting.value());
+        let is_word = [sglang::CHUNK, sglang::RUNNING].contains(&flag.name)
+            || flag.kind == Kind::HumanIntOrAuto && is_auto(setting.value());
         let counts = !matches!(flag.kind, Kind::CInt | Kind::Text | Kind::Json | Kind::Switch) && !is_word;
         match setting.whole().filter(|number| counts && *number < 0) {
             Some(number) => {

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{Limits, Question};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
+use crate::flags::python::float;
 use crate::remedy::Remedy;
 
 /// Behind every version that there is.
@@ -53,6 +54,50 @@ pub(super) fn look(rules: &[Rule], case: &Case<'_>) -> Result<(), ServeError> {
     Err(question.refused(said, stated.map(Remedy::Remove)))
 }
 
+/// A row of a table of what an engine refuses: what holds of a command then, and what the engine says.
+///
+/// What holds are words with blanks between: a flag that is stated; `--flag=a|b`, where it is one of these; `--flag<1` and `--flag>1`, a
+/// number that is less or more, in each of them its default where nobody states it; `@word`, something of the model or the device; and `!`
+/// before any of them, where it does not hold.
+pub(super) type Row = (&'static str, &'static str);
+
+/// The first row of a table that holds, in the engine's words; without a model of those that ask nothing of it.
+pub(super) fn look_at_rows(rows: &[Row], question: &Question, case: Option<&Case<'_>>) -> Result<(), ServeError> {
+    let holds = |part: &str| match part.strip_prefix('@') {
+        Some(word) => case.is_some_and(|case| case.is(word)),
+        None => says(question, part),
+    };
+    let all = |when: &str| {
+        when.split(' ').all(|part| part.strip_prefix('!').map_or_else(|| holds(part), |part| !holds(part)))
+    };
+    let asked = |when: &str| case.is_some() || !when.contains('@');
+    let Some((when, said)) = rows.iter().find(|(when, _)| asked(when) && all(when)) else { return Ok(()) };
+    let flags = when.split(' ').filter(|part| !part.starts_with(['!', '@'])).map(|part| condition(part).0);
+    let stated = flags.filter(|flag| question.flag(flag).is_some());
+    Err(question.refused(*said, stated.map(Remedy::Remove)))
+}
+
+/// Whether a part of a row holds that asks about a flag.
+fn says(question: &Question, part: &str) -> bool {
+    let (flag, asked) = condition(part);
+    if asked.is_empty() {
+        return question.flag(flag).is_some_and(|setting| setting.on);
+    }
+    let (sign, limit) = asked.split_at(1);
+    let Some(value) = question.value(flag).or_else(|| question.default(flag)) else { return false };
+    let numbers = float(value).zip(float(limit));
+    match sign {
+        "=" => limit.split('|').any(|word| word == value),
+        "<" => numbers.is_some_and(|(value, limit)| value < limit),
+        _ => numbers.is_some_and(|(value, limit)| value > limit),
+    }
+}
+
+/// A flag, and what is asked of its value.
+fn condition(part: &str) -> (&str, &str) {
+    part.split_at(part.find(['=', '<', '>']).unwrap_or(part.len()))
+}
+
 /// A command and its model, as rules ask about them.
 pub(super) struct Case<'a> {
     pub(super) question: &'a Question,
@@ -71,6 +116,20 @@ impl<'a> Case<'a> {
         let keeps_all = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
         let keeps_all_alike = caches.iter().all(|cache| keeps_all(cache.handler.growth()));
         Ok(Self { question, model, limits, kinds, has_states, keeps_all_alike })
+    }
+
+    /// What a row calls something of the model or the device.
+    fn is(&self, word: &str) -> bool {
+        match word {
+            "keeps-prefixes" => self.question.keeps_prefixes(),
+            "sparse" => self.keeps(&Kind::IndexKey),
+            "attn-dp" => {
+                let replicas = |flag: &str| self.size(flag) > 1;
+                replicas("--attn-dp-size") || self.is_on("--enable-dp-attention") && replicas("--dp-size")
+            }
+            "before-blackwell" => self.generation().is_some_and(|generation| generation < 10),
+            model => self.model_type() == model,
+        }
     }
 
     pub(super) fn is_on(&self, flag: &str) -> bool {

@@ -1,17 +1,18 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
+mod drafts;
 mod pages;
 mod rules;
 mod states;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
-use cacheplan_planner::engines::sglang::{RUNNING_WITH_DRAFTS, SLOTS_WITH_RADIX};
+use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
 use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
-use super::rules::{Case, look};
+use super::rules::Case;
 use super::{HEADS, Limits, Question, above, dtype_named, of_config, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
@@ -21,10 +22,16 @@ use crate::remedy::Remedy;
 const READS: Reads =
     Reads { modelopt: Version(0, 0, 0), compressor: Version(0, 5, 21), overrides: Version(0, 0, 0)..Version(0, 0, 0) };
 
+/// The version whose rules were read.
+const READ: Version = Version(0, 5, 23);
+
 /// Tokens that a prompt is cut into; 0 and less leaves it whole.
 pub(super) const CHUNK: &str = "--chunked-prefill-size";
 
+pub(super) use rules::look_at_words;
+
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
+    forget_nothings(question);
     let derived = overrides::longest(question, "--json-model-override-args", model)?;
     let stated = question.count("--context-length");
     if let (Some(stated), Some(derived)) = (stated, derived)
@@ -52,7 +59,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let defaults = Defaults::of(question);
     let max_num_tokens = chunk(question, &defaults);
     let limits = Limits { max_seq_len, max_batch_size: None, max_num_tokens };
-    look(rules::RULES, &Case::of(question, model, limits)?)?;
+    question.default_of("engine.prefix_caching", true);
+    radix::settle(question, model)?;
+    rules::look(&Case::of(question, model, limits)?)?;
     // Each replica takes a part of a step.
     let max_num_tokens = (max_num_tokens / replicas).max(1);
     let cuts = question.flag(CHUNK).is_none_or(|setting| setting.whole().is_some_and(|tokens| tokens > 0));
@@ -61,8 +70,6 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.refuse_partition("SGLANG_PP_LAYER_PARTITION", "--pp-size")?;
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", max_num_tokens);
-    question.default_of("engine.prefix_caching", true);
-    radix::settle(question, model)?;
     windows(question, model);
     dtype(question, model)?;
     blackwell(question, model)?;
@@ -70,29 +77,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     calibrated::settle(question, model, &READS);
     quantization::settle(question, model)?;
     memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
-    // DeepSeek-V4's own default stands above that of drafts (`apply_deepseek_v4_defaults`).
-    let own = model.info().model_type.starts_with("deepseek_v4");
-    let drafts =
-        question.flag("--speculative-algorithm").filter(|_| !own).map(|_| (RUNNING_WITH_DRAFTS / replicas).max(1));
-    const CHAINS: [&str; 4] = ["EAGLE", "EAGLE3", "NEXTN", "STANDALONE"];
-    const DRAFTS: &str = "--speculative-algorithm";
-    if let Some(word) = question.value(DRAFTS).map(str::to_uppercase) {
-        let of_steps = question.count("--speculative-num-steps").map(|steps| steps.saturating_add(1));
-        // A chain of the drafter's is as long as its steps, whatever is said beside them (`_handle_eagle_family`).
-        let is_chain = CHAINS.contains(&&*word) && question.count("--speculative-eagle-topk") == Some(1);
-        let stated = question.count("--speculative-num-draft-tokens").filter(|_| !is_chain || of_steps.is_none());
-        let tokens = stated.or(of_steps);
-        let why = format!("how many tokens {word} drafts is not stated; state --speculative-num-draft-tokens");
-        let tokens = tokens.ok_or_else(|| ServeError::unread(DRAFTS, why, [Remedy::Remove(DRAFTS)]))?;
-        question.default_of("speculation.draft_tokens", tokens.max(1));
-        if let Some(running) = drafts {
-            question.default_of("max_batch_size", running);
-        }
-        if matches!(word.as_str(), "NEXTN" | "EAGLE" | "MTP") && question.draft.is_none() {
-            question.default_of("speculation.mtp_layers", 1);
-        }
-    }
-    let max_batch_size = question.count(RUNNING).map(|running| (running / replicas).max(1)).or(drafts);
+    let drafts = drafts::settle(question, model, replicas)?;
+    let max_batch_size = stated_requests(question).map(|running| (running / replicas).max(1)).or(drafts);
     Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
 }
 
@@ -132,7 +118,7 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
 }
 
 /// Whether a variable says yes, as `EnvBool` of `srt/environ.py` reads it.
-fn is_on(variable: Option<&String>) -> bool {
+pub(super) fn is_on(variable: Option<&String>) -> bool {
     variable.is_some_and(|value| ["true", "1", "yes", "y"].contains(&value.trim().to_lowercase().as_str()))
 }
 
@@ -224,19 +210,40 @@ fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeErro
     Ok(count)
 }
 
-const RUNNING: &str = "--max-running-requests";
+pub(super) const RUNNING: &str = "--max-running-requests";
 const SLOTS: &str = "--max-mamba-cache-size";
 const ROLE: &str = "--disaggregation-mode";
 
+/// Numbers that say nothing where they are 0: rules refuse them where they would count.
+fn forget_nothings(question: &mut Question) {
+    const KEYS: [(&str, &str); 3] = [
+        ("--dp-size", "parallel.dp"),
+        (SLOTS, "engine.state_slots"),
+        ("--mamba-full-memory-ratio", "engine.state_ratio"),
+    ];
+    for (flag, key) in KEYS {
+        if question.share(flag) == Some(0.0) {
+            question.stated.retain(|stated| stated.key != key);
+        }
+    }
+}
+
+/// Requests that are stated to run; of nothing and less one.
+fn stated_requests(question: &Question) -> Option<u64> {
+    let running = question.flag(RUNNING).and_then(Setting::whole)?;
+    Some(u64::try_from(running).unwrap_or(0))
+}
+
 /// Each replica of the attention has its part of what is stated of all (`resolve_max_num_reqs`, `handle_max_mamba_cache`).
 fn of_replica(question: &mut Question, replicas: u64) -> Result<(), ServeError> {
-    if replicas == 1 {
+    let running = stated_requests(question);
+    if replicas == 1 && running != Some(0) {
         return Ok(());
     }
-    if let Some(running) = question.count(RUNNING) {
+    if let Some(running) = running {
         question.put("max_batch_size", (running / replicas).max(1));
     }
-    match question.count(SLOTS).map(|slots| slots / replicas) {
+    match question.count(SLOTS).filter(|slots| *slots > 0).map(|slots| slots / replicas) {
         Some(0) => {
             let said = "Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed max_mamba_cache_size=0";
             Err(question.refused(said, [Remedy::Remove(SLOTS)]))
@@ -250,7 +257,7 @@ fn of_replica(question: &mut Question, replicas: u64) -> Result<(), ServeError> 
 }
 
 /// Read in 0.5.23 alone, so that it holds from there on.
-const PARTS: Version = Version(0, 5, 23);
+const PARTS: Version = READ;
 
 /// SGLang's `max_running_requests`: what is stated, else what its tokens give; and no more than its slots for states do.
 pub(crate) fn running(question: &Question, limits: &Limits, predicted: &EnginePrediction) -> Option<u64> {

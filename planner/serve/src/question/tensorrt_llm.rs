@@ -91,7 +91,7 @@ fn of_key(key: &str, value: &str, engine: Engine) -> Result<Option<Override>, Se
 
 /// Other programs of its command, which serve no model by themselves (`commands/serve.py`).
 pub(super) fn refuse_subcommand(words: &[String], start: usize) -> Result<(), ServeError> {
-    const OTHERS: [&str; 3] = ["disaggregated", "disaggregated_mpi_worker", "mm_embedding_serve"];
+    const OTHERS: [&str; 4] = ["disaggregated", "disaggregated_mpi_worker", "grpc", "mm_embedding_serve"];
     match words.get(start).filter(|word| OTHERS.contains(&&***word)) {
         Some(word) => {
             Err(ServeError::unread(word, "what this subcommand starts is not planned; ask about its workers", []))

@@ -25,11 +25,12 @@ pub(crate) fn run(engine: &str, random: u64) -> Result<(), String> {
         "vllm-events" => vllm::events(),
         "vllm-groups" => vllm_groups::run(random),
         "sglang" => sglang::run(),
+        "sglang-commands" => sglang::commands(),
         "sglang-events" => sglang::events(),
         "sglang-tiers" => sglang::tiers(),
         "llama.cpp" => llama_cpp::run(),
         other => Err(format!(
-            "`{other}` cannot be asked; vllm, vllm-commands, vllm-events, vllm-groups, sglang, sglang-events, sglang-tiers and llama.cpp can"
+            "`{other}` cannot be asked; vllm, vllm-commands, vllm-events, vllm-groups, sglang, sglang-commands, sglang-events, sglang-tiers and llama.cpp can"
         )),
     }
 }

@@ -24,6 +24,14 @@ pub(super) fn run() -> Result<(), String> {
     Ok(())
 }
 
+/// Asks its parser, its checks and its pools about the commands in the fixtures.
+pub(super) fn commands() -> Result<(), String> {
+    let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
+    let questions = text(format!("{ROWS}/commands.sglang.jsonl"))?;
+    let said = answers(Command::new(python).arg(script("sglang_commands.py")).args([CONFIGS, "short"]), &questions)?;
+    write(&format!("sglang-{VERSION}.commands.txt"), &said)
+}
+
 /// Records events of its tree, and the tokens that it goes on from.
 pub(super) fn events() -> Result<(), String> {
     let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");

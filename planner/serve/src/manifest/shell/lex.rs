@@ -261,6 +261,8 @@ fn in_braces(text: &str, quoted: bool) -> Piece {
         ("@" | "*", "") => Piece::All("@".to_owned()),
         ("", _) => Piece::Unknown(Why::Operator, "${…}".to_owned()),
         (_, "") => Piece::Variable { name: name.to_owned(), default: None, assigns: false, quoted },
+        // One word of all.
+        (_, "[*]") if quoted => Piece::Unknown(Why::Operator, format!("${{{name}[*]}}")),
         (_, "[@]" | "[*]") => Piece::All(name.to_owned()),
         _ => match default {
             Some(default) => {

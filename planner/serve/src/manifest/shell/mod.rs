@@ -45,6 +45,7 @@ pub(super) fn launches(
         is_certain: true,
         is_alternative: false,
         outer: Vec::new(),
+        has_ended: false,
         evaluated: 0,
         launches: Vec::new(),
     };
@@ -66,6 +67,8 @@ struct Shell<'a> {
     is_alternative: bool,
     /// The variables around the subshells that it is in.
     outer: Vec<Variables>,
+    /// Whether nothing behind runs any more.
+    has_ended: bool,
     /// Texts of `eval` that it is in.
     evaluated: usize,
     launches: Vec<Launch>,
@@ -73,6 +76,9 @@ struct Shell<'a> {
 
 impl Shell<'_> {
     fn take(&mut self, statement: &Statement) -> Result<(), ManifestError> {
+        if self.has_ended {
+            return Ok(());
+        }
         if self.origin.is_file {
             self.origin.at.line = Some(statement.line);
         }
@@ -95,6 +101,7 @@ impl Shell<'_> {
             match word {
                 // The last is the prompt of a command in a text.
                 "then" | "else" | "elif" | "do" | "!" | "$" => {}
+                "time" if words.get(1).is_some_and(|word| assignment(word).is_some()) => {}
                 "if" => self.open("if", false),
                 "for" => {
                     self.open("for", false);
@@ -122,7 +129,15 @@ impl Shell<'_> {
             let document = statement.document.as_ref().filter(|_| words.first().and_then(Word::bare) == Some("cat"));
             self.write(into, document, statement.appends)?;
         }
+        if statement.is_apart && words.iter().all(|word| assignment(word).is_some()) {
+            return Ok(());
+        }
         self.simple(words)
+    }
+
+    /// Whether what runs now runs for certain, and in the script's own shell.
+    fn is_sure(&self) -> bool {
+        self.condition().is_none() && self.is_certain && self.blocks.is_empty() && self.outer.is_empty()
     }
 
     /// A file that is written: known if it is a document for certain.
@@ -162,6 +177,9 @@ impl Shell<'_> {
     /// `${NAME:=value}` sets what has no value.
     fn defaults(&mut self, words: &[Word]) -> Result<(), ManifestError> {
         for piece in words.iter().flat_map(|word| &word.pieces) {
+            if let Piece::Unknown(Why::Arithmetic, text) = piece {
+                computed(text).into_iter().for_each(|name| self.forget_value(name, Why::Arithmetic));
+            }
             let Piece::Variable { name, assigns: true, .. } = piece else { continue };
             if self.variables.get(name).and_then(<[String]>::first).is_some_and(|value| !value.is_empty()) {
                 continue;
@@ -179,6 +197,10 @@ impl Shell<'_> {
     /// Assignments, and a command behind them.
     fn simple(&mut self, words: &[Word]) -> Result<(), ManifestError> {
         self.defaults(words)?;
+        if let Some(name) = words.first().and_then(element) {
+            self.forget_value(name, Why::Operator);
+            return Ok(());
+        }
         let assignments = words.iter().take_while(|word| assignment(word).is_some()).count();
         let (assigning, words) = words.split_at(assignments);
         if words.is_empty() {
@@ -196,7 +218,11 @@ impl Shell<'_> {
                 }
                 return Ok(());
             }
-            Some("read" | "unset") => {
+            Some("exit") => {
+                self.has_ended = self.is_sure();
+                return Ok(());
+            }
+            Some("read" | "unset" | "getopts" | "mapfile" | "readarray") => {
                 // What it sets is not known.
                 words[1..].iter().filter_map(Word::bare).for_each(|name| self.variables.unset(name));
                 return Ok(());
@@ -225,7 +251,10 @@ impl Shell<'_> {
             }
             _ => {}
         }
+        let (before, is_sure) = (self.launches.len(), self.is_sure());
         self.start(assigning, words)?;
+        // The engine takes the shell's place.
+        self.has_ended = is_sure && words[0].bare() == Some("exec") && self.launches.len() > before;
         // Whether it succeeds is not known.
         self.is_certain = false;
         Ok(())
@@ -346,6 +375,14 @@ impl Shell<'_> {
 fn assignment(word: &Word) -> Option<(&str, bool, &str)> {
     match word.pieces.first()? {
         Piece::Text(text) => assigned(text),
+        _ => None,
+    }
+}
+
+/// The name of an array that `NAME[0]=value` changes.
+fn element(word: &Word) -> Option<&str> {
+    match &*word.pieces {
+        [Piece::Text(name), Piece::Pattern('['), Piece::Text(rest), ..] if rest.contains("]=") => Some(name),
         _ => None,
     }
 }

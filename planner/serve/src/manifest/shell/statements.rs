@@ -23,6 +23,8 @@ pub(super) struct Statement {
     pub(super) line: usize,
     pub(super) join: Join,
     pub(super) words: Vec<Word>,
+    /// Whether the script does not wait for it, or hands its output on: what it sets is lost.
+    pub(super) is_apart: bool,
     /// Subshells that end in front of it, and then those that begin.
     pub(super) leaves: usize,
     pub(super) enters: usize,
@@ -36,7 +38,17 @@ pub(super) struct Statement {
 
 impl Statement {
     fn new(line: usize, join: Join) -> Self {
-        Self { line, join, words: Vec::new(), leaves: 0, enters: 0, into: None, appends: false, document: None }
+        Self {
+            line,
+            join,
+            words: Vec::new(),
+            is_apart: join == Join::Pipe,
+            leaves: 0,
+            enters: 0,
+            into: None,
+            appends: false,
+            document: None,
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -118,12 +130,14 @@ impl Statements {
             }
             '&' => {
                 cursor.bump();
+                self.now.is_apart = true;
                 self.end(cursor.line, Join::Next);
             }
             '|' if cursor.takes("||") => self.end(cursor.line, Join::Or),
             '|' => {
                 cursor.bump();
                 cursor.takes("&");
+                self.now.is_apart = true;
                 self.end(cursor.line, Join::Pipe);
             }
             '<' | '>' if cursor.placeholder().is_none() => self.redirect(cursor)?,
@@ -149,6 +163,7 @@ impl Statements {
             if join != Join::Next {
                 self.now.join = join;
             }
+            self.now.is_apart = join == Join::Pipe;
             return;
         }
         let finished = std::mem::replace(&mut self.now, Statement::new(line, join));
