@@ -29,8 +29,12 @@ fn llama_cpp_s_numbers_are_those_of_its_parser(#[case] flags: &str, #[case] othe
 #[case("vllm serve m --max-num-seqs 1__0", 2, "--max-num-seqs: invalid value: '1__0'")]
 #[case("vllm serve m --max-num-seqs 9223372036854775808", 2, "(a whole number below 2^63 was expected)")]
 #[case("vllm serve m --max-num-batched-tokens 1e3k", 2, "--max-num-batched-tokens: invalid value: '1e3k'")]
-#[case("vllm serve m --tensor-parallel-size -2", 3, "--tensor-parallel-size must not be negative (it is -2)")]
-#[case("vllm serve m --gpu-memory-utilization nan", 3, "less than or equal to 1 (it is NaN)")]
+#[case(
+    "vllm serve m --tensor-parallel-size -2",
+    3,
+    "tensor_parallel_size: Input should be greater than or equal to 1 (it is -2)"
+)]
+#[case("vllm serve m --gpu-memory-utilization nan", 3, "Input should be greater than 0 (it is nan)")]
 #[case("sglang serve --model-path m --tp-size -1", 3, "--tp-size must not be negative (it is -1)")]
 #[case("sglang serve --model-path m --mem-fraction-static inf", 3, "must be between 0 and 1 (it is inf)")]
 #[case("trtllm-serve m --max_batch_size -4", 3, "--max_batch_size must not be negative (it is -4)")]
