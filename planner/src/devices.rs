@@ -79,7 +79,7 @@ impl Devices {
                 DeviceKind::Cpu | DeviceKind::Cuda => "state the size where yours differs",
             };
             let reserve = if stated == Stated::Keys { "memory.reserve" } else { "--reserve" };
-            let screen = match self.device.has_outputs() {
+            let screen = match self.device.has_outputs() && !config.is_stated("memory.reserve") {
                 true => format!(", and with {reserve} what a screen takes of it"),
                 false => String::new(),
             };

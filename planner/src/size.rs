@@ -58,7 +58,7 @@ pub(crate) const UNITS: [(&str, &str, u32); 4] =
     [("TiB", "TB", 4), ("GiB", "GB", 3), ("MiB", "MB", 2), ("KiB", "KB", 1)];
 
 /// What devices have in GiB, and no budget in bytes: whoever writes 80 forgot the unit.
-const MEANT_AS_GIB: std::ops::Range<u64> = 8..4096;
+const MEANT_AS_GIB: std::ops::Range<u64> = 1..4096;
 
 impl ByteSize {
     /// The most that may be stated: sums of as many as a plan has stay below 2^64.

@@ -31,7 +31,7 @@ pub(crate) struct Search<'a> {
 type Changed = (Vec<Remedy>, Answer);
 
 impl Search<'_> {
-    /// Those that help most first; what is the cap before them. Where so many sequences are expected, those that hold them.
+    /// Those first that take no more devices, what is the cap before others, and what helps most. Where so many sequences are expected, those that hold them.
     pub(crate) fn changes(&self) -> Vec<Change> {
         let mut found = match self.options.expected_sequences.filter(|expected| self.answer.least() < *expected) {
             Some(expected) => self.reaching(expected),
@@ -40,7 +40,8 @@ impl Search<'_> {
         let raises_cap = |remedies: &[Remedy]| remedies.iter().any(|remedy| self.is_cap(remedy));
         found.sort_by_key(|(remedies, answer)| {
             let sequences = answer.sequences.map(|sequences| (sequences.low, sequences.high));
-            std::cmp::Reverse((answer.starts, raises_cap(remedies), sequences))
+            let most = std::cmp::Reverse((raises_cap(remedies), sequences));
+            (std::cmp::Reverse(answer.starts), self.takes_devices(remedies), most)
         });
         found.into_iter().take(SHOWN).map(|(remedies, answer)| self.change(&remedies, answer)).collect()
     }
@@ -82,16 +83,14 @@ impl Search<'_> {
         (changed.1.least() > answer.least()).then_some(changed)
     }
 
-    /// The fewest changes that hold so many sequences as long as asked for: one, else two.
+    /// The fewest changes that hold so many sequences as long as asked for: one, else two; of those on the same devices, and of
+    /// others.
     fn reaching(&self, expected: u64) -> Vec<Changed> {
         let reaches = |(_, other): &Changed| {
             other.least() >= expected && other.limits.max_seq_len >= self.answer.limits.max_seq_len
         };
         let tried = self.tried();
         let (alone, others): (Vec<Changed>, Vec<Changed>) = tried.into_iter().partition(reaches);
-        if !alone.is_empty() {
-            return alone;
-        }
         let singles: Vec<Remedy> = others.into_iter().flat_map(|(remedies, _)| remedies).collect();
         let pairs = singles.iter().enumerate().flat_map(|(at, one)| {
             singles[at + 1..]
@@ -99,7 +98,22 @@ impl Search<'_> {
                 .filter(move |other| other.flag() != one.flag())
                 .map(move |other| vec![one.clone(), other.clone()])
         });
-        pairs.filter_map(|pair| self.outcome(&pair)).filter(reaches).collect()
+        let (dearer, same): (Vec<_>, Vec<_>) = pairs.partition(|pair| self.takes_devices(pair));
+        let (more, mut found): (Vec<Changed>, Vec<Changed>) =
+            alone.into_iter().partition(|(remedies, _)| self.takes_devices(remedies));
+        let of = |pairs: Vec<Vec<Remedy>>| pairs.into_iter().filter_map(|pair| self.outcome(&pair)).filter(reaches);
+        if found.is_empty() {
+            found = of(same).collect();
+        }
+        match more.is_empty() {
+            true if found.is_empty() => of(dearer).collect(),
+            _ => found.into_iter().chain(more).collect(),
+        }
+    }
+
+    fn takes_devices(&self, remedies: &[Remedy]) -> bool {
+        let ranks = self.engine().and_then(Engine::ranks_flag);
+        remedies.iter().any(|remedy| Some(remedy.flag()) == ranks)
     }
 
     /// Single changes with what they come to.

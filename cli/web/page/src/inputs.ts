@@ -1,7 +1,7 @@
 // The budget. Every control is a key of its TOML: either edits the other.
 
 import { byId, folded, h } from './dom';
-import { count } from './format';
+import { count, tokensOf } from './format';
 import { modelField } from './ask';
 import { filesOf, type Chosen } from './model';
 import { hint } from './term';
@@ -108,10 +108,12 @@ export function makeInputs(
       place.classList.toggle('is-default', value === undefined);
       // What the plan came to where nobody states it: several devices are ranks.
       const made: Record<string, number | undefined> = { max_batch_size: plan.capacity.sequences, 'parallel.tp': plan.parallel.tp };
-      const holds = Number(value ?? usual[slider.key] ?? made[slider.key] ?? otherwise);
-      if (document.activeElement !== input && holds > 0) input.value = String(nearest(slider.steps, holds));
-      const unsaid = usual[slider.key] === undefined && slider.key !== 'parallel.tp' ? otherwise : slider.show(holds);
-      say(value === undefined ? unsaid : slider.show(holds));
+      const text = plain(String(value ?? usual[slider.key] ?? made[slider.key] ?? otherwise));
+      const holds = tokensOf(text);
+      if (document.activeElement !== input && holds) input.value = String(nearest(slider.steps, holds));
+      const shown = holds === null ? text : slider.show(holds);
+      const unsaid = usual[slider.key] === undefined && slider.key !== 'parallel.tp' ? otherwise : shown;
+      say(value === undefined ? unsaid : shown);
     });
     parts.push(place);
   }

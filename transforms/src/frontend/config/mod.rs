@@ -129,7 +129,7 @@ fn described(mut values: Values<'_>, description: &Description, options: &ReadOp
     let vocab_size = size("vocab_size", "vocab_size ?? padded_vocab_size")?;
     match (vocab_size, &description.vocabulary) {
         (Some(vocab_size), Some(weights)) => {
-            builder.vocabulary_of(vocab_size, size("vocabulary", weights)?.unwrap_or(0))
+            builder.vocabulary_of(vocab_size, size("vocabulary", weights)?.unwrap_or(0));
         }
         (Some(vocab_size), None) => {
             let tied = count("tie_word_embeddings ?? tie_embedding ?? tie_embeddings")?.is_some_and(|tied| tied > 0);
