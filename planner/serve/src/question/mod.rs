@@ -192,7 +192,11 @@ impl Question {
         question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,
-            "sglang" => sglang::look_at_words(&question)?,
+            "sglang" => {
+                // A word too many is the parser's to refuse.
+                question.read_model(&words, start)?;
+                sglang::look_at_words(&question)?;
+            }
             "llama.cpp" => llama_cpp::look_at_words(&question)?,
             _ => {}
         }

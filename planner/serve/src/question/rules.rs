@@ -81,7 +81,8 @@ pub(super) fn look_at_rows(rows: &[Row], question: &Question, case: Option<&Case
 fn says(question: &Question, part: &str) -> bool {
     let (flag, asked) = condition(part);
     if asked.is_empty() {
-        return question.flag(flag).is_some_and(|setting| setting.on);
+        // A text without a sign is as none.
+        return question.flag(flag).is_some_and(|setting| setting.on && !setting.value().is_empty());
     }
     let (sign, limit) = asked.split_at(1);
     let Some(value) = question.value(flag).or_else(|| question.default(flag)) else { return false };
@@ -121,6 +122,7 @@ impl<'a> Case<'a> {
     /// What a row calls something of the model or the device.
     fn is(&self, word: &str) -> bool {
         match word {
+            "states" => self.has_states,
             "keeps-prefixes" => self.question.keeps_prefixes(),
             "sparse" => self.keeps(&Kind::IndexKey),
             "attn-dp" => {

@@ -3,8 +3,8 @@
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::sglang::RUNNING_WITH_DRAFTS;
 
-use super::super::Question;
 use super::super::rules::lists;
+use super::super::{Question, of_config};
 use super::READ;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -50,8 +50,14 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, replicas: u64
     if let Some(running) = running {
         question.default_of("max_batch_size", running);
     }
-    if matches!(word.as_str(), "NEXTN" | "EAGLE" | "MTP") && question.draft.is_none() {
-        question.default_of("speculation.mtp_layers", 1);
+    // Layers of the model's own that draft are paid for as its config counts them, where it does.
+    let own = match is_read {
+        true if lists(OF_STEPS, &word) => of_config(model, "num_nextn_predict_layers").filter(|layers| *layers > 0),
+        false if matches!(word.as_str(), "NEXTN" | "EAGLE" | "MTP") => Some(1),
+        _ => None,
+    };
+    if let Some(layers) = own.filter(|_| question.draft.is_none()) {
+        question.default_of("speculation.mtp_layers", layers);
     }
     Ok(running)
 }

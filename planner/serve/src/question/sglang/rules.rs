@@ -27,12 +27,25 @@ pub(in super::super) fn look_at_words(question: &Question) -> Result<(), ServeEr
 
 /// What flags alone say.
 const ROWS: &[Row] = &[
-    ("--tp-size<1", "integer division or modulo by zero"),
-    ("--pp-size<1", "integer division or modulo by zero"),
+    ("--tp-size=0", "integer division or modulo by zero"),
+    ("--pp-size=0", "integer division or modulo by zero"),
     ("--nnodes<1", "integer modulo by zero"),
-    ("--page-size<1", "integer modulo by zero"),
+    ("--page-size=0", "integer modulo by zero"),
     ("--context-length=0", "division by zero"),
     ("--max-total-tokens<1", "Not enough memory. Please try to increase --mem-fraction-static."),
+    ("--max-total-tokens<2 @states", "Hybrid (mamba/linear-attention) state cache is too small to serve any requests."),
+    ("--disaggregation-decode-host-receive-threshold<0", THRESHOLD),
+    ("--disaggregation-decode-host-receive-threshold>1", THRESHOLD),
+    (
+        "--disaggregation-decode-host-receive-threshold<1 !--disaggregation-mode=decode",
+        "--disaggregation-decode-retraction-backup=host_pool is only supported on a PD decode server.",
+    ),
+    (
+        "--elastic-ep-initial-size !--max-ep-size",
+        "--elastic-ep-initial-size is only valid for an Elastic EP deployment with --max-ep-size larger than its local TP size.",
+    ),
+    ("--cuda-graph-prefill-max-context<1", "--cuda-graph-prefill-max-context must be a positive integer"),
+    ("--speculative-moe-a2a-backend=deepep_v2", "DeepEP v2 MoE is not validated as a speculative draft backend."),
     ("--moe-dp-size<1", "attn_cp_size != moe_dp_size is only supported when moe_dp_size == 1"),
     ("--grpc-port<1", "--grpc-port / SGLANG_GRPC_PORT must be between 1 and 65535"),
     ("--grpc-port>65535", "--grpc-port / SGLANG_GRPC_PORT must be between 1 and 65535"),
@@ -99,7 +112,7 @@ const ROWS: &[Row] = &[
         "--dcp-comm-backend=a2a|fi_a2a !--dcp-size>1",
         "--dcp-comm-backend only affects the decode context-parallel attention reduction and therefore requires --dcp-size / --decode-context-parallel-size > 1",
     ),
-    ("--enable-dp-lm-head !@attn-dp", "--enable-dp-lm-head requires attention DP (--attn-dp-size)."),
+    ("--enable-dp-lm-head --dp-size>1 !@attn-dp", "--enable-dp-lm-head requires attention DP (--attn-dp-size)."),
     (
         "--enable-tp-lm-head-all-to-all !@attn-dp",
         "--enable-tp-lm-head-all-to-all requires attention DP (--attn-dp-size).",
@@ -229,6 +242,7 @@ const ROWS: &[Row] = &[
 
 const WITHOUT_SHAPE: &str = "When no initial --lora-paths is provided, you need to specify both --max-lora-rank and --lora-target-modules for LoRA initialization.";
 const ABSORBED: &str = "Currently only ['ascend', 'fa3', 'fa4', 'triton'] attention backends are supported for deterministic inference with absorbed-MLA models.";
+const THRESHOLD: &str = "--disaggregation-decode-host-receive-threshold must be between 0 and 1";
 const CUTEDSL: &str =
     "CuteDSL MLA backend is only supported on Blackwell GPUs (SM100). Please use a different backend.";
 const BLOCKS: &str = "--speculative-use-block-verification only supports EAGLE / EAGLE3 / NEXTN / DFLASH / DSPARK.";
@@ -340,6 +354,13 @@ const RULES: &[Rule] = &[
             .filter(|_| told_buffers(case) && !case.has_states() && case.question.keeps_prefixes())?;
         Some(format!("--mamba-radix-cache-strategy {buffers} needs mamba state, got {}.", case.model_type()))
     }),
+    since(READ, OBJECTS, |case| {
+        let is_other = |flag: &&&str| {
+            let said = case.word(flag).and_then(|text| serde_json::from_str::<serde_json::Value>(text).ok());
+            said.is_some_and(|said| !said.is_object())
+        };
+        OBJECTS.iter().find(is_other).map(|flag| format!("{flag} must be a JSON object"))
+    }),
     // Kernels without states pass over both.
     since(READ, &["--max-mamba-cache-size"], |case| {
         let none = case.whole("--max-mamba-cache-size").is_some_and(|slots| slots <= 0);
@@ -355,12 +376,15 @@ const RULES: &[Rule] = &[
     }),
 ];
 
+/// Flags whose JSON must be an object.
+const OBJECTS: &[&str] = &["--default-chat-template-kwargs", "--mm-process-config", "--preferred-sampling-params"];
 const NO_SLOTS: &str =
     "Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed max_mamba_cache_size=0";
 
 const KERNELS: &[&str] = &["--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"];
 /// Models, and the kernels of attention that they take alone (`handle_model_specific_adjustments`).
-const TAKES: [(&str, &str); 2] = [
+const TAKES: [(&str, &str); 3] = [
+    ("llama4 llama4_text", "fa3 aiter triton ascend trtllm_mha intel_xpu"),
     ("gpt_oss", "triton trtllm_mha fa3 fa4 ascend intel_amx intel_xpu aiter"),
     ("gemma4 gemma4_text gemma4_unified gemma4_unified_text", "trtllm_mha triton fa4 ascend intel_xpu intel_amx aiter"),
 ];
