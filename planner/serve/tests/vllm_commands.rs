@@ -1,7 +1,7 @@
 //! Commands and what vLLM 0.33.0 made of them without a GPU: rows under `tests/fixtures/oracles`, made by
 //! `cargo xtask oracle vllm-commands`.
 //!
-//! `COMMANDS=FOLDER cargo test -p cacheplan-serve --test commands` compares a larger set, `questions.jsonl` and `answers.jsonl` there,
+//! `COMMANDS=FOLDER cargo test -p cacheplan-serve --test vllm_commands` compares a larger set, `questions.jsonl` and `answers.jsonl` there,
 //! and writes what differs to `differences.jsonl` beside them.
 
 use std::collections::BTreeMap;
