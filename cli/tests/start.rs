@@ -454,9 +454,10 @@ fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
     let output = hook.output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{err}");
+    let out = String::from_utf8_lossy(&output.stdout);
     assert!(
-        err.contains("must be divisible by tensor parallel size (3)") && err.contains("--tensor-parallel-size 2"),
-        "{err}"
+        out.contains("must be divisible by tensor parallel size (3)") && out.contains("--tensor-parallel-size 2"),
+        "{out}"
     );
 }
 
