@@ -78,7 +78,7 @@ fn values_of_the_environment_may_be_any_toml() {
 #[case::a_choice("", &[("CACHEPLAN__GROUPING", "by-keys")], &[], "environment CACHEPLAN__GROUPING: unknown variant `by-keys`")]
 #[case::in_a_flag("", &[], &[("dtypes.kv", "fp7")], "flag --dtypes.kv: unknown dtype")]
 #[case::of_its_section("", &[], &[("speculation.mtp_layers", "1"), ("max_seq_len", "64")], "flag --speculation.mtp_layers: `speculation.draft_tokens` (--draft-tokens) is missing")]
-#[case::between_two("[memory]\nbytes = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "the configuration: `memory.of` is stated without")]
+#[case::between_two("[memory]\nbytes = 5000", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "the configuration: `memory.of` is stated without")]
 #[case::no_section("memory = 5", &[("CACHEPLAN__MEMORY__OF", "free")], &[], "b.toml:1: invalid type: integer `5`, expected the section Memory")]
 fn an_error_names_who_stated_the_value(
     #[case] file: &str,
