@@ -1,0 +1,62 @@
+//! What bash runs of scripts is what is read of them, or they are refused by name: `tests/fixtures/oracles/scripts.bash.jsonl`, which
+//! has what a program in the engine's place was called with. `there.sh` sets `LEN`; `absent.sh` is not there.
+
+use std::path::Path;
+
+use cacheplan_serve::{Launch, Options, answer, manifest};
+use cacheplan_transforms::{Model, ReadOptions};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Script {
+    script: String,
+    runs: Vec<Vec<String>>,
+}
+
+fn fixture(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Parts of scripts that are read otherwise, and why.
+const OTHERWISE: [(&str, &str); 9] = [
+    ("there.sh", "what is exported is taken to be left by a file that sets the environment"),
+    ("local LEN", "bash refuses it outside of functions, in which nobody else writes it"),
+    ("typeset -n", "names of names are not followed"),
+    ("set -e\nfalse", "whether commands succeed is not known"),
+    ("false && vllm", "whether commands succeed is not known"),
+    ("vllm() {", "the engine's name stands for the engine"),
+    ("export -n", "what is exported stays so"),
+    ("$'a\\tb'", "no cache depends on the flag that it is of"),
+    ("\r", "files of Windows end lines so"),
+];
+
+#[test]
+fn scripts_are_read_as_bash_runs_them() {
+    let config = fixture("configs/Qwen__Qwen3-8B.json");
+    let is_refused = |launch: &Launch| {
+        let model = Model::read_config("config.json", &config, &ReadOptions::default()).unwrap();
+        let options = Options { devices: Some("h100".parse().unwrap()), ..Options::default() };
+        answer(launch, model, &options).is_err()
+    };
+    let (mut equal, mut refused, mut differ) = (0, 0, Vec::new());
+    for line in fixture("oracles/scripts.bash.jsonl").lines() {
+        let Script { script, mut runs } = serde_json::from_str(line).unwrap();
+        let Ok(launches) = manifest::read("s.sh", script.as_bytes()) else {
+            refused += 1;
+            continue;
+        };
+        let mut words: Vec<Vec<String>> = launches.iter().map(|launch| launch.words.clone()).collect();
+        words.sort();
+        runs.sort();
+        if words == runs {
+            equal += 1;
+        } else if !launches.is_empty() && launches.iter().any(is_refused) {
+            refused += 1;
+        } else if !OTHERWISE.iter().any(|(part, _)| script.contains(part)) {
+            differ.push(format!("{script}\n  bash {runs:?}\n  read {words:?}"));
+        }
+    }
+    assert!(differ.is_empty(), "{equal} equal, {refused} refused, {} differ:\n{}", differ.len(), differ.join("\n"));
+    assert_eq!((equal, refused), (183, 164));
+}
