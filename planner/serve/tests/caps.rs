@@ -52,7 +52,10 @@ fn with_bytes(device: &str, bytes: u64) -> Options {
 
 #[rstest]
 #[case("", true)]
-#[case(" --speculative-algorithm NEXTN --speculative-num-draft-tokens 4", false)]
+#[case(
+    " --speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4",
+    false
+)]
 fn next_token_layers_are_no_other_s_caches(#[case] flags: &str, #[case] is_planned: bool) {
     let of = |layers: &str| {
         let layers = format!("--json-model-override-args {{\"num_nextn_predict_layers\":{layers}}}{flags}");

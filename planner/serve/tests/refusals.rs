@@ -101,8 +101,12 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
 #[case::quantization(LLAMA, "-q bogus", "Unknown quantization method: bogus")]
 #[case::interval(LLAMA, "--stream-interval 0", "stream_interval: Input should be greater than or equal to 1")]
 #[case::probabilities(LLAMA, "--max-logprobs -2", "max_logprobs: Input should be greater than or equal to -1")]
-#[case::sample(LLAMA, "--kv-cache-metrics-sample 2", "kv_cache_metrics_sample: Input should be greater than 0")]
-#[case::free_blocks(LLAMA, "--watermark 1.5", "watermark: Input should be greater than or equal to 0 and less than 1")]
+#[case::sample(
+    LLAMA,
+    "--kv-cache-metrics-sample 2",
+    "kv_cache_metrics_sample: Input should be less than or equal to 1 (it is 2)"
+)]
+#[case::free_blocks(LLAMA, "--watermark 1.5", "watermark: Input should be less than 1.0 (it is 1.5)")]
 #[case::devices(LLAMA, "--device-ids 0,0", "--device-ids must not contain duplicates")]
 #[case::executor(LLAMA, "--distributed-executor-backend bogus", "bogus is no class by its module")]
 #[case::small_batches(LLAMA, "--enable-dbo", "allgather_reducescatter is not supported")]

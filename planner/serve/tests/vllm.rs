@@ -242,7 +242,7 @@ fn no_more_sequences_run_than_are_told_to() {
     assert_eq!(few.facts[&Fact::CacheBytes], all.facts[&Fact::CacheBytes]);
 }
 
-/// Qwen3-8B has sequences of 40,960 tokens, Llama 2 of 4096.
+/// Qwen3-8B has sequences of 40,960 tokens, what drafts here of 4096.
 #[rstest]
 #[case("0.33.0", "", "", Ok(4096))]
 #[case("0.33.0", "", r#","max_model_len":2048"#, Ok(2048))]
@@ -255,7 +255,8 @@ fn a_sequence_is_no_longer_than_that_of_a_model_that_drafts(
     #[case] more: &str,
     #[case] expected: Result<u64, &str>,
 ) {
-    let models = Models { draft: Some(models("meta-llama__Llama-2-7b-hf").model), ..models("Qwen__Qwen3-8B") };
+    let draft = changed("Qwen__Qwen3-8B", |config| config["max_position_embeddings"] = 4096.into());
+    let models = Models { draft: Some(draft.model), ..models("Qwen__Qwen3-8B") };
     let config = format!("{{\"model\":\"d\",\"num_speculative_tokens\":3{more}}}");
     let command = launch(&format!("vllm serve m{flags} --speculative-config {config}"));
     let found = answer(&command, models, &with_bytes(version, 60)).map(|found| found.facts[&Fact::MaxSeqLen]);

@@ -80,10 +80,12 @@ pub(super) fn bounds(question: &Question) -> Result<(), ServeError> {
             Kind::Float => float(setting.value()),
             _ => None,
         };
-        if let Some(expected) = number.and_then(|number| out_of_bounds(flag, number)) {
+        if let Some((number, expected)) = number.and_then(|number| Some((number, out_of_bounds(flag, number)?))) {
             let name = flag.name.trim_start_matches('-').replace('-', "_");
             let said = format!("1 validation error for {}: {name}: {expected} (it is {})", flag.group, setting.value());
-            return Err(question.refused(said, [Remedy::Remove(flag.name)]));
+            let is_percent = flag.kind == Kind::Float && number > 1.0 && out_of_bounds(flag, number / 100.0).is_none();
+            let share = is_percent.then(|| Remedy::Set(flag.name, (number / 100.0).to_string()));
+            return Err(question.refused(said, share.into_iter().chain([Remedy::Remove(flag.name)])));
         }
     }
     Ok(())
