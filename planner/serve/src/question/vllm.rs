@@ -139,7 +139,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             "--watermark {share} keeps that share of the blocks free where a prompt is admitted beside others: of long prompts fewer run at once than are held"
         ));
     }
-    if let Some(backend) = dtype::backend(question) {
+    if let Some(backend) = attention::named(question) {
         question.notes.push(format!("blocks are those of the kernels that vLLM chooses; {backend} may read others"));
     }
     Ok((Limits { max_seq_len, ..batch }, fits_length))

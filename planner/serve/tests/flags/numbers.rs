@@ -35,7 +35,7 @@ fn llama_cpp_s_numbers_are_those_of_its_parser(#[case] flags: &str, #[case] othe
     "tensor_parallel_size: Input should be greater than or equal to 1 (it is -2)"
 )]
 #[case("vllm serve m --gpu-memory-utilization nan", 3, "Input should be greater than 0 (it is nan)")]
-#[case("sglang serve --model-path m --tp-size -1", 3, "integer division or modulo by zero")]
+#[case("sglang serve --model-path m --tp-size -1", 3, "--tp-size must not be negative (it is -1)")]
 #[case("sglang serve --model-path m --mem-fraction-static inf", 3, "must be between 0 and 1 (it is inf)")]
 #[case("trtllm-serve m --max_batch_size -4", 3, "--max_batch_size must not be negative (it is -4)")]
 fn a_number_that_is_none_there_is_refused_as_there(#[case] command: &str, #[case] code: u8, #[case] expected: &str) {

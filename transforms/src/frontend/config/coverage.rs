@@ -7,7 +7,7 @@ use super::described_block::Block;
 use super::description::Description;
 use super::expr::Expr;
 use super::layers::{self, check_lists};
-use super::unread;
+use super::not_said::not_said;
 use super::values::Values;
 use crate::frontend::FrontendError;
 
@@ -76,7 +76,7 @@ pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32)
         }
     }
     match first_not_read(description, values).map_err(invalid)? {
-        Some(key) => Err(unread::not_said(description, values, key)),
+        Some(key) => Err(not_said(description, values, key)),
         None => Ok(()),
     }
 }

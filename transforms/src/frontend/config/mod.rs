@@ -14,6 +14,7 @@ mod json;
 mod layers;
 mod modules;
 mod names;
+mod not_said;
 mod primes;
 mod quantization;
 mod stored;

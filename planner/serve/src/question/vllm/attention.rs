@@ -10,6 +10,9 @@ use crate::error::ServeError;
 use crate::remedy::Remedy;
 
 pub(super) const FLAG: &str = "--attention-config";
+pub(super) const NAMED_BY: &str = "--attention-backend";
+/// Read in 0.33.0, and not in 0.11.0: no variable names kernels.
+const WITHOUT_VARIABLE: Version = Version(0, 33, 0);
 /// The key that `--attention-backend` is.
 const BACKEND: &str = "backend";
 /// Keys of 0.20.1 to 0.33.0 on which no cache depends.
@@ -62,7 +65,7 @@ pub(super) fn settle(question: &Question) -> Result<(), ServeError> {
 /// Blocks of the kernels that a command names, where it states none and they read others than those that are chosen.
 pub(super) fn named_block(question: &mut Question) {
     const BLOCKS: [(&str, u64); 2] = [("FLASHMLA", 64), ("CUTLASS_MLA", 128)];
-    let Some(name) = super::dtype::backend(question).map(|name| name.to_uppercase()) else { return };
+    let Some(name) = named(question).map(|name| name.to_uppercase()) else { return };
     let is_read = question.engine.version >= NAMED_BLOCKS;
     if let Some((_, block)) = BLOCKS.iter().find(|(known, _)| is_read && *known == name) {
         question.default_of("engine.block_size", block);
@@ -83,7 +86,16 @@ pub(super) fn block(question: &Question) -> Result<(), ServeError> {
     Err(question.refused(said, [Remedy::Set(FLAG, fitting.to_string()), Remedy::Remove(FLAG)]))
 }
 
-/// The kernels that it names.
+/// The kernels that the command names.
+pub(super) fn named(question: &Question) -> Option<String> {
+    let stated = question.value(NAMED_BY).map(str::to_owned);
+    let stated = stated.or_else(|| backend(question));
+    let by_variable =
+        || question.env.get("VLLM_ATTENTION_BACKEND").filter(|_| question.engine.version < WITHOUT_VARIABLE);
+    stated.or_else(|| by_variable().cloned())
+}
+
+/// Those that `--attention-config` names.
 pub(super) fn backend(question: &Question) -> Option<String> {
     let config = question.object(FLAG).ok()??;
     config.get(BACKEND).and_then(Value::as_str).map(str::to_uppercase)

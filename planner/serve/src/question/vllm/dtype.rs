@@ -113,7 +113,7 @@ pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) 
     const FLAG: &str = "--kv-cache-dtype";
     other_float(question, request)?;
     let word = question.value(FLAG).unwrap_or("auto").to_owned();
-    let backend = backend(question);
+    let backend = attention::named(question);
     let refusal = |refusal: EngineRefusal| match refusal {
         EngineRefusal::Kernel { said, .. } => {
             let words = ["fp8", "auto"].into_iter().filter(|other| *other != word);
@@ -138,21 +138,9 @@ pub(in super::super) fn latents(question: &mut Question, request: &PlanRequest) 
     }
     let by = backend.map_or(String::new(), |backend| format!(" by {backend}"));
     let why = format!("caches in `{word}`{by} were not read for this model and device");
-    let remedies = [Remedy::Set(FLAG, "auto".into()), Remedy::Set(FLAG, "fp8".into()), Remedy::Remove(BACKEND)];
+    let remedies =
+        [Remedy::Set(FLAG, "auto".into()), Remedy::Set(FLAG, "fp8".into()), Remedy::Remove(attention::NAMED_BY)];
     Err(ServeError::unread(FLAG, why, remedies))
-}
-
-const BACKEND: &str = "--attention-backend";
-/// Read in 0.33.0, and not in 0.11.0: no variable names kernels.
-const WITHOUT_VARIABLE: Version = Version(0, 33, 0);
-
-/// The kernels that the command names.
-pub(super) fn backend(question: &Question) -> Option<String> {
-    let stated = question.value(BACKEND).map(str::to_owned);
-    let stated = stated.or_else(|| attention::backend(question));
-    let by_variable =
-        || question.env.get("VLLM_ATTENTION_BACKEND").filter(|_| question.engine.version < WITHOUT_VARIABLE);
-    stated.or_else(|| by_variable().cloned())
 }
 
 /// `--dtype bfloat16` on a card that has none.

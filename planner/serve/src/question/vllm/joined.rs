@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::rules::{Rule, lists, since};
 use super::super::{of_config, speculation};
-use super::{attention, dtype};
+use super::attention;
 
 const READ: Version = Version(0, 33, 0);
 
@@ -198,7 +198,7 @@ pub(super) const RULES: &[Rule] = &[
     }),
     since(READ, &[BACKEND, attention::FLAG], |case| {
         // Those of Hopper and before read no sinks but by their own kernels.
-        let by = dtype::backend(case.question)?.to_uppercase();
+        let by = attention::named(case.question)?.to_uppercase();
         let lacks = by == "FLEX_ATTENTION" || by == "FLASHINFER" && case.generation() == Some(9);
         (lacks && case.model_type() == "gpt_oss").then(|| {
             format!(

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::super::rules::{Case, Rule, lists, since, within};
 use super::super::{of_config, speculation};
+use super::attention;
 use super::names::{BACKENDS_OF_0_11, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
-use super::{attention, dtype};
 
 const READ: Version = Version(0, 33, 0);
 const EARLIER: Version = Version(0, 24, 0);
@@ -448,7 +448,7 @@ const OF_KEYS: [&str; 4] = ["FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATT
 
 /// The kernels that the command names, and the generation of the GPU.
 fn kernels(case: &Case<'_>) -> Option<(String, Option<u32>)> {
-    Some((dtype::backend(case.question)?.to_uppercase(), case.generation()))
+    Some((attention::named(case.question)?.to_uppercase(), case.generation()))
 }
 
 /// Whether a Nemotron-H has no layers that predict.
