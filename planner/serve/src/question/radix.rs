@@ -62,7 +62,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         None => Some(if pages { SLOTS + 1 } else { SLOTS }),
     };
     // A request gives one of them back before it decodes (`_calculate_mamba_ratio`).
-    let skips = version >= READS_KERNELS && super::sglang::is_on(question.env.get("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK"));
+    let skips = version >= READS_KERNELS && question.has_on("SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK");
     let each = if skips { each.or(own).map(|each| if each > SLOTS { each - 1 } else { each }) } else { each };
     if let Some(each) = each {
         question.default_of("engine.slots_per_request", each);

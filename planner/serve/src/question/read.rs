@@ -14,6 +14,13 @@ use crate::remedy::Remedy;
 use crate::secret;
 
 impl Question {
+    /// Whether a variable says yes, as `EnvBool` of SGLang's `srt/environ.py` reads it.
+    pub(super) fn has_on(&self, variable: &str) -> bool {
+        self.env
+            .get(variable)
+            .is_some_and(|value| ["true", "1", "yes", "y"].contains(&value.trim().to_lowercase().as_str()))
+    }
+
     /// What the flags say, one by one.
     pub(super) fn read_flags(&mut self) -> Result<(), ServeError> {
         let settings: Vec<Setting> = self.parsed.settings.values().cloned().collect();

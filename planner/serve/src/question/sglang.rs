@@ -28,7 +28,10 @@ const READ: Version = Version(0, 5, 23);
 /// Tokens that a prompt is cut into; 0 and less leaves it whole.
 pub(super) const CHUNK: &str = "--chunked-prefill-size";
 
-pub(super) use rules::look_at_words;
+/// Refuses what flags alone say.
+pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+    rules::look_at_words(question)
+}
 
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Limits, bool), ServeError> {
     forget_nothings(question);
@@ -37,7 +40,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     if let (Some(stated), Some(derived)) = (stated, derived)
         && stated > derived
         && overrides::is_stated(model)
-        && !is_on(question.env.get("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"))
+        && !question.has_on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
     {
         let said = format!(
             "User-specified context_length ({stated}) is greater than the derived context_length ({derived}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
@@ -115,11 +118,6 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
         }
     }
     Ok(())
-}
-
-/// Whether a variable says yes, as `EnvBool` of `srt/environ.py` reads it.
-pub(super) fn is_on(variable: Option<&String>) -> bool {
-    variable.is_some_and(|value| ["true", "1", "yes", "y"].contains(&value.trim().to_lowercase().as_str()))
 }
 
 /// Tokens of a prefill's step.

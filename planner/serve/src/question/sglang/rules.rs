@@ -21,7 +21,7 @@ pub(super) fn look(case: &Case<'_>) -> Result<(), ServeError> {
 }
 
 /// What is refused whatever the model is.
-pub(in super::super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     if question.engine.version >= READ { look_at_rows(ROWS, question, None) } else { Ok(()) }
 }
 
@@ -271,7 +271,7 @@ const RULES: &[Rule] = &[
     }),
     since(READ, &[DRAFTS, "--pp-size"], |case| {
         let drafts = case.word(DRAFTS).map(str::to_uppercase).filter(|_| case.size("--pp-size") > 1)?;
-        let says_it = case.question.env.get("SGLANG_ENABLE_PP_SPEC").is_some_and(|value| super::is_on(Some(value)));
+        let says_it = case.question.has_on("SGLANG_ENABLE_PP_SPEC");
         match &*drafts {
             "EAGLE" | "NEXTN" if says_it || case.word(super::ROLE) == Some("prefill") => None,
             "EAGLE" | "NEXTN" => Some(
