@@ -590,6 +590,7 @@ test('the command serves the same page, with the model that it was given', async
       await page.type('#zoo', fileOf('Qwen/Qwen3-32B').pathname);
       await page.keyboard.press('Enter');
       await page.waitForFunction(() => document.querySelector('.said').textContent.includes('Qwen3-32B'));
+      await settled(page);
       const expected = await commandPlan(fileOf('Qwen/Qwen3-32B').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
       assert.deepEqual((await shownPlan(page)).capacity, expected.capacity);
       // A command names models as they lie there.
