@@ -590,8 +590,11 @@ test('the command serves the same page, with the model that it was given', async
       await page.type('#zoo', fileOf('Qwen/Qwen3-32B').pathname);
       await page.keyboard.press('Enter');
       await page.waitForFunction(() => document.querySelector('.said').textContent.includes('Qwen3-32B'));
-      await settled(page);
       const expected = await commandPlan(fileOf('Qwen/Qwen3-32B').pathname, ['--device-memory', 'h100', '--max-seq-len', '32768']);
+      // Of the same type as the one before, whose plan is shown until this one's is there.
+      await shownPlan(page);
+      const isThere = (tokens) => JSON.parse(document.querySelector('#flags .file').textContent).capacity.tokens === tokens;
+      await page.waitForFunction(isThere, { timeout: 30000 }, expected.capacity.tokens);
       assert.deepEqual((await shownPlan(page)).capacity, expected.capacity);
       // A command names models as they lie there.
       assert.match(await asksCommand(page, `vllm serve ${fileOf('Qwen/Qwen3-8B').pathname} --max-model-len 8192`), /Using max model len 8192/);
