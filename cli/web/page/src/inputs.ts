@@ -109,9 +109,9 @@ export function makeInputs(
       // What the plan came to where nobody states it: several devices are ranks.
       const made: Record<string, number | undefined> = { max_batch_size: plan.capacity.sequences, 'parallel.tp': plan.parallel.tp };
       const text = plain(String(value ?? usual[slider.key] ?? made[slider.key] ?? otherwise));
-      const holds = tokensOf(text);
-      if (document.activeElement !== input && holds) input.value = String(nearest(slider.steps, holds));
-      const shown = holds === null ? text : slider.show(holds);
+      const holds = tokensOf(text) ?? Number(text);
+      if (document.activeElement !== input && holds > 0) input.value = String(nearest(slider.steps, holds));
+      const shown = Number.isNaN(holds) ? text : slider.show(holds);
       const unsaid = usual[slider.key] === undefined && slider.key !== 'parallel.tp' ? otherwise : shown;
       say(value === undefined ? unsaid : shown);
     });
