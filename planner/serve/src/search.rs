@@ -166,7 +166,7 @@ impl Search<'_> {
         let words = remedies.iter().try_fold(self.launch.words.clone(), apply)?;
         let mut launch = Launch { words, ..self.launch.clone() };
         let mut options = self.options.clone();
-        if remedies.iter().any(|remedy| Some(remedy.flag()) == engine.engine.ranks_flag()) {
+        if self.takes_devices(remedies) {
             launch.gpus = None;
             let node = self.node();
             options.devices = options.devices.map(|devices| devices.times(node));

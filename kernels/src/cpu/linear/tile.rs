@@ -64,7 +64,7 @@ pub(in crate::cpu) struct Inputs {
 }
 
 impl Inputs {
-    /// Of some of them.
+    /// Lays out some of the rows.
     pub(in crate::cpu) fn new(x: &Rows<'_>, rows: Range<usize>) -> Self {
         Self::in_form(x, rows, dispatch(OfMachine))
     }
