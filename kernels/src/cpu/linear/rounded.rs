@@ -17,10 +17,8 @@ use std::slice::ChunksMut;
 
 /// Rows that are summed at once, in registers.
 const ROWS: usize = 4;
-/// How many bytes ahead of its use an output is asked for.
+/// How many bytes ahead of its use each output of many is asked for.
 const AHEAD: usize = 4096;
-/// Outputs of so many inputs are one stream.
-const STREAM: usize = 2048;
 
 /// Rows as groups of whole numbers, for a processor that multiplies them.
 pub(in crate::cpu) struct Rounded {
@@ -179,8 +177,9 @@ impl Rounded {
         unsafe {
             let mut sums = [[_mm256_setzero_ps(); N]; R];
             let mut factors = [Factors::NONE; N];
-            let ahead = blocks.map(|of_output| of_output.as_ptr().cast::<u8>().wrapping_add(AHEAD));
-            let ahead = if self.width <= STREAM { Ahead::Stream(ahead[0]) } else { Ahead::Each(ahead) };
+            let from = blocks.map(|of_output| of_output.as_ptr().cast::<u8>());
+            let ahead = Ahead::stream(from[0], count * size_of::<B>())
+                .unwrap_or_else(|| Ahead::Each(from.map(|from| from.wrapping_add(AHEAD))));
             let (ahead, step) = ahead.of_blocks(size_of::<B>());
             for block in 0..count {
                 for n in 0..N {

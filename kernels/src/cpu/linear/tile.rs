@@ -22,11 +22,9 @@ pub(super) const TASK: [usize; 2] = [64, 48];
 /// Whole blocks of every format. Half as many of both where registers are few.
 const TILE: [usize; 2] = [8, 3];
 const SEGMENT: usize = 2048;
-/// Inputs that are widened at a time where compilers do it, and how many bytes ahead of its use an output is asked for; outputs that
-/// are one stream, less far.
+/// Inputs that are widened at a time where compilers do it, and how many bytes ahead of its use an output is asked for.
 const PIECE: usize = 256;
 const AHEAD: usize = 16384;
-const AHEAD_OF_STREAM: usize = 8192;
 
 /// A cache line. Buffers are made of them, so that no vector straddles two.
 #[derive(Clone, Copy)]
@@ -71,8 +69,9 @@ impl Inputs {
 
     fn in_form(x: &Rows<'_>, of: Range<usize>, mut form: Form) -> Self {
         let (rows, width) = (of.len(), x.width());
-        // A narrow row takes no more than it has.
-        form.segment = form.segment.min(width.max(1).next_multiple_of(PIECE));
+        // A narrow row takes no more than it has, and of one alone all inputs stay near.
+        let whole = width.max(1).next_multiple_of(PIECE);
+        form.segment = if rows == 1 { whole } else { form.segment.min(whole) };
         let mut inputs = Self { lines: INPUTS.take(), rows, width, form };
         let mut lines = std::mem::take(&mut inputs.lines);
         let len = form.segment;
@@ -190,7 +189,7 @@ impl<W: Weight> WithSimd for Products<'_, W> {
             (2, false) => return few_rows::<_, _, 2>(simd, task, weight, products),
             _ => {}
         }
-        let (width, across, segment) = (inputs.width, TILE[1], inputs.form.segment);
+        let (width, across, segment) = (inputs.width, TILE[1], inputs.form.segment.min(SEGMENT));
         let (blocks, count) = (inputs.blocks(rows.clone()), inputs.blocks(rows.clone()).count());
         let panels = outputs.len().div_ceil(across);
         let sums = S::as_mut_simd_f32s(room(sums, panels * rows.len() * across * S::F32_LANES)).0;
@@ -419,13 +418,12 @@ fn in_registers<S: Simd, W: Weight, const R: usize, const N: usize>(
                 for start in (0..inputs.width).step_by(inputs.form.segment) {
                     let len = inputs.form.segment.min(inputs.width - start);
                     let x = S::as_simd_f32s(&inputs.of_block(start, rows.clone())[..len * R]).0;
-                    let ahead = if inputs.width <= inputs.form.segment {
-                        Ahead::Stream(weight.address(first, 0).wrapping_add(AHEAD_OF_STREAM))
-                    } else {
+                    let stream = Ahead::stream(weight.address(first, 0), of_output);
+                    let ahead = stream.filter(|_| inputs.width <= inputs.form.segment).unwrap_or_else(|| {
                         // More of these outputs, or the beginnings of the next.
                         let over = if bytes(weight, start) + AHEAD < of_output { 0 } else { (N - 1) * of_output };
                         Ahead::Each(of.map(|output| weight.address(output, start).wrapping_add(AHEAD + over)))
-                    };
+                    });
                     weight.add_products(simd, of, start, ahead, x, &mut sums);
                 }
                 let kept = N.min(outputs.end - first);

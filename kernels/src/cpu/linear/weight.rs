@@ -110,7 +110,19 @@ pub(in crate::cpu) enum Ahead<const N: usize> {
     Each([*const u8; N]),
 }
 
+/// Bytes of outputs that are multiplied together, up to which they are one stream: it comes before they are needed, and stays in
+/// the nearest cache until then.
+const STREAM: usize = 12288;
+/// How many bytes ahead of its use the last of those outputs is asked for.
+const IN_TIME: usize = 4096;
+
 impl<const N: usize> Ahead<N> {
+    /// Of `N` outputs of so many bytes, which lie behind each other from `first` on, if they are few.
+    #[inline(always)]
+    pub(super) fn stream(first: *const u8, bytes: usize) -> Option<Self> {
+        (N * bytes <= STREAM).then(|| Self::Stream(first.wrapping_add((N - 1) * bytes + IN_TIME)))
+    }
+
     /// Where the first block of each output has its share, and how far it is to that of the next.
     #[inline(always)]
     pub(super) fn of_blocks(self, bytes: usize) -> ([*const u8; N], usize) {
