@@ -1,6 +1,5 @@
 //! What llama.cpp makes of the devices that it finds: it divides no bytes among caches, it allocates cells.
 
-use cacheplan_handlers::Growth;
 use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::engines::llama_cpp::CELLS;
 use cacheplan_planner::plan::{LedgerItem, LedgerLine};
@@ -23,7 +22,7 @@ pub(super) fn ends(
         at: Some(At { max_seq_len, predicted: predicted.clone() }),
         lacks,
     };
-    let [least, most] = placed.lacks(&stated, context.as_ref());
+    let [least, most] = placed.lacks(&stated, context.as_ref(), false);
     let Some(lacks) = most else { return Ok([(); 2].map(|()| end(limits.max_seq_len, &stated, None))) };
     // `--fit` shrinks the context for what it finds, which is known between two.
     if let Short::Cells { least, .. } = placed.short {
@@ -31,10 +30,12 @@ pub(super) fn ends(
         let fewest = stated.tokens.map_or(least, |all| least.min(all));
         let of = |cells: u64| with_cells(request, cells).predict(engine);
         let most_cells = |at: usize| {
-            let lacks = |predicted: &EnginePrediction| placed.lacks(predicted, context.as_ref())[at].is_some();
-            let fits = |cells: u64| of(cells).is_ok_and(|predicted| !lacks(&predicted));
+            let lacks = |predicted: &EnginePrediction, is_shrunk: bool| {
+                placed.lacks(predicted, context.as_ref(), is_shrunk)[at].is_some()
+            };
+            let fits = |cells: u64| of(cells).is_ok_and(|predicted| !lacks(&predicted, true));
             let all = stated.tokens.unwrap_or(fewest);
-            if !lacks(&stated) {
+            if !lacks(&stated, false) {
                 return Some(all);
             }
             let (mut fitting, mut failing) = (fewest / CELLS, all / CELLS + 1);
@@ -54,7 +55,7 @@ pub(super) fn ends(
             return Ok([shrunk(fewer), shrunk(most)]);
         }
         let (length, predicted) = (length(request, fewest), of(fewest)?);
-        return Ok(short(placed, length, predicted, lacks, placed.lacks(&of(fewest)?, context.as_ref())[0].is_some()));
+        return Ok(short(placed, length, predicted, lacks, placed.lacks(&of(fewest)?, context.as_ref(), true)[0].is_some()));
     }
     Ok(short(placed, limits.max_seq_len, stated, lacks, least.is_some()))
 }
@@ -97,23 +98,4 @@ fn with_cells(request: &PlanRequest, cells: u64) -> PlanRequest {
         budget.max_seq_len = Some(each.min(most));
         budget.engine.context = budget.engine.context.map(|_| cells);
     })
-}
-
-/// Bytes of the cells of layers without a window, of all that there are; none where all layers are of one kind.
-pub(super) fn without_window(request: &PlanRequest, predicted: &EnginePrediction) -> Result<Option<u64>, PlanError> {
-    let (Some(tokens), Some(window), Some(all)) = (predicted.tokens, predicted.window_tokens, predicted.kv_bytes)
-    else {
-        return Ok(None);
-    };
-    let caches = request.caches()?;
-    let of = |windowed: bool, cells: u64| {
-        let paged = caches.iter().filter(|cache| match cache.handler.growth() {
-            Growth::Paged { stride: 1, window } => window.is_some() == windowed,
-            _ => false,
-        });
-        paged.map(|cache| u128::from(cache.handler.unit_bytes())).sum::<u128>() * u128::from(cells)
-    };
-    let (full, windowed) = (of(false, tokens), of(true, window));
-    let part = u128::from(all) * full / (full + windowed).max(1);
-    Ok(u64::try_from(part).ok().filter(|_| full > 0 && windowed > 0))
 }
