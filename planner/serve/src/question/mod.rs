@@ -42,7 +42,7 @@ use crate::visible;
 
 pub use limits::Limits;
 pub(crate) use llama_cpp::ubatch;
-pub(crate) use placed::{Placed, Short};
+pub(crate) use placed::{Held, Placed, Short};
 pub(crate) use settled::Settled;
 pub(crate) use sglang::{running, slots_with_moved};
 pub(crate) use vllm::ACTIVE;

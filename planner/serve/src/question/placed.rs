@@ -91,6 +91,17 @@ impl Short {
     }
 }
 
+/// What holds something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Each device its own layers.
+    Each,
+    /// All devices together, as `--fit` looks at several.
+    Together,
+    /// The same less what it takes to be lost where it shrinks a context.
+    Shrunk,
+}
+
 /// Takes what is stated of memory out of the question, since it divides none.
 pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Placed, ServeError> {
     let stated = above::taken(question, |key| key.starts_with("memory."))?;
@@ -128,7 +139,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
         question.notes.push("it finds no device: weights and caches lie on the host, and the CPU runs them".into());
     }
     let devices = holders(question, names, layers, short)?;
-    if let Some(most) = devices.iter().max_by_key(|device| device.count()).filter(|_| devices.len() > 1) {
+    if let Some(most) = devices.iter().rev().max_by_key(|device| device.count()).filter(|_| devices.len() > 1) {
         let (name, most) = (&most.name, most.count());
         question.notes.push(format!(
             "a layer lies whole on a device: {name} has {most} of {layers}, the output among these, and none has more"
@@ -330,7 +341,7 @@ impl Placed {
     }
 
     /// Bytes of caches on a device.
-    fn held(&self, device: &Holder, predicted: &EnginePrediction) -> u64 {
+    fn caches(&self, device: &Holder, predicted: &EnginePrediction) -> u64 {
         if self.stays {
             return 0;
         }
@@ -346,7 +357,7 @@ impl Placed {
 
     fn needs(&self, device: &Holder, predicted: &EnginePrediction, beside: u64) -> Needs {
         let weights = (self.weights.unwrap_or(0) as f64 * device.weights).round() as u64;
-        Needs([weights, self.others.saturating_add(beside), self.held(device, predicted)])
+        Needs([weights, self.others.saturating_add(beside), self.caches(device, predicted)])
     }
 
     /// What is left for caches beside weights and steps; all there is where they lie elsewhere, or no device is named.
@@ -356,7 +367,7 @@ impl Placed {
         }
         // As much as it may be, so that what it is told lies on the devices surely.
         let [_, _, beside] = self.beside(predicted, context);
-        let all = self.devices.iter().map(|device| self.held(device, predicted)).fold(0, u64::saturating_add);
+        let all = self.devices.iter().map(|device| self.caches(device, predicted)).fold(0, u64::saturating_add);
         let of_all = |device: &Holder| {
             let Needs([weights, others, own]) = self.needs(device, predicted, beside);
             let left = device.room?.saturating_sub(weights).saturating_sub(others);
@@ -366,33 +377,38 @@ impl Placed {
         self.devices.iter().filter_map(of_all).min().unwrap_or(u64::MAX)
     }
 
-    /// Why the devices do not hold that, where their memory is known: with what it may need at least, and at most. One that does not
-    /// hold its layers decides; but of all of them together what `--fit` makes of a context, which moves layers then.
+    /// How it fits a context to its devices as it is, and one that is shrunk.
+    pub(crate) fn fitted(&self) -> [Held; 2] {
+        if self.devices.len() > 1 { [Held::Together, Held::Shrunk] } else { [Held::Each; 2] }
+    }
+
+    /// Why the devices do not hold that, where their memory is known: with what it may need at least, and at most.
     pub(crate) fn lacks(
         &self,
         predicted: &EnginePrediction,
         context: Option<&LedgerLine>,
-        is_shrunk: bool,
+        held: Held,
     ) -> [Option<String>; 2] {
         if !self.is_judged() {
             return [None, None];
         }
-        let moves = matches!(self.short, Short::Cells { fails: false, .. });
         let [least, _, most] = self.beside(predicted, context);
         [least, most].map(|beside| {
-            let of_each = self.devices.iter().map(|device| {
+            // Of those that are alike the first decides.
+            let of_each = self.devices.iter().rev().map(|device| {
                 let named = if self.devices.len() > 1 { device.name.as_str() } else { "the device" };
                 (self.needs(device, predicted, beside), device.room.unwrap_or(0), named)
             });
-            let (needs, room, named) = match moves && self.devices.len() > 1 {
-                true => {
-                    let cut = if is_shrunk { self.cut } else { 0 };
-                    let (needs, room) = of_each.fold((Needs::default(), 0u64), |(needs, all), (more, room, _)| {
-                        (needs.and(more), all.saturating_add(room))
-                    });
+            let together = |(needs, all): (Needs, u64), (more, room, _): (Needs, u64, &str)| {
+                (needs.and(more), all.saturating_add(room))
+            };
+            let (needs, room, named) = match held {
+                Held::Each => of_each.max_by_key(|(needs, room, _)| i128::from(needs.all()) - i128::from(*room))?,
+                Held::Together | Held::Shrunk => {
+                    let cut = if held == Held::Shrunk { self.cut } else { 0 };
+                    let (needs, room) = of_each.fold((Needs::default(), 0), together);
                     (needs, room.saturating_sub(cut), "all devices")
                 }
-                false => of_each.max_by_key(|(needs, room, _)| i128::from(needs.all()) - i128::from(*room))?,
             };
             let does = match self.devices.first().map_or("", |device| device.name.as_str()) {
                 _ if !self.short.fails() => "layers stay on the host".to_owned(),
