@@ -240,14 +240,9 @@ impl Found {
             // Each of two pools has such a line of its own; the sum of both is the one that is known.
             lines.retain(|line| !line.starts_with("KV Cache is allocated"));
         }
-        if let (Some(placed), Some(bytes), Some(at)) = (&settled.placed, facts.get(&Fact::KvBytes), &self.high.at)
-            && bytes.low == bytes.high
-        {
-            let full = cells::without_window(&settled.request, &at.predicted)?;
-            lines = lines.into_iter().flat_map(|line| placed.lines(line, bytes.high, full)).collect();
-        }
-        if let Some(placed) = &settled.placed {
-            lines.iter_mut().for_each(|line| *line = placed.named(line));
+        if let (Some(placed), Some(high)) = (&settled.placed, &self.high.at) {
+            let ends = [self.low.at.as_ref().unwrap_or(high), high].map(|at| &at.predicted);
+            lines = lines.into_iter().flat_map(|line| placed.lines(line, ends)).collect();
         }
         let is_stated = settled.request.config().budget.workload.is_some();
         let tokens_each = is_stated.then(|| settled.request.tokens_per_sequence()).transpose()?;

@@ -28,6 +28,7 @@ mod repair;
 mod search;
 mod secret;
 mod started;
+mod visible;
 mod words;
 
 pub use answer::{Answer, Change, Starts};

@@ -1,17 +1,21 @@
-//! Every export of the zoo to vLLM, put back as a command, starts; or it is refused before, in the engine's words.
+//! Every export of the zoo to vLLM, put back as a command, starts; or it is refused before, in the engine's words. One to SGLang admits
+//! as many sequences as the command.
 
 use std::path::Path;
 
 use cacheplan_planner::export::Setting;
-use cacheplan_planner::{Budget, DeviceInfo, Devices, ExportError, PlanError, PlanRequest, Serving, Target};
+use cacheplan_planner::{
+    Budget, DeviceInfo, Devices, EngineSpec, ExportError, PlanError, PlanRequest, Serving, Target,
+};
 use cacheplan_serve::{Launch, Models, Options, ServeError, Starts, answer};
 use cacheplan_transforms::{Model, ReadOptions};
+use rstest::rstest;
 
 const VERSIONS: [&str; 4] = ["0.11.0", "0.24.0", "0.28.0", "0.33.0"];
 const DTYPES: [&str; 4] = ["", "f16", "f8_e4m3", "nvfp4"];
 
-/// The command that a file for vLLM stands for.
-fn command(settings: &[Setting]) -> Launch {
+/// The command that a file stands for, behind the words that start its engine.
+fn command(start: &str, settings: &[Setting]) -> Launch {
     let flag = |setting: &Setting| {
         let name = format!("--{}", setting.key);
         match &setting.value {
@@ -20,22 +24,70 @@ fn command(settings: &[Setting]) -> Launch {
             value => vec![name, value.to_string()],
         }
     };
-    let words = ["vllm", "serve", "m"].map(str::to_owned).into_iter().chain(settings.iter().flat_map(flag));
+    let words = start.split(' ').map(str::to_owned).chain(settings.iter().flat_map(flag));
     Launch { words: words.collect(), ..Launch::default() }
+}
+
+/// The models that are read, by their names.
+fn zoo() -> impl Iterator<Item = (String, Models)> {
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/configs");
+    std::fs::read_dir(zoo).unwrap().filter_map(|entry| {
+        let path = entry.unwrap().path();
+        let model = Model::read(&path, &ReadOptions::default()).ok()?;
+        Some((path.file_stem()?.to_string_lossy().into_owned(), model.into()))
+    })
+}
+
+fn serving() -> Serving {
+    Serving { model: Some("m".into()), ..Serving::default() }
+}
+
+/// An H100 that would hold any weights, of which a plan in bytes for caches says nothing.
+fn roomy() -> Devices {
+    let h100: Devices = "h100".parse().unwrap();
+    DeviceInfo { total_bytes: 4 << 40, free_bytes: 4 << 40, ..h100.device().clone() }.into()
+}
+
+/// Model types with windows of which SGLang has a pool, beside others that have some.
+const WINDOWED: [&str; 6] = ["llama4", "gpt_oss", "gemma4", "gemma3", "mimo_v2_flash", "laguna"];
+
+/// Whether sequences outgrow the windows or not, and whether the plan is one for SGLang.
+#[rstest]
+fn sglang_admits_of_a_command_what_its_export_says(
+    #[values(100, 1000, 4096, 20_000, 131_072)] length: u64,
+    #[values(false, true)] as_sglang: bool,
+) {
+    let (target, engine): (Target, EngineSpec) = ("sglang".parse().unwrap(), "sglang".parse().unwrap());
+    let (mut told, mut wrong) = (0, Vec::new());
+    for (name, models) in zoo() {
+        let model_type = &models.model.info().model_type;
+        let known = models.model.info().max_position_embeddings.is_none_or(|most| length <= most);
+        if !known || !WINDOWED.iter().any(|of| model_type.starts_with(of)) {
+            continue;
+        }
+        let budget = Budget::from_toml(&format!("max_seq_len = {length}\n[memory]\nbytes = '40GiB'"), "b.toml").unwrap();
+        let request = PlanRequest::of(models.model.clone()).with_budget(budget);
+        let request = if as_sglang { request.for_engine(engine) } else { request };
+        let Ok(plan) = request.plan() else { continue };
+        let export = plan.export(target, None, &serving()).unwrap();
+        let options = Options { devices: Some(roomy()), ..Options::default() };
+        let command = command("sglang serve --model-path m", &export.settings);
+        let found = answer(&command, models, &options).unwrap_or_else(|error| panic!("{name}: {error}\n{command}"));
+        let held = found.sequences.map(|all| (all.low, all.high));
+        if held != export.admits.map(|admits| (admits, admits)) {
+            wrong.push(format!("{name}: {held:?}, the export says {:?}\n  {command}", export.admits));
+        }
+        told += 1;
+    }
+    assert!(wrong.is_empty() && told > 3, "{} of {told}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 #[test]
 fn every_export_to_vllm_starts_as_a_command_or_is_refused() {
-    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/configs");
     let target: Target = "vllm".parse().unwrap();
-    let serving = Serving { model: Some("m".into()), ..Serving::default() };
-    // An H100 that would hold any weights, of which a plan in bytes for caches says nothing.
-    let h100: Devices = "h100".parse().unwrap();
-    let roomy = DeviceInfo { total_bytes: 4 << 40, free_bytes: 4 << 40, ..h100.device().clone() };
+    let serving = serving();
     let (mut started, mut refused, mut unread, mut wrong) = (0, 0, 0, Vec::new());
-    for path in std::fs::read_dir(zoo).unwrap().map(|entry| entry.unwrap().path()) {
-        let Ok(model) = Model::read(&path, &ReadOptions::default()) else { continue };
-        let models = Models::from(model);
+    for (name, models) in zoo() {
         for dtype in DTYPES {
             let mut text = "max_seq_len = 2048\n[memory]\nbytes = '20GiB'\n".to_owned();
             if !dtype.is_empty() {
@@ -46,10 +98,10 @@ fn every_export_to_vllm_starts_as_a_command_or_is_refused() {
                 Ok(plan) => plan,
                 // Too large for one device, or caches that take no such dtype.
                 Err(PlanError::DoesNotFit(_) | PlanError::Budget(_) | PlanError::Unconsumed { .. }) => continue,
-                Err(error) => panic!("{}: {error}", path.display()),
+                Err(error) => panic!("{name}: {error}"),
             };
             for version in VERSIONS {
-                let place = format!("{} {dtype} {version}", path.file_stem().unwrap().to_string_lossy());
+                let place = format!("{name} {dtype} {version}");
                 let export = match plan.export(target, Some(version), &serving) {
                     Ok(export) => export,
                     Err(ExportError::Refused(_) | ExportError::Unsupported { .. }) => {
@@ -60,10 +112,10 @@ fn every_export_to_vllm_starts_as_a_command_or_is_refused() {
                 };
                 let options = Options {
                     version: Some(version.to_owned()),
-                    devices: Some(roomy.clone().into()),
+                    devices: Some(roomy()),
                     ..Options::default()
                 };
-                match answer(&command(&export.settings), models.clone(), &options) {
+                match answer(&command("vllm serve m", &export.settings), models.clone(), &options) {
                     Ok(found) if found.starts == Starts::Yes => started += 1,
                     Ok(found) => wrong.push(format!("{place}: {:?} {:?}", found.starts, found.reason)),
                     // Caches of which nobody read how vLLM allocates them.

@@ -82,8 +82,8 @@ fn doubling(line: impl Fn(usize) -> String, tail: &str) -> String {
 #[case::variables_of_documents(repeated("cat > a <<B\n", "$a", "\nB\n"), "a script of more than 50000 words")]
 #[case::empty_elements(doubling(|_| "A=(\"${A[@]}\" \"${A[@]}\" \"\")\n".to_owned(), "vllm serve ${A[@]}"), "more than")]
 #[case::added_elements("A+=(\"\")\n".repeat(20_000) + "vllm serve m", "more than")]
-#[case::files("cat > a <<B\nB\n".repeat(8_000) + "vllm serve --config a", "")]
-#[case::a_long_option_file(format!("cat > a <<B\n{}B\n{}", (0..9_000).map(|key| format!("k{key}: 1\n")).collect::<String>(), "vllm serve --config a\n".repeat(200)), "an expansion of variables of more than")]
+#[case::files("cat > a.yaml <<B\nB\n".repeat(8_000) + "vllm serve --config a.yaml", "")]
+#[case::a_long_option_file(format!("cat > a.yaml <<B\n{}B\n{}", (0..9_000).map(|key| format!("k{key}: 1\n")).collect::<String>(), "vllm serve --config a.yaml\n".repeat(200)), "an expansion of variables of more than")]
 #[case::nested_shells("bash -c ".repeat(20) + "x", "no command that starts an engine")]
 #[case::flags_of_docker(repeated("docker run ", "-e ", "i vllm serve m"), "a script of more than 50000 words")]
 fn what_would_harm_is_refused(#[case] text: String, #[case] expected: &str) {

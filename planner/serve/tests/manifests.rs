@@ -114,14 +114,14 @@ fn group(size: u32, leader: &str, worker: &str) -> String {
 #[rstest]
 #[case::dynamo_alone(&dynamo("replicas: 2"), Some(8))]
 #[case::dynamo_on_two(&dynamo("multinode: {nodeCount: 2}"), Some(16))]
-#[case::group_of_two(&group(2, "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), Some(16))]
-#[case::group_of_three(&group(3, "nvidia.com/gpu: 4", "nvidia.com/gpu: 8"), Some(20))]
-#[case::workers_that_say_nothing(&group(2, "nvidia.com/gpu: 8", ""), None)]
+#[case::group_of_two(&group(2, "nvidia.com/gpu: 8", "nvidia.com/gpu: 8"), Some(8))]
+#[case::group_of_three(&group(3, "nvidia.com/gpu: 4", "nvidia.com/gpu: 8"), Some(4))]
+#[case::workers_that_say_nothing(&group(2, "nvidia.com/gpu: 8", ""), Some(8))]
 #[case::llm_d(
     "{multinode: true, modelArtifacts: {uri: 'hf://a/b', name: m}, decode: {parallelism: {data: 16, dataLocal: 8}, containers: [{image: 'ghcr.io/llm-d/llm-d-cuda:v0.5.0', modelCommand: vllmServe}]}}",
     Some(16)
 )]
-fn the_gpus_of_all_nodes_count(#[case] text: &str, #[case] gpus: Option<u32>) {
+fn the_gpus_are_those_of_all_that_a_controller_joins(#[case] text: &str, #[case] gpus: Option<u32>) {
     let found = read("m.yaml", text);
     assert_eq!((found.len(), found[0].gpus), (1, gpus), "{found:?}");
 }

@@ -128,7 +128,7 @@ pub(crate) static SGLANG: Dialect = Dialect {
             ],
         ),
         flag("swa-full-tokens-ratio", "engine.window_ratio", window_ratio),
-        // With the radix cache a running request holds three slots for states, for which a plan without checkpoints has none.
+        // With the radix cache a running request holds several slots for states, for which a plan without checkpoints has none.
         flag("disable-radix-cache", "!engine.prefix_caching", |input| {
             let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version);
             let why = format!("the plan has no slots for checkpoints; with the cache a request would hold {each}");
@@ -192,7 +192,12 @@ pub(crate) static SGLANG: Dialect = Dialect {
         |input| nodes(input, "--nnodes, --node-rank and --dist-init-addr"),
     ],
     chooses_dtypes: true,
-    refuses: |_| None,
+    refuses: |input| {
+        let (slots, each) = with_radix(input).filter(|(slots, each)| slots < each)?;
+        Some(format!(
+            "a request takes {each} slots for states beside the radix cache, and it has {slots}; plan for more checkpoints, or for none"
+        ))
+    },
 };
 
 const STATES: &[DTypeName] =
@@ -413,10 +418,8 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
     }
     let least = full(input).map(tokens).min()?;
     let Some(window) = windows(input).max_by_key(|pool| tokens(pool)) else {
-        // They lie among the tokens of full attention.
-        let are_there =
-            input.resources().any(|it| matches!(it.handler.growth(), Growth::Paged { window: Some(_), .. }));
-        return are_there.then(|| (json!(1.0), "no sequence outgrows a window".into()));
+        // They lie among the tokens of full attention, and a plan of shorter sequences does not tell them apart.
+        return Some((json!(1.0), "no sequence outgrows a window".into()));
     };
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
     let millionths = (u128::from(tokens(window)) * 1_000_000).div_ceil(u128::from(least.max(1))).min(1_000_000);
@@ -425,14 +428,20 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
 
 /// SGLang's batch: the plan's, or what its slots admit with the radix cache.
 fn running(input: &Input<'_>) -> Sourced {
+    match with_radix(input).filter(|(slots, each)| slots / each < input.plan.slots.live) {
+        Some((slots, each)) => {
+            let source = format!("a request for every {each} slots of states, as the radix cache has it");
+            Some((json!(slots / each), source))
+        }
+        None => input.max_batch_size(),
+    }
+}
+
+/// The slots for states and those that a request takes of them, where the radix cache keeps some.
+fn with_radix(input: &Input<'_>) -> Option<(u64, u64)> {
     let slots = input.plan.slots;
     let each = sglang::slots_per_request(&input.plan.model.model_type, true, input.version);
-    let most = (slots.live + slots.checkpoints) / each;
-    if input.has_states() && input.plan.checkpoints() > 0 && most < slots.live {
-        let source = format!("a request for every {each} slots of states, as the radix cache has it");
-        return Some((json!(most.max(1)), source));
-    }
-    input.max_batch_size()
+    (input.has_states() && input.plan.checkpoints() > 0).then_some((slots.live + slots.checkpoints, each))
 }
 
 /// SGLang's host tier, in whole GB; it has none without its radix cache.

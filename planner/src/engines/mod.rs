@@ -23,7 +23,7 @@ pub(crate) mod version;
 pub use crate::export::FlagMeaning;
 pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
-pub use prediction::{EnginePlan, EnginePrediction};
+pub use prediction::{EnginePlan, EnginePrediction, OfLayer};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
 pub use stored::Stored;
 pub use tier_flags::{LowerTiers, TierFlags};

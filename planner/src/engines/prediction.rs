@@ -72,6 +72,9 @@ pub struct EnginePrediction {
     /// Bytes of buffers for the convolution states of drafted tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation_conv_bytes: Option<u64>,
+    /// What the pages of each layer take, of an engine that lays whole layers on a device; no part of a plan.
+    #[serde(skip)]
+    pub of_layers: Vec<OfLayer>,
     /// Bytes of the buffers for a step, estimated, of an engine that allocates them before it serves; no part of a plan.
     #[serde(skip)]
     pub compute_bytes: Option<u64>,
@@ -84,6 +87,17 @@ pub struct EnginePrediction {
     pub wasted_bytes: u64,
     /// What limits the sequences, and the rules used with where each comes from.
     pub notes: Vec<String>,
+}
+
+/// What the pages of a layer take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OfLayer {
+    /// The layer, where it is one of the model's.
+    pub layer: Option<u32>,
+    /// Whether they are those of a window, which lie apart.
+    pub windowed: bool,
+    /// Their bytes.
+    pub bytes: u64,
 }
 
 impl EnginePrediction {

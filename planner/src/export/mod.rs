@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::engines::{Engine, EnginePrediction, EngineSpec};
 use crate::error::{EngineRefusal, PlanError};
-use crate::plan::CachePlan;
+use crate::plan::{CachePlan, Scheme};
 use file::File;
 use input::Input;
 
@@ -45,8 +45,8 @@ pub struct Export {
     pub text: String,
     /// Every value with its key and where it comes from.
     pub settings: Vec<Setting>,
-    /// Sequences of the plan's mean length that the engine admits with these values, as its model says; absent where it
-    /// has none.
+    /// Sequences of the plan's mean length that the engine admits with these values, as its model says; absent where that is
+    /// not known, and then `not_expressed` says why, or where it has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub admits: Option<u64>,
     /// What the plan says and the engine cannot be told, one sentence each.
@@ -109,6 +109,14 @@ impl CachePlan {
         }));
         let told = dialect.told(&settings);
         let predicted = if unknown { None } else { input.predicted(told.clone()) };
+        let unjudged = engine.filter(|_| !unknown && predicted.is_none());
+        not_expressed.extend(unjudged.map(|_| {
+            let why = match self.rollback {
+                Some(Scheme::Replay) => "by its scheme `replay` states are kept otherwise than engines keep them",
+                _ => "its rules do not know caches of these shapes",
+            };
+            format!("what {} admits with these values: {why}; `plan -- FILE` says it of the file", dialect.name)
+        }));
         let admits = match predicted {
             Some(Ok(prediction)) => {
                 not_expressed.extend(logged_concurrency(&prediction, self, dialect.name));

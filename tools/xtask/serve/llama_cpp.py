@@ -7,6 +7,9 @@ import re
 
 from rows import row
 
+# What a library has and the source of its build, a little older, has not: with what they take and their variables.
+NEWER = {"--moe-cache-mib": row("--moe-cache-mib", type="int", env="LLAMA_ARG_MOE_CACHE_MIB")}
+
 # Which of the programs an option is for; without a word it is for all.
 SERVER = {"LLAMA_EXAMPLE_SERVER", "LLAMA_EXAMPLE_COMMON"}
 
@@ -43,6 +46,8 @@ def rows(source, library=None):
             kind = "int"
         elif arguments.count("std::string") == 2:
             values = "2"
+        elif re.search(r"std::stof\(value\)", body):
+            kind = "float"
         env = re.search(r'set_env\("([A-Z_0-9]+)"\)', tail)
         first = (long or names)[-1]
         # The server prefers its own of two.
@@ -55,7 +60,7 @@ def rows(source, library=None):
             choices=said(body, words) or choices(body),
             env=env.group(1) if env else "",
         )
-    return list(found.values())
+    return list({**{name: NEWER[name] for name in NEWER if name in (known or ())}, **found}.values())
 
 
 def said(body, words):

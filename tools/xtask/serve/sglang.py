@@ -8,7 +8,18 @@ import re
 
 from rows import Constants, keywords_of, name_of, parts_of, row
 
-PATHS = ("srt/server_args.py", "srt/arg_groups/", "reasoning_parser", "function_call_parser.py", "function_call/parser_names.py")
+PATHS = (
+    "srt/server_args.py",
+    "srt/arg_groups/",
+    "reasoning_parser",
+    "function_call_parser.py",
+    "function_call/parser_names.py",
+    # What is listed there is chosen from.
+    "srt/utils/common.py",
+    "kv_canary/consts.py",
+)
+# What its own parsers of values read.
+PARSERS = {"loads": "json", "json_list_type": "json", "human_readable_int": "si_int"}
 
 
 def rows(modules):
@@ -57,13 +68,14 @@ def of_field(field, constants, group):
     if name_of(keywords.get("action")) == "BooleanOptionalAction":
         kind, values, negated = "bool", "0", ["--no-" + known[2:] for known in [name, *(value.get("aliases") or [])]]
     elif "action" in keywords:
-        told = value.get("action_kwargs")
-        value = {**value, **(told if isinstance(told, dict) else {})}
+        told = keywords.get("action_kwargs")
+        if isinstance(told, ast.Dict):
+            value |= {key.value: constants.value(node) for key, node in zip(told.keys, told.values)}
         kind, values = "str", "0" if "True" in name_of(keywords["action"]) else value.get("nargs") or "1"
         said = constants.value(keywords["action"])
         values = "0" if said in ("store_true", "store_false") else values
     parser = name_of(keywords.get("type_parser", ast.Constant(None)))
-    special = {"loads": "json", "json_list_type": "json", "human_readable_int": "si_int"}.get(parser)
+    special = PARSERS.get(parser)
     return row(
         name,
         value.get("aliases") or [],
@@ -112,20 +124,31 @@ class Choices:
     """What is listed while flags are added: words of a variable, of a function, or the keys of a class's dictionary."""
 
     def __init__(self, modules, adds, constants):
-        self.constants, self.nodes, self.more = constants, {}, {}
+        self.constants, self.nodes, self.more, self.members, self.fields = constants, {}, {}, {}, {}
         for module in modules:
             for node in module.body:
                 if isinstance(node, ast.FunctionDef):
                     self.nodes.update({node.name: last for last in node.body if isinstance(last, ast.Return)})
+                elif isinstance(node, ast.ClassDef) and any("Enum" in name_of(base) for base in node.bases):
+                    members = [target.id for part in node.body if isinstance(part, ast.Assign) for target in targets(part)]
+                    self.members[node.name] = members
                 elif isinstance(node, ast.ClassDef):
                     kept = [part for part in node.body if isinstance(part, (ast.Assign, ast.AnnAssign))]
                     self.nodes.update({target.id: part for part in kept for target in targets(part) if isinstance(part.value, ast.Dict)})
+                    fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and part.value is not None]
+                    self.fields.update({target.id: part.value for part in fields for target in targets(part)})
         for node in ast.walk(adds):
             if isinstance(node, ast.Assign):
                 self.nodes.update({target.id: node for target in targets(node)})
             # A variable that adds a word, whatever it is told.
             if isinstance(node, ast.Call) and name_of(node) == "add" and isinstance(node.func.value, ast.Name):
                 self.more.setdefault(node.func.value.id, []).extend(self.constants.value(word) for word in node.args)
+
+    def declared(self, node):
+        """The default of a field, where the parser takes it from there."""
+        if not isinstance(node, ast.Call) or name_of(node) != "_declared_default":
+            return None
+        return self.constants.value(self.fields.get(self.constants.value(node.args[0]), ast.Constant(None)))
 
     def of(self, node):
         """The words; None where they take running the module."""
@@ -139,9 +162,14 @@ class Choices:
             return None if None in parts else parts[0] + parts[1]
         if isinstance(node, ast.Call) and name_of(node) == "keys":
             return self.of(node.func.value)
+        # Names of an enumeration's members, in small letters.
+        if isinstance(node, ast.ListComp) and name_of(node.elt) == "lower":
+            return (words := self.of(node.generators[0].iter)) and [word.lower() for word in words]
         if isinstance(node, ast.Call) and name_of(node) in ("list", "set", "frozenset") and node.args:
             return self.of(node.args[0])
         name = name_of(node)
+        if name in self.members:
+            return self.members[name]
         if name in self.nodes:
             words = self.of(self.nodes[name].value)
             return words and words + self.more.get(name, [])
@@ -160,13 +188,19 @@ def of_call(call, constants, switches, choices):
     value = {name: constants.value(node) for name, node in keywords.items()}
     action = keywords.get("action")
     flag = value.get("action") in ("store_true", "store_false") or "StoreTrue" in name_of(action) or name_of(action) in switches
+    # A switch may be told to take a value.
+    flag = flag and value.get("nargs", 0) == 0
     kind = name_of(keywords.get("type", ast.Constant(None)))
-    special = {"loads": "json", "human_readable_int": "si_int"}.get(kind)
+    special = PARSERS.get(kind)
+    negated = ["--no-" + name[2:] for name in names if name_of(action) == "BooleanOptionalAction" and name.startswith("--")]
+    flag = flag or bool(negated)
     return row(
         first,
         [name for name in names if name != first],
+        negated=negated,
         values="0" if flag else value.get("nargs") or "1",
         type="bool" if flag else special or (kind if kind in ("int", "float") else "str"),
+        default=choices.declared(keywords.get("default")),
         choices=choices.of(keywords["choices"]) or [] if "choices" in keywords else [],
         group="ServerArgs",
     )

@@ -106,6 +106,26 @@ pub(crate) fn stoi(value: &str) -> Option<i64> {
     value[..value.len() - behind.len()].parse::<i32>().ok().map(i64::from)
 }
 
+/// C++'s `std::stof`: the same of a number with a point or an exponent.
+pub(crate) fn stof(value: &str) -> Option<f32> {
+    let value = value.trim_start_matches([' ', '\t', '\n', '\x0b', '\x0c', '\r']);
+    let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
+    let number = value.strip_prefix(['+', '-']).unwrap_or(value);
+    let lowered = number.get(..3).map(str::to_ascii_lowercase);
+    if let Some("inf" | "nan") = lowered.as_deref() {
+        return value[..value.len() - number.len() + 3].parse().ok();
+    }
+    let whole = digits(number);
+    let part = number[whole..].strip_prefix('.').map_or(0, |part| 1 + digits(part));
+    let exponent = number[whole + part..].strip_prefix(['e', 'E']).map_or(0, |exponent| {
+        let sign = usize::from(exponent.starts_with(['+', '-']));
+        let power = digits(&exponent[sign..]);
+        if power > 0 { 1 + sign + power } else { 0 }
+    });
+    let end = value.len() - number.len() + whole + part + exponent;
+    value[..end].parse().ok().filter(|number: &f32| number.is_finite())
+}
+
 /// Whether argparse takes a word that begins with `-` for a number rather than for a flag.
 pub(crate) fn is_negative(word: &str) -> bool {
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

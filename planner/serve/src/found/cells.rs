@@ -1,6 +1,5 @@
 //! What llama.cpp makes of the devices that it finds: it divides no bytes among caches, it allocates cells.
 
-use cacheplan_handlers::Growth;
 use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::engines::llama_cpp::CELLS;
 use cacheplan_planner::plan::{LedgerItem, LedgerLine};
@@ -8,7 +7,7 @@ use cacheplan_planner::{EngineSpec, PlanError, PlanRequest};
 
 use super::{At, End};
 use crate::error::ServeError;
-use crate::question::{Limits, Placed, Short};
+use crate::question::{Held, Limits, Placed, Short};
 
 /// What it makes of the least and of the most that it may find.
 pub(super) fn ends(
@@ -23,18 +22,19 @@ pub(super) fn ends(
         at: Some(At { max_seq_len, predicted: predicted.clone() }),
         lacks,
     };
-    let [least, most] = placed.lacks(&stated, context.as_ref());
-    let Some(lacks) = most else { return Ok([(); 2].map(|()| end(limits.max_seq_len, &stated, None))) };
+    let lacks = |predicted: &EnginePrediction, held: Held| placed.lacks(predicted, context.as_ref(), held);
+    let [least, most] = lacks(&stated, Held::Each);
+    let Some(why) = most else { return Ok([(); 2].map(|()| end(limits.max_seq_len, &stated, None))) };
     // `--fit` shrinks the context for what it finds, which is known between two.
-    if let Short::Cells { least, .. } = placed.short {
+    if let Short::Cells { least, fails } = placed.short {
         // A context that is no longer than that is left as it is.
         let fewest = stated.tokens.map_or(least, |all| least.min(all));
         let of = |cells: u64| with_cells(request, cells).predict(engine);
+        let [whole, shrunk] = placed.fitted();
         let most_cells = |at: usize| {
-            let lacks = |predicted: &EnginePrediction| placed.lacks(predicted, context.as_ref())[at].is_some();
-            let fits = |cells: u64| of(cells).is_ok_and(|predicted| !lacks(&predicted));
+            let fits = |cells: u64| of(cells).is_ok_and(|predicted| lacks(&predicted, shrunk)[at].is_none());
             let all = stated.tokens.unwrap_or(fewest);
-            if !lacks(&stated) {
+            if lacks(&stated, whole)[at].is_none() {
                 return Some(all);
             }
             let (mut fitting, mut failing) = (fewest / CELLS, all / CELLS + 1);
@@ -46,17 +46,24 @@ pub(super) fn ends(
         };
         if let Some(most) = most_cells(0) {
             let fewer = most_cells(1).unwrap_or(fewest);
-            let shrunk = |cells: u64| match of(cells) {
-                Ok(_) if Some(cells) == stated.tokens => end(limits.max_seq_len, &stated, None),
-                Ok(predicted) => end(length(request, cells), &predicted, None),
-                Err(_) => End { at: None, lacks: None },
+            // Of several devices each has whole layers.
+            let shrunk = |cells: u64, at: usize| {
+                let Ok(predicted) = of(cells) else { return End { at: None, lacks: None } };
+                let is_stated = Some(cells) == stated.tokens;
+                let predicted = if is_stated { stated.clone() } else { predicted };
+                let length = if is_stated { limits.max_seq_len } else { length(request, cells) };
+                match lacks(&predicted, Held::Each)[at].clone() {
+                    Some(why) if !fails && at == 1 => End { at: None, lacks: Some(why) },
+                    why => end(length, &predicted, why.filter(|_| fails)),
+                }
             };
-            return Ok([shrunk(fewer), shrunk(most)]);
+            return Ok([shrunk(fewer, 1), shrunk(most, 0)]);
         }
         let (length, predicted) = (length(request, fewest), of(fewest)?);
-        return Ok(short(placed, length, predicted, lacks, placed.lacks(&of(fewest)?, context.as_ref())[0].is_some()));
+        let surely = lacks(&predicted, Held::Each)[0].is_some();
+        return Ok(short(placed, length, predicted, why, surely));
     }
-    Ok(short(placed, limits.max_seq_len, stated, lacks, least.is_some()))
+    Ok(short(placed, limits.max_seq_len, stated, why, least.is_some()))
 }
 
 /// The bytes that it has for caches on its devices at least.
@@ -97,23 +104,4 @@ fn with_cells(request: &PlanRequest, cells: u64) -> PlanRequest {
         budget.max_seq_len = Some(each.min(most));
         budget.engine.context = budget.engine.context.map(|_| cells);
     })
-}
-
-/// Bytes of the cells of layers without a window, of all that there are; none where all layers are of one kind.
-pub(super) fn without_window(request: &PlanRequest, predicted: &EnginePrediction) -> Result<Option<u64>, PlanError> {
-    let (Some(tokens), Some(window), Some(all)) = (predicted.tokens, predicted.window_tokens, predicted.kv_bytes)
-    else {
-        return Ok(None);
-    };
-    let caches = request.caches()?;
-    let of = |windowed: bool, cells: u64| {
-        let paged = caches.iter().filter(|cache| match cache.handler.growth() {
-            Growth::Paged { stride: 1, window } => window.is_some() == windowed,
-            _ => false,
-        });
-        paged.map(|cache| u128::from(cache.handler.unit_bytes())).sum::<u128>() * u128::from(cells)
-    };
-    let (full, windowed) = (of(false, tokens), of(true, window));
-    let part = u128::from(all) * full / (full + windowed).max(1);
-    Ok(u64::try_from(part).ok().filter(|_| full > 0 && windowed > 0))
 }

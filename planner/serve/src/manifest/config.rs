@@ -23,16 +23,21 @@ impl Launch {
     /// front of the others, so that these win; those of TensorRT-LLM become [`Launch::config`]. The flag is taken away.
     ///
     /// # Errors
-    /// A file that is no map in YAML within the limits, or with values in it that are templates.
+    /// A file that is no map in YAML within the limits, or with values in it that are templates, and one that its engine refuses.
     pub fn with_config(mut self, name: &str, text: &str) -> Result<Self, ManifestError> {
         let text = Source::memory(name, text).text(Limit::MANIFEST)?;
         let reading = Reading::new(name);
         let documents = yaml::documents(name, &text)?;
-        let Some(root) = documents.first() else { return Ok(self) };
-        let root = reading.root(root);
+        let root = documents.first().filter(|root| !root.is_null());
+        if let Some((engine, said)) = self.refuses_config(root.is_none()) {
+            let at = Place { file: name.to_owned(), ..Place::default() };
+            return Err(ManifestError::Refused { at, engine, said });
+        }
         if let Some((from, to, _)) = self.config_flag() {
             self.words.drain(from..to);
         }
+        let Some(root) = root else { return Ok(self) };
+        let root = reading.root(root);
         if self.is_tensorrt_llm() {
             let mut stated = Vec::new();
             settings(&root, "", &mut stated)?;
@@ -84,6 +89,35 @@ impl Launch {
             return Err(ManifestError::NotRead { at: at.clone(), what, instead: "state it once" });
         }
         Ok(self)
+    }
+
+    /// What its engine says of the file by its name, or where it says nothing (vLLM's `argparse_utils.py`, SGLang's
+    /// `server_args_config_parser.py`).
+    fn refuses_config(&self, is_empty: bool) -> Option<(&'static str, String)> {
+        let (_, _, path) = self.config_flag()?;
+        let program = &self.words[..self.program_words()];
+        let of = |name: &str| program.iter().any(|word| word.rsplit('/').next().is_some_and(|word| word.contains(name)));
+        let several = self.words.iter().filter(|word| *word == "--config").count() > 1;
+        let ending = path.rsplit('.').next().unwrap_or(path);
+        let said = if of("sglang") {
+            let suffix = path.rsplit('/').next().and_then(|file| file.rsplit_once('.')).map_or("", |(_, suffix)| suffix);
+            let is_yaml = ["yaml", "yml"].iter().any(|known| suffix.eq_ignore_ascii_case(known));
+            match (several, is_yaml) {
+                (true, _) => "Multiple config files specified! Only one allowed.".to_owned(),
+                (_, false) => format!("Config file must be YAML format, got: {suffix}"),
+                _ => return None,
+            }
+        } else if of("vllm") {
+            match ending {
+                _ if several => "More than one config file specified!".to_owned(),
+                "yaml" | "yml" if is_empty => "'NoneType' object has no attribute 'items'".to_owned(),
+                "yaml" | "yml" => return None,
+                other => format!("Config file must be of a yaml/yml type. {other} supplied"),
+            }
+        } else {
+            return None;
+        };
+        Some((if of("sglang") { "sglang" } else { "vllm" }, said))
     }
 
     /// The words from which to which the flag stands, and its value.
@@ -336,6 +370,30 @@ mod tests {
         let words = ["vllm", "serve", "m", "--config", "f.yaml"].map(String::from).to_vec();
         let launch = Launch { words, ..Launch::default() }.with_config("f.yaml", text).unwrap();
         assert_eq!(launch.to_string(), format!("vllm serve m{expected}"));
+    }
+
+    #[rstest]
+    #[case("vllm serve m --config f.json", FILE, "Config file must be of a yaml/yml type. json supplied")]
+    #[case("vllm serve m --config f", FILE, "Config file must be of a yaml/yml type. f supplied")]
+    #[case("vllm serve m --config f.yaml --config g.yaml", FILE, "More than one config file specified!")]
+    #[case("vllm serve m --config f.yaml", "", "'NoneType' object has no attribute 'items'")]
+    #[case("vllm serve m --config f.yml", "# nothing\n", "'NoneType' object has no attribute 'items'")]
+    #[case("python3 -m dynamo.vllm --model m --config f.json", FILE, "Config file must be of a yaml/yml type")]
+    #[case("sglang serve --model-path m --config f.json", "tp-size: 2\n", "Config file must be YAML format, got: json")]
+    #[case("sglang serve --config f.yml --config g.yml", "tp-size: 2\n", "Multiple config files specified!")]
+    fn a_file_that_its_engine_does_not_take_is_refused(#[case] command: &str, #[case] text: &str, #[case] said: &str) {
+        let words = command.split(' ').map(String::from).collect();
+        let error = Launch { words, ..Launch::default() }.with_config("f", text).unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
+
+    #[rstest]
+    #[case("sglang serve --model-path m --config f.YML", "")]
+    #[case("trtllm-serve m --config f.json", "{}")]
+    fn a_file_that_says_nothing_is_taken_where_its_engine_takes_it(#[case] command: &str, #[case] text: &str) {
+        let words = command.split(' ').map(String::from).collect();
+        let launch = Launch { words, ..Launch::default() }.with_config("f", text).unwrap();
+        assert_eq!(launch.config_file(), None);
     }
 
     #[test]

@@ -66,6 +66,16 @@ pub enum ManifestError {
         /// What would do.
         instead: &'static str,
     },
+    /// A file of options that the engine does not take, in its words.
+    #[error("{at}: {engine} would not start: {said}", said = Shown(.said))]
+    Refused {
+        /// Where.
+        at: Place,
+        /// The engine.
+        engine: &'static str,
+        /// Its message.
+        said: String,
+    },
     /// A list where a text belongs, and the like.
     #[error("{at}: this is {found}; {expected} was expected")]
     Shape {

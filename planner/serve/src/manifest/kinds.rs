@@ -28,23 +28,23 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
     Ok(found)
 }
 
-/// The engines of a group: what its leader starts has the GPUs of all its pods, and so has what its workers start.
+/// The variables that its controller gives the pods of a group: how many they are, and which one it is.
+pub(crate) const GROUP: &str = "LWS_GROUP_SIZE";
+const INDEX: &str = "LWS_WORKER_INDEX";
+
+/// The engines of a group, of which each pod is a node: what its leader starts, and what the first of its workers does.
 fn leader_worker_set(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<Launch>, ManifestError> {
     let title = kubernetes::title(object);
     let Some(group) = object.dig(&["spec", "leaderWorkerTemplate"]) else { return Ok(Vec::new()) };
     let size = group.get("size").map_or(Ok(1), |size| size.count())?;
-    let [leader, worker] = ["leaderTemplate", "workerTemplate"].map(|key| group.dig(&[key, "spec"]));
-    let of_leader = leader.as_ref().or(worker.as_ref()).map_or(Ok(None), kubernetes::gpus_of_pod)?;
-    let of_worker = worker.as_ref().map_or(Ok(None), kubernetes::gpus_of_pod)?;
-    // How many there are is not known where one of them states none.
-    let gpus = match size {
-        0 | 1 => of_leader,
-        _ => of_leader.zip(of_worker).map(|(leader, worker)| leader.saturating_add(worker.saturating_mul(size - 1))),
-    };
     let mut found = Vec::new();
-    for pod in leader.iter().chain(&worker) {
-        let launches = kubernetes::pod_launches(pod, &title, objects, &Variables::default())?;
-        found.extend(launches.into_iter().map(|launch| Launch { gpus, ..launch }));
+    for (key, index) in [("leaderTemplate", "0"), ("workerTemplate", "1")] {
+        let Some(pod) = group.dig(&[key, "spec"]) else { continue };
+        let mut variables = Variables::default();
+        for (name, value) in [(GROUP, size.to_string()), (INDEX, index.to_owned())] {
+            variables.set(name, vec![value], true);
+        }
+        found.extend(kubernetes::pod_launches(&pod, &title, objects, &variables)?);
     }
     Ok(found)
 }

@@ -200,17 +200,6 @@ pub(super) fn gpus(resources: &Spot<'_>) -> Result<(Option<u32>, Option<String>)
     Ok((None, None))
 }
 
-/// The GPUs that the containers of a pod ask for together.
-pub(super) fn gpus_of_pod(pod: &Spot<'_>) -> Result<Option<u32>, ManifestError> {
-    let mut count: Option<u32> = None;
-    for resources in pod.list("containers")?.iter().filter_map(|container| container.get("resources")) {
-        if let (Some(more), _) = gpus(&resources)? {
-            count = Some(count.unwrap_or(0).saturating_add(more));
-        }
-    }
-    Ok(count)
-}
-
 /// Labels of nodes that name their GPU.
 const LABELS: [&str; 11] = [
     "nvidia.com/gpu.product",

@@ -32,6 +32,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cacheplan_files::{Limit, Shown, Source};
 
 pub use error::{ManifestError, Place};
+pub(crate) use kinds::GROUP;
 
 use crate::Launch;
 use kubernetes::Objects;

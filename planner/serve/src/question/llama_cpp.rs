@@ -5,7 +5,7 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES};
 
-use super::{Limits, Question};
+use super::{Limits, Question, spread};
 use crate::error::ServeError;
 use crate::flags::parse::{Setting, program};
 use crate::flags::values::stoi;
@@ -70,6 +70,7 @@ fn cache_type(word: &str) -> Option<DType> {
 
 /// What its parser refuses of values that are text in its help: names of dtypes, which it takes as they are written alone, and layers.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
+    spread::devices(question)?;
     const LAYERS: &str = "--n-gpu-layers";
     let refused = |flag: &'static str, said: String, meant: &str| ServeError::Parser {
         program: program(question.engine.engine),

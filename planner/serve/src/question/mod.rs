@@ -14,6 +14,7 @@ mod rules;
 mod settled;
 mod sglang;
 mod speculation;
+mod spread;
 mod tensorrt_llm;
 mod vllm;
 
@@ -37,10 +38,11 @@ use crate::launch::Launch;
 use crate::part;
 use crate::program::Program;
 use crate::remedy::Remedy;
+use crate::visible;
 
 pub use limits::Limits;
 pub(crate) use llama_cpp::ubatch;
-pub(crate) use placed::{Placed, Short};
+pub(crate) use placed::{Held, Placed, Short};
 pub(crate) use settled::Settled;
 pub(crate) use sglang::{running, slots_with_moved};
 pub(crate) use vllm::ACTIVE;
@@ -114,7 +116,7 @@ pub struct Question {
     devices: Option<Devices>,
     /// Why the device that a manifest names is none that is known.
     unknown_device: Option<BadDevice>,
-    /// GPUs that there are, where a launch says it.
+    /// GPUs that its process sees, where that is known.
     gpus: Option<u32>,
     stated: Vec<Override>,
     above: Vec<Override>,
@@ -164,6 +166,10 @@ impl Question {
             (None, Some(Err(unknown))) => (None, Some(unknown)),
             (None, None) => (None, None),
         };
+        // One device is a kind of device, whatever their number.
+        let counted = devices.as_ref().map(Devices::count).filter(|count| *count > 1);
+        let there = counted.into_iter().chain(launch.gpus).min();
+        let gpus = visible::seen(&env, devices.as_ref().map(Devices::device), there);
         let mut question = Self {
             engine,
             model: String::new(),
@@ -177,7 +183,7 @@ impl Question {
             config,
             devices,
             unknown_device,
-            gpus: launch.gpus.into_iter().chain(visible(&launch.env)).min(),
+            gpus,
             stated,
             above: options.overrides.clone(),
             measured: options.measured.clone(),
@@ -312,6 +318,16 @@ impl Question {
         self.count(self.engine.engine.sequences_flag())
     }
 
+    /// GPUs that its process sees: those that are named, where nothing else says how many.
+    pub(crate) fn seen(&self) -> Option<u32> {
+        self.gpus.or(self.devices.as_ref().map(Devices::count))
+    }
+
+    /// The same of an engine that is not told to run on the processor.
+    fn gpus(&self) -> Option<u64> {
+        self.gpus.map(u64::from).filter(|_| self.value("--device") != Some("cpu"))
+    }
+
     pub(crate) fn device(&self) -> Option<&cacheplan_planner::DeviceInfo> {
         self.devices.as_ref().map(Devices::device)
     }
@@ -344,11 +360,4 @@ const HEADS: &str = "num_attention_heads";
 /// A number of the model, as its config states it.
 fn of_config(model: &ModelCaches, key: &str) -> Option<u64> {
     model.model()?.config.get(key)?.as_u64()
-}
-
-/// GPUs that `CUDA_VISIBLE_DEVICES` lets a process see, where it lists them.
-fn visible(env: &BTreeMap<String, String>) -> Option<u32> {
-    let listed = env.get("CUDA_VISIBLE_DEVICES").map(|value| value.trim()).filter(|value| !value.is_empty())?;
-    let is_one = |name: &str| !name.trim().is_empty() && !name.trim().starts_with('-');
-    u32::try_from(listed.split(',').take_while(|name| is_one(name)).count()).ok().filter(|count| *count > 0)
 }

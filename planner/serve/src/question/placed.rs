@@ -3,16 +3,18 @@
 //! `--fit` changes only what nobody states: first the context, down to `--fit-ctx`, then the layers that lie on the devices. It leaves all
 //! as it is where `-ngl` or a place for tensors is stated, and then an allocation fails (`common/fit.cpp`).
 
-use cacheplan_planner::engines::{EnginePrediction, Version};
+use std::ops::Range;
+
+use cacheplan_planner::engines::{EnginePrediction, OfLayer, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
 use cacheplan_planner::{ByteSize, Devices, ModelCaches};
-use cacheplan_transforms::{Resource, Resources, WeightBytes};
+use cacheplan_transforms::{Resources, WeightBytes};
 
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
+use super::spread::{self, spread};
 use super::{Question, above};
 use crate::error::ServeError;
-use crate::flags::parse::Setting;
 use crate::flags::values::stoi;
 use crate::remedy::Remedy;
 
@@ -28,8 +30,10 @@ const FIT_TARGET: u64 = 1 << 30;
 
 /// What it needs on its devices, as far as that is known.
 pub(crate) struct Placed {
-    /// The memory of all devices, less what it leaves free of them; none where no device is named.
-    room: Option<u64>,
+    /// Those that layers lie on; none where all stays on the host.
+    devices: Vec<Holder>,
+    /// The layers, the output among them.
+    layers: u64,
     weights: Option<u64>,
     /// What is stated or was measured of steps; else they are estimated.
     compute: Option<u64>,
@@ -37,33 +41,31 @@ pub(crate) struct Placed {
     scores: u64,
     /// Contexts as they were measured; else they are what logs say of such a device.
     context: Option<u64>,
-    split: Split,
-    /// The first of them, as its backend calls it.
-    device: &'static str,
     /// Whether slots share their cells.
     is_shared: bool,
-    /// Graphs and what is reserved, as they are stated or were measured.
+    /// Graphs and what is reserved on each device, as they are stated or were measured.
     others: u64,
+    /// Layers with states, with what each takes of them.
+    states: Vec<(u64, u64)>,
+    /// What of the weights `--fit` takes to be lost where it shrinks a context of several devices.
+    cut: u64,
     /// Whether the name of its file says that it is quantised, and its weights are taken to be those of the config.
     pub(crate) doubts_weights: bool,
-    /// Where the cells lie, if not all on the devices.
-    pub(crate) cells: Option<Offloaded>,
+    /// Whether caches stay on the host whatever lies on the devices.
+    stays: bool,
     /// What it does where that is too little.
     pub(crate) short: Short,
 }
 
-/// How layers are divided over devices: the one with the most has so many of all.
-#[derive(Clone, Copy, Debug)]
-struct Split {
-    most: u64,
-    all: u64,
-}
-
-impl Split {
-    /// What all devices have where this one has so much.
-    fn of_all(self, bytes: u64) -> u64 {
-        u64::try_from(u128::from(bytes) * u128::from(self.all) / u128::from(self.most)).unwrap_or(u64::MAX)
-    }
+/// A device, and what lies on it.
+struct Holder {
+    /// As its backend calls it.
+    name: String,
+    /// Its memory, less what it leaves free of it; none where no device is named.
+    room: Option<u64>,
+    layers: Range<u64>,
+    /// Its part of the weights.
+    weights: f64,
 }
 
 /// What it does where its devices are too small.
@@ -89,15 +91,15 @@ impl Short {
     }
 }
 
-/// Layers with cells that are on the device, of all.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offloaded {
-    pub(crate) on: u64,
-    pub(crate) all: u64,
-    /// Whether each has as many bytes.
-    pub(crate) alike: bool,
-    /// Whether weights lie where the cells do.
-    pub(crate) with_weights: bool,
+/// What holds something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// Each device its own layers.
+    Each,
+    /// All devices together, as `--fit` looks at several.
+    Together,
+    /// The same less what it takes to be lost where it shrinks a context.
+    Shrunk,
 }
 
 /// Takes what is stated of memory out of the question, since it divides none.
@@ -113,13 +115,13 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let compute = either(stated.activations, measured(lines.activations));
     let context = either(stated.context, measured(lines.context));
     let others = [either(stated.graphs, measured(lines.graphs)), stated.reserve.map(|size| size.0)];
+    let others = others.into_iter().flatten().fold(0, u64::saturating_add);
     let caches = question.caches(model)?;
-    let devices = used(question)?;
-    let split = split(question, layers(&caches), devices);
-    let room = question.device().map(|device| split.of_all(device.total_bytes));
-    // Layers are divided over devices, and no layer's cells are.
-    question.devices = question.device().cloned().map(Devices::from);
-    let of_config = model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && room.is_some());
+    let layers = layers(model, &caches) + 1;
+    let names = spread::devices(question)?;
+    let short = short(question, layers, names.len());
+    let of_config =
+        model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && question.device().is_some());
     let quantised = quantised(&question.model).map(str::to_owned).filter(|_| of_config.is_some());
     let doubts_weights = quantised.is_some();
     if let Some(weights) = of_config {
@@ -133,32 +135,37 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
             "weights of {weights} are those of the config, in {dtype}; state those of a quantised file with --weights"
         ));
     }
-    let cells = offloaded(question, &caches);
-    if cells.is_some_and(|cells| cells.on > 0 && cells.on < cells.all && !cells.alike) {
-        question.notes.push("the size is that of all layers together, on the GPU and on the host".into());
+    if names.is_empty() {
+        question.notes.push("it finds no device: weights and caches lie on the host, and the CPU runs them".into());
     }
-    if devices > 1 {
-        question.notes.push(format!("the size is that of all {devices} devices together; each has a line of its own"));
+    let devices = holders(question, names, layers, short)?;
+    if let Some(most) = devices.iter().rev().max_by_key(|device| device.count()).filter(|_| devices.len() > 1) {
+        let (name, most) = (&most.name, most.count());
+        question.notes.push(format!(
+            "a layer lies whole on a device: {name} has {most} of {layers}, the output among these, and none has more"
+        ));
     }
-    let others = others.into_iter().flatten().fold(0, u64::saturating_add);
-    let short = short(question, &caches);
-    let spared = split.of_all(spared(question, short)?);
-    let room = room.map(|room| room.saturating_sub(spared));
+    // Layers are divided over devices, and no layer's cells are.
+    question.devices = question.device().cloned().map(Devices::from);
     let is_shared = question.is_stated("engine.context");
     let scores = if llama_cpp::is_without_flash_attention(question) { scores(question, model) } else { 0 };
-    let device = device(question);
+    let states = caches.iter().filter(|cache| cache.handler.is_state());
+    let states = states.map(|cache| (cache.layer.unwrap_or(0).into(), cache.handler.unit_bytes())).collect();
+    let cut = cut(model, weights.unwrap_or(0), layers, devices.len());
+    let stays = question.flag("--kv-offload").is_some_and(|setting| !setting.on);
     Ok(Placed {
-        room,
+        devices,
+        layers,
         weights,
         compute,
         scores,
         context,
-        split,
-        device,
         is_shared,
         others,
+        states,
+        cut,
         doubts_weights,
-        cells,
+        stays,
         short,
     })
 }
@@ -173,68 +180,51 @@ fn quantised(name: &str) -> Option<&str> {
     })
 }
 
-/// The devices that layers lie on: one where it splits nothing, and those with a share where it is told shares.
-fn used(question: &Question) -> Result<u32, ServeError> {
-    const SPLIT: &str = "--split-mode";
-    const MAIN: &str = "--main-gpu";
-    let Some(all) = question.devices.as_ref().map(Devices::count) else { return Ok(1) };
-    if question.value(SPLIT) == Some("none") {
-        let main = question.flag(MAIN).and_then(Setting::whole).unwrap_or(0);
-        return match u32::try_from(main) {
-            Ok(main) if main < all => Ok(1),
-            Ok(main) => {
-                let said = format!("invalid value for main_gpu: {main} (available devices: {all})");
-                Err(question.refused(said, [Remedy::Set(MAIN, "0".to_owned())]))
-            }
-            Err(_) => Err(ServeError::unread(MAIN, "layers lie on no device then", [Remedy::Remove(MAIN)])),
-        };
-    }
-    let with_any = shares(question, all).map(|shares| shares.iter().filter(|share| **share > 0.0).count());
-    Ok(with_any.and_then(|used| u32::try_from(used).ok()).unwrap_or(all))
-}
-
-/// The shares of layers that a command states for its devices, if any.
-fn shares(question: &Question, devices: u32) -> Option<Vec<f32>> {
-    let stated = question.value("--tensor-split").filter(|_| devices > 1)?;
-    let share = |share: &str| share.trim().parse::<f32>().unwrap_or(0.0);
-    let stated: Vec<f32> = stated.split([',', '/']).take(devices as usize).map(share).collect();
-    stated.iter().any(|share| *share > 0.0).then_some(stated)
-}
-
-/// Each layer lies on the first device of which the share ends behind it (`load_tensors`), the output behind the last.
-fn split(question: &mut Question, layers: u64, devices: u32) -> Split {
-    let alike = Split { most: 1, all: devices.max(1).into() };
-    let count = question.devices.as_ref().map_or(1, Devices::count);
-    let Some(shares) = shares(question, count).filter(|_| devices > 1) else { return alike };
-    let all = offered(question).unwrap_or(u64::MAX).min(layers + 1).max(1);
-    let sum: f32 = shares.iter().sum();
-    let ends: Vec<f32> = shares
-        .iter()
-        .scan(0.0, |end, share| {
-            *end += share;
-            Some(*end / sum)
-        })
-        .collect();
-    let on = |device: usize| {
-        let of = |layer: &u64| ends.partition_point(|end| *end <= *layer as f32 / all as f32) == device;
-        (0..all).filter(of).count() as u64
+/// What lies on each device: the last layers that are offered, the output behind them, by shares that are stated or by its memory.
+fn holders(question: &Question, names: Vec<String>, layers: u64, short: Short) -> Result<Vec<Holder>, ServeError> {
+    let offered = offered(question).unwrap_or(u64::MAX).min(layers);
+    let shares = spread::shares(question, names.len()).unwrap_or_else(|| vec![1.0; names.len()]);
+    let all: f32 = shares.iter().sum();
+    let by_rows = spread::is_by_rows(question);
+    let parts = spread(&shares, layers - offered..layers);
+    let spared = spared(question, short)?;
+    let bytes = question.device().map(|device| device.total_bytes);
+    let holder = |(index, ((name, layers_of), share)): (usize, ((String, Range<u64>), f32))| {
+        let of_layers = (layers_of.end - layers_of.start) as f64 / layers as f64;
+        let weights = if by_rows { f64::from(share / all) } else { of_layers };
+        let room = bytes.map(|bytes| bytes.saturating_sub(spared(index)));
+        Holder { name, room, layers: layers_of, weights }
     };
-    let most = (0..ends.len()).map(on).max().unwrap_or(1).max(1);
-    question.notes.push(format!("the device with the largest share has {most} of {all} layers, and decides"));
-    Split { most, all }
+    let devices = names.into_iter().zip(parts).zip(shares).enumerate().map(holder);
+    Ok(devices.filter(|device| device.count() > 0).collect())
 }
 
-/// What it leaves free of a device where it fits itself to it.
-fn spared(question: &Question, short: Short) -> Result<u64, ServeError> {
+/// What it leaves free of each device where it fits itself to them.
+fn spared(question: &Question, short: Short) -> Result<impl Fn(usize) -> u64, ServeError> {
     const FLAG: &str = "--fit-target";
-    if short == Short::Fails || !fits(question) {
-        return Ok(0);
-    }
-    let Some(stated) = question.value(FLAG).map(str::to_owned) else { return Ok(FIT_TARGET) };
-    let most = stated.split(',').map(|each| each.trim().parse::<u64>().ok()?.checked_mul(1 << 20)).max().flatten();
-    most.ok_or_else(|| {
+    let fits = short != Short::Fails && fits(question);
+    let stated = question.value(FLAG).filter(|_| fits);
+    let of_each = |each: &str| each.trim().parse::<u64>().ok()?.checked_mul(1 << 20);
+    let targets: Option<Vec<u64>> = stated.map_or(Some(Vec::new()), |list| list.split(',').map(of_each).collect());
+    let targets = targets.ok_or_else(|| {
+        let stated = stated.unwrap_or_default();
         question.refused(format!("error: {FLAG}: `{stated}` is no number of MiB"), [Remedy::Remove(FLAG)])
+    })?;
+    Ok(move |device: usize| match (fits, targets.as_slice()) {
+        (false, _) => 0,
+        // One is that of all.
+        (true, [all]) => *all,
+        (true, targets) => targets.get(device).copied().unwrap_or(FIT_TARGET),
     })
+}
+
+/// What `--fit` takes off the bytes of several devices where it shrinks the context: about half a layer's weights for each, or a sixth of
+/// one with experts.
+fn cut(model: &ModelCaches, weights: u64, layers: u64, devices: usize) -> u64 {
+    let has_experts = model.info().weights.and_then(|weights| weights.classes).is_some_and(|of| of.routed > 0);
+    let parts = if has_experts { 6 } else { 2 };
+    let of_layer = weights / layers.saturating_sub(1).max(1);
+    if devices > 1 { of_layer.saturating_mul(devices as u64 + 1) / parts } else { 0 }
 }
 
 /// Bytes of a pass for each cell that every query head scores, in float32.
@@ -247,26 +237,26 @@ fn fits(question: &Question) -> bool {
     question.engine.version >= FITS && question.value("--fit").is_none_or(|value| !OFF.contains(&value))
 }
 
-/// One more than the last layer with caches.
-fn layers(caches: &Resources) -> u64 {
-    caches.iter().filter_map(|cache| cache.layer).max().map_or(0, |last| u64::from(last) + 1)
+/// The layers of the model, without the output.
+fn layers(model: &ModelCaches, caches: &Resources) -> u64 {
+    let last = caches.iter().filter_map(|cache| cache.layer).max().map_or(0, |last| u64::from(last) + 1);
+    last.max(model.info().layers.into())
 }
 
 /// The layers that are to lie on the devices, the output among them.
 fn offered(question: &Question) -> Option<u64> {
-    if question.value("--device") == Some("none") {
-        return Some(0);
-    }
     let stated = question.value("--n-gpu-layers").and_then(|value| u64::try_from(stoi(value)?).ok());
     stated.or((question.engine.version < ALL_LAYERS && question.flag("--n-gpu-layers").is_none()).then_some(0))
 }
 
-fn short(question: &Question, caches: &Resources) -> Short {
+fn short(question: &Question, layers: u64, devices: usize) -> Short {
     let fits = fits(question);
     let free = llama_cpp::counted(question, "--ctx-size").unwrap_or(0) == 0;
     let keeps_some = llama_cpp::keeps_weights_on_host(question);
-    let all = offered(question).is_none_or(|offered| offered > layers(caches)) && !keeps_some;
-    let fails = all && (!fits || keeps_some || question.flag("--n-gpu-layers").is_some());
+    let all = offered(question).is_none_or(|offered| offered >= layers) && !keeps_some;
+    // What is stated of layers it does not change.
+    let is_split = spread::shares(question, devices).is_some() || devices > 1 && spread::is_by_rows(question);
+    let fails = all && (!fits || keeps_some || is_split || question.flag("--n-gpu-layers").is_some());
     match (fits && free, fails) {
         (true, _) => {
             Short::Cells { least: llama_cpp::counted(question, "--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1), fails }
@@ -276,28 +266,49 @@ fn short(question: &Question, caches: &Resources) -> Short {
     }
 }
 
-/// Where the cells lie, if not all on the device: with their layer, of which the last are offloaded, the output first.
-fn offloaded(question: &Question, caches: &Resources) -> Option<Offloaded> {
-    let stays = question.flag("--kv-offload").is_some_and(|setting| !setting.on);
-    let paged = || caches.iter().filter(|cache| cache.handler.is_paged());
-    let first = (layers(caches) + 1).saturating_sub(offered(question).unwrap_or(u64::MAX));
-    let is_on = |layer: Option<u32>| !stays && u64::from(layer.unwrap_or(0)) >= first;
-    let of = |cache: &Resource| (cache.handler.growth(), cache.handler.unit_bytes());
-    let first_of = paged().next().map(of);
-    let (all, on) = (paged().count() as u64, paged().filter(|cache| is_on(cache.layer)).count() as u64);
-    let alike = paged().all(|cache| Some(of(cache)) == first_of);
-    (on < all).then_some(Offloaded { on, all, alike, with_weights: first > 0 })
+impl Holder {
+    fn count(&self) -> u64 {
+        self.layers.end - self.layers.start
+    }
+
+    fn holds(&self, layer: Option<u32>) -> bool {
+        self.layers.contains(&layer.unwrap_or(0).into())
+    }
+}
+
+/// What a device needs: weights, other memory, caches.
+#[derive(Clone, Copy, Default)]
+struct Needs([u64; 3]);
+
+impl Needs {
+    fn all(self) -> u64 {
+        self.0.into_iter().fold(0, u64::saturating_add)
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self([0, 1, 2].map(|part| self.0[part].saturating_add(other.0[part])))
+    }
+
+    fn words(self) -> String {
+        let Self([weights, others, caches]) = self;
+        let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
+        let parts = [
+            part(weights, "weights"),
+            part(others, "other memory"),
+            Some(format!("{} of caches", ByteSize(caches))),
+        ];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(" and ")
+    }
 }
 
 impl Placed {
-    /// Bytes of steps and contexts at least, as they are taken to be, and at most.
+    /// Bytes of steps and of the context on each device at least, as they are taken to be, and at most.
     fn beside(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> [u64; 3] {
         let streams = if self.is_shared { 1 } else { predicted.sequences.max(1) };
         let seen = predicted.tokens.unwrap_or(0) / streams;
         let estimated = || predicted.compute_bytes.map(|bytes| bytes.saturating_add(self.scores.saturating_mul(seen)));
         let compute = match self.compute.map_or_else(estimated, |_| None) {
-            // On each device, since each runs layers.
-            Some(bytes) => [bytes - bytes / ESTIMATED, bytes, bytes + bytes / ESTIMATED],
+            Some(bytes) => [bytes - bytes / ESTIMATED, bytes, bytes.saturating_add(bytes / ESTIMATED)],
             None => [self.compute.unwrap_or(0); 3],
         };
         let context = match (self.context, context) {
@@ -308,107 +319,136 @@ impl Placed {
             }
             (None, None) => [0; 3],
         };
-        [0, 1, 2].map(|at| self.split.of_all(compute[at].saturating_add(context[at])))
+        [0, 1, 2].map(|at| compute[at].saturating_add(context[at]))
     }
 
     /// What is assumed beside weights and caches, in words.
     pub(crate) fn assumed(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> Option<String> {
         let [least, _, most] = self.beside(predicted, context).map(ByteSize);
-        let some = self.room.is_some() && self.held(predicted).is_some() && least != most;
+        let some = self.is_judged() && least != most;
+        let of = if self.devices.len() > 1 { " on each device" } else { "" };
         some.then(|| {
             format!(
-                "steps and the device's context take {least} to {most} beside weights and caches, estimated; state them with --activations"
+                "steps and the device's context take {least} to {most} beside weights and caches{of}, estimated; state them with --activations"
             )
         })
     }
 
-    /// Bytes of caches on the devices; none where layers are on the host, with their weights.
-    fn held(&self, predicted: &EnginePrediction) -> Option<u64> {
-        match self.cells {
-            Some(cells) if cells.with_weights => None,
-            Some(_) => Some(0),
-            None => {
-                let parts = [predicted.kv_bytes, predicted.state_bytes].into_iter().flatten();
-                Some(parts.fold(0, u64::saturating_add))
-            }
+    /// Whether it is known what lies on the devices: all layers, on devices that are named.
+    fn is_judged(&self) -> bool {
+        let all: u64 = self.devices.iter().map(Holder::count).sum();
+        all == self.layers && self.devices.iter().all(|device| device.room.is_some())
+    }
+
+    /// Bytes of caches on a device.
+    fn caches(&self, device: &Holder, predicted: &EnginePrediction) -> u64 {
+        if self.stays {
+            return 0;
         }
+        let pages = predicted.of_layers.iter().filter(|of| device.holds(of.layer)).map(|of| of.bytes);
+        let pages = pages.fold(0, u64::saturating_add);
+        let of_states = |on: &dyn Fn(u64) -> bool| -> u128 {
+            self.states.iter().filter(|(layer, _)| on(*layer)).map(|(_, bytes)| u128::from(*bytes)).sum()
+        };
+        let (own, all) = (of_states(&|layer| device.layers.contains(&layer)), of_states(&|_| true).max(1));
+        let states = u128::from(predicted.state_bytes.unwrap_or(0)) * own / all;
+        pages.saturating_add(u64::try_from(states).unwrap_or(u64::MAX))
+    }
+
+    fn needs(&self, device: &Holder, predicted: &EnginePrediction, beside: u64) -> Needs {
+        let weights = (self.weights.unwrap_or(0) as f64 * device.weights).round() as u64;
+        Needs([weights, self.others.saturating_add(beside), self.caches(device, predicted)])
     }
 
     /// What is left for caches beside weights and steps; all there is where they lie elsewhere, or no device is named.
     pub(crate) fn for_caches(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> u64 {
-        let (Some(_), Some(room)) = (self.held(predicted).filter(|bytes| *bytes > 0), self.room) else {
+        if !self.is_judged() {
             return u64::MAX;
-        };
+        }
         // As much as it may be, so that what it is told lies on the devices surely.
         let [_, _, beside] = self.beside(predicted, context);
-        let taken = [self.weights.unwrap_or(0), self.others, beside].into_iter().fold(0, u64::saturating_add);
-        room.saturating_sub(taken)
+        let all = self.devices.iter().map(|device| self.caches(device, predicted)).fold(0, u64::saturating_add);
+        let of_all = |device: &Holder| {
+            let Needs([weights, others, own]) = self.needs(device, predicted, beside);
+            let left = device.room?.saturating_sub(weights).saturating_sub(others);
+            let of_all = (u128::from(left) * u128::from(all)).checked_div(own.into())?;
+            Some(u64::try_from(of_all).unwrap_or(u64::MAX))
+        };
+        self.devices.iter().filter_map(of_all).min().unwrap_or(u64::MAX)
+    }
+
+    /// How it fits a context to its devices as it is, and one that is shrunk.
+    pub(crate) fn fitted(&self) -> [Held; 2] {
+        if self.devices.len() > 1 { [Held::Together, Held::Shrunk] } else { [Held::Each; 2] }
     }
 
     /// Why the devices do not hold that, where their memory is known: with what it may need at least, and at most.
-    pub(crate) fn lacks(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> [Option<String>; 2] {
-        let (Some(caches), Some(room)) = (self.held(predicted), self.room) else { return [None, None] };
+    pub(crate) fn lacks(
+        &self,
+        predicted: &EnginePrediction,
+        context: Option<&LedgerLine>,
+        held: Held,
+    ) -> [Option<String>; 2] {
+        if !self.is_judged() {
+            return [None, None];
+        }
         let [least, _, most] = self.beside(predicted, context);
         [least, most].map(|beside| {
-            let others = self.others.saturating_add(beside);
-            let needed = [self.weights.unwrap_or(0), others, caches].into_iter().fold(0, u64::saturating_add);
-            let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
-            let parts = [
-                part(self.weights.unwrap_or(0), "weights"),
-                part(others, "other memory"),
-                Some(format!("{} of caches", ByteSize(caches))),
-            ];
-            let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
-            let does = match self.device {
+            // Of those that are alike the first decides.
+            let of_each = self.devices.iter().rev().map(|device| {
+                let named = if self.devices.len() > 1 { device.name.as_str() } else { "the device" };
+                (self.needs(device, predicted, beside), device.room.unwrap_or(0), named)
+            });
+            let together = |(needs, all): (Needs, u64), (more, room, _): (Needs, u64, &str)| {
+                (needs.and(more), all.saturating_add(room))
+            };
+            let (needs, room, named) = match held {
+                Held::Each => of_each.max_by_key(|(needs, room, _)| i128::from(needs.all()) - i128::from(*room))?,
+                Held::Together | Held::Shrunk => {
+                    let cut = if held == Held::Shrunk { self.cut } else { 0 };
+                    let (needs, room) = of_each.fold((Needs::default(), 0), together);
+                    (needs, room.saturating_sub(cut), "all devices")
+                }
+            };
+            let does = match self.devices.first().map_or("", |device| device.name.as_str()) {
                 _ if !self.short.fails() => "layers stay on the host".to_owned(),
                 // A HIP build has the words of the CUDA one.
-                "CUDA0" | "ROCm0" => "cudaMalloc failed: out of memory".to_owned(),
-                device => format!("failed to allocate {device} buffer"),
+                name if name.starts_with("CUDA") || name.starts_with("ROCm") => {
+                    "cudaMalloc failed: out of memory".to_owned()
+                }
+                name => format!("failed to allocate {name} buffer"),
             };
-            let filled = if self.split.most > 1 { ", each filled by its share" } else { "" };
-            let room = ByteSize(room);
-            (needed > room.0).then(|| format!("{does}: {parts} are more than the {room} of the devices{filled}"))
+            let (parts, size) = (needs.words(), ByteSize(room));
+            (needs.all() > room).then(|| format!("{does}: {parts} are more than the {size} of {named}"))
         })
     }
 
-    /// A line with the name of the devices that are meant in place of an NVIDIA GPU's.
-    pub(crate) fn named(&self, line: &str) -> String {
-        line.replace(NVIDIA, self.device)
-    }
-
-    /// The lines of the cells, one for each cache and each place in which it lies; as it is where nobody knows the parts. Layers without a
-    /// window have `full` of the bytes, where others have one.
-    pub(crate) fn lines(&self, line: String, bytes: u64, full: Option<u64>) -> Vec<String> {
-        if !line.contains(ON_DEVICE) {
+    /// The lines of the cells, one for each cache and each place in which it lies, with as much as either end has; as it is where nobody
+    /// knows the parts.
+    pub(crate) fn lines(&self, line: String, [low, high]: [&EnginePrediction; 2]) -> Vec<String> {
+        if !line.contains("KV buffer size") || high.of_layers.is_empty() {
             return vec![line];
         }
-        let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20));
-        let said = |device: &str, bytes: u64| format!("llama_kv_cache: {device} KV buffer size = {}", mib(bytes));
-        match (self.cells, full) {
-            (Some(Offloaded { on, all, alike, .. }), _) if on == 0 || alike => {
-                let part = |layers: u64| u64::try_from(u128::from(bytes) * u128::from(layers) / u128::from(all.max(1)));
-                let part =
-                    |device: &str, layers: u64| (layers > 0).then(|| said(device, part(layers).unwrap_or(bytes)));
-                [part("CPU", all - on), part(NVIDIA, on)].into_iter().flatten().collect()
+        let on = |of: &OfLayer| {
+            let device = self.devices.iter().position(|device| device.holds(of.layer) && !self.stays);
+            device.map_or(0, |index| index + 1)
+        };
+        let names: Vec<&str> =
+            std::iter::once("CPU").chain(self.devices.iter().map(|device| device.name.as_str())).collect();
+        let mut lines = Vec::new();
+        for windowed in [false, true] {
+            for (place, name) in names.iter().enumerate() {
+                let bytes = |predicted: &EnginePrediction| {
+                    let own = predicted.of_layers.iter().filter(|of| of.windowed == windowed && on(of) == place);
+                    own.map(|of| of.bytes).reduce(u64::saturating_add)
+                };
+                let Some((least, most)) = bytes(low).zip(bytes(high)) else { continue };
+                let mib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 20));
+                let (least, most) = (mib(least.min(most)), mib(least.max(most)));
+                let size = if least == most { most } else { format!("{least}..{most}") };
+                lines.push(format!("llama_kv_cache: {name} KV buffer size = {size} MiB"));
             }
-            (None, Some(full)) => vec![said(NVIDIA, full), said(NVIDIA, bytes.saturating_sub(full))],
-            _ => vec![line],
         }
-    }
-}
-
-const ON_DEVICE: &str = "CUDA0 KV buffer size";
-/// The first device of NVIDIA's, which is taken where nobody says whose it is.
-const NVIDIA: &str = "CUDA0";
-/// In b7921, and not in b7845 (ggml-org/llama.cpp#18919): devices of Metal are counted.
-const COUNTS_METAL: Version = Version(7921, 0, 0);
-
-/// The first device as its backend calls it.
-fn device(question: &Question) -> &'static str {
-    match question.device().and_then(|device| device.name.split(' ').next()) {
-        Some("Apple") if question.engine.version < COUNTS_METAL => "Metal",
-        Some("Apple") => "MTL0",
-        Some("AMD") => "ROCm0",
-        _ => NVIDIA,
+        lines
     }
 }

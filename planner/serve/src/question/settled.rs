@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
-use cacheplan_planner::engines::FlagMeaning;
+use cacheplan_planner::engines::{FlagMeaning, Version};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Config, Devices, Memory, ModelCaches, PlanError, PlanRequest, Stated};
 use cacheplan_transforms::Resources;
@@ -13,7 +13,9 @@ use super::{Limits, Models, Question, above, llama_cpp, sglang, tensorrt_llm, vl
 use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::Setting;
+use crate::manifest::GROUP;
 use crate::remedy::Remedy;
+use crate::visible;
 
 /// What the engine makes of the question once the model is known.
 pub(crate) struct Settled {
@@ -192,18 +194,30 @@ impl Question {
 
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
     pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
-        let counted = self.devices.as_ref().map(Devices::count).filter(|count| *count > 1);
-        // Ray's ranks are also those of other nodes, which see devices of their own.
-        let ray = self.value("--distributed-executor-backend") == Some("ray");
-        let there = counted.into_iter().chain(self.gpus.filter(|_| !ray)).min();
-        if let Some(there) = there.map(u64::from).filter(|there| ranks > *there && !ray) {
-            let said =
-                format!("World size ({ranks}) is larger than the number of available GPUs ({there}) in this node.");
+        let there = self.gpus();
+        let shown = match self.env.get(visible::VARIABLE) {
+            Some(listed) => format!(" ({}={listed})", visible::VARIABLE),
+            None => String::new(),
+        };
+        let spans = self.spans_nodes();
+        if there == Some(0) && !spans {
+            let said = match self.engine.engine.name() {
+                "sglang" => {
+                    "No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available."
+                }
+                _ => "No CUDA GPUs are available",
+            };
+            return Err(self.refused(format!("{said}{shown}"), []));
+        }
+        if let Some(there) = there.filter(|there| ranks > *there && !spans) {
+            let said = format!(
+                "World size ({ranks}) is larger than the number of available GPUs ({there}) in this node{shown}."
+            );
             let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
             return Err(self.refused(said, fewer));
         }
         if let (Some(there), Some(flag)) = (there, self.engine.engine.ranks_flag())
-            && u64::from(there) > ranks
+            && there > ranks
         {
             let uses = if ranks == 1 { "one".to_owned() } else { ranks.to_string() };
             self.notes.push(format!(
@@ -212,5 +226,17 @@ impl Question {
         }
         self.devices = self.device().cloned().map(Devices::from);
         Ok(())
+    }
+
+    /// Whether its ranks are also those of other nodes, which see GPUs of their own: Ray's, and MPI's where a group of pods has several.
+    fn spans_nodes(&self) -> bool {
+        /// Read in 0.11.1, and not in 0.11.0: more ranks than GPUs are refused. Before they were Ray's by themselves.
+        const ASKS_FOR_RAY: Version = Version(0, 11, 1);
+        let several = self.env.get(GROUP).and_then(|size| size.parse::<u64>().ok()).is_some_and(|size| size > 1);
+        let by_itself = match self.engine.engine.name() {
+            "vllm" => self.engine.version < ASKS_FOR_RAY,
+            name => name == "tensorrt-llm",
+        };
+        self.value("--distributed-executor-backend") == Some("ray") || several && by_itself
     }
 }

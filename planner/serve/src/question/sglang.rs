@@ -57,6 +57,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let whole = if replicas == 1 { size("--dp-size") } else { 1 };
     question.use_devices(tp.saturating_mul(pp).saturating_mul(whole).div_ceil(size("--nnodes")))?;
+    last_gpu(question, [tp, pp, whole])?;
     of_replica(question, replicas)?;
     role(question, model)?;
     let defaults = Defaults::of(question);
@@ -83,6 +84,23 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let drafts = drafts::settle(question, model, replicas)?;
     let max_batch_size = stated_requests(question).map(|running| (running / replicas).max(1)).or(drafts);
     Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
+}
+
+/// Refuses ranks whose GPU is none of those that there are (`launch_tensor_parallel_group`).
+fn last_gpu(question: &Question, [tp, pp, replicas]: [u64; 3]) -> Result<(), ServeError> {
+    const FIRST: &str = "--base-gpu-id";
+    const STEP: &str = "--gpu-id-step";
+    let nodes = question.count("--nnodes").unwrap_or(1).max(1);
+    let (first, step) = (question.count(FIRST).unwrap_or(0), question.count(STEP).unwrap_or(1));
+    let stages = (pp / nodes).max(1);
+    let ranks = (tp / (nodes / pp).max(1)).max(1);
+    let of_replicas = (replicas - 1).saturating_mul(tp).saturating_mul(pp).saturating_mul(step);
+    let parts = [of_replicas, (stages - 1).saturating_mul(ranks), (ranks - 1).saturating_mul(step)];
+    let last = parts.into_iter().fold(first, u64::saturating_add);
+    let Some(there) = question.gpus().filter(|there| last >= *there) else { return Ok(()) };
+    let said = format!("CUDA error: invalid device ordinal (the last rank takes GPU {last}, and it sees {there})");
+    let stated = [FIRST, STEP].into_iter().filter(|flag| question.flag(flag).is_some());
+    Err(question.refused(said, stated.map(Remedy::Remove)))
 }
 
 /// The dtype that the model is run in, which keys and values follow where nothing else says (`_get_and_verify_dtype`).

@@ -11,7 +11,7 @@ use cacheplan_transforms::CacheDTypes;
 
 use crate::engines::caches::{Attention, Caches, State, Storage};
 use crate::engines::expanded;
-use crate::engines::prediction::EnginePrediction;
+use crate::engines::prediction::{EnginePrediction, OfLayer};
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::{Situation, Stage};
 use crate::engines::version::Version;
@@ -141,9 +141,11 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         _ if cache.stride > 1 => aligned(stream(sequences).div_ceil(cache.stride)).saturating_mul(streams(sequences)),
         _ => stream(sequences).saturating_mul(streams(sequences)),
     };
+    let bytes = |cache: &Attention<'_>, sequences: u64| -> u128 {
+        u128::from(cells(cache, sequences)) * u128::from(bytes_per_cell(cache, situation))
+    };
     let kv = |caches: &Caches<'_>, sequences: u64| -> u128 {
-        let caches = caches.attention.iter();
-        caches.map(|cache| u128::from(cells(cache, sequences)) * u128::from(bytes_per_cell(cache, situation))).sum()
+        caches.attention.iter().map(|cache| bytes(cache, sequences)).sum()
     };
     // A rollback copy per drafted token.
     let copies = |sequences: u64| u128::from(sequences) * u128::from(1 + situation.draft_tokens);
@@ -184,6 +186,10 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         .fold(0, u64::saturating_add);
     let states = !situation.caches.states.is_empty();
     let windowed = situation.caches.attention.iter().find(|cache| window(cache).is_some());
+    let of_layer = |cache: &Attention<'_>| {
+        let bytes = narrow(bytes(cache, sequences))?;
+        Some(OfLayer { layer: cache.layer, windowed: window(cache).is_some(), bytes })
+    };
     Ok(EnginePrediction {
         tokens: Some(context(sequences)),
         window_tokens: windowed.map(|cache| cells(cache, sequences)),
@@ -192,6 +198,7 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
         state_bytes: if states { narrow(copies(sequences) * (ssm + conv)) } else { None },
         ssm_bytes: if states { narrow(copies(sequences) * ssm) } else { None },
         conv_bytes: if states { narrow(copies(sequences) * conv) } else { None },
+        of_layers: situation.caches.attention.iter().filter_map(of_layer).collect(),
         compute_bytes: compute_bytes(situation, ubatch, masked, sequences),
         sequences: running,
         notes: [

@@ -124,3 +124,44 @@ fn vllm_divides_experts_where_there_are_some(#[case] model: &str, #[case] has: b
     assert_eq!(export.text.contains("enable-expert-parallel"), has, "{}", export.text);
     assert!(export.not_expressed.iter().all(|gap| !gap.starts_with("parallel.ep")), "{:?}", export.not_expressed);
 }
+
+/// A request takes five slots beside the radix cache, the two that states are copied to among them.
+#[rstest]
+fn sglang_is_told_slots_with_which_it_starts(#[values(1, 2, 5)] batch: u64, #[values(1, 2, 3, 4, 9)] checkpoints: u64) {
+    let text = format!(
+        "max_seq_len = 8192\nmax_batch_size = {batch}\n[memory]\nbytes = '24GiB'\n[workload]\ncheckpoints_per_sequence = {checkpoints}"
+    );
+    let plan = nemotron_3_nano().request(&budget(&text)).plan().unwrap();
+    let slots = plan.slots.live + plan.slots.checkpoints;
+    match plan.export(target("sglang"), None, &serving()) {
+        Ok(export) => {
+            let told = export.settings.iter().find(|setting| setting.key == "max-running-requests").unwrap();
+            let running = (slots / 5).min(batch);
+            assert_eq!((&told.value, export.admits), (&running.into(), Some(running)), "{slots} slots");
+            assert!(running > 0);
+        }
+        Err(error) => {
+            let said = format!("a request takes 5 slots for states beside the radix cache, and it has {slots};");
+            assert!(slots < 5 && error.to_string().contains(&said), "{slots} slots: {error}");
+        }
+    }
+}
+
+/// States that are moved on again have shapes that no engine's rules know.
+#[test]
+fn where_nothing_says_what_is_admitted_the_file_says_why() {
+    let of = |scheme: &str| {
+        let text = format!(
+            "max_seq_len = 8192\n[memory]\nbytes = '24GiB'\n[speculation]\ndraft_tokens = 3\nscheme = '{scheme}'"
+        );
+        nemotron_3_nano().request(&budget(&text)).plan().unwrap()
+    };
+    for (plan, says) in [(of("replay"), true), (of("snapshots"), false)] {
+        for name in ["vllm", "sglang", "tensorrt-llm"] {
+            let export = newest(&plan, target(name));
+            let why = export.not_expressed.iter().find(|gap| gap.contains("by its scheme `replay`"));
+            assert_eq!((export.admits.is_none(), why.is_some()), (says, says), "{name}: {:?}", export.not_expressed);
+            assert!(why.is_none_or(|why| export.text.contains(why)), "{}", export.text);
+        }
+    }
+}

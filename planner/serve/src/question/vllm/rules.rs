@@ -388,11 +388,6 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         })
     }),
-    since(READ, &[], |case| {
-        let sees_none = case.question.env.get("CUDA_VISIBLE_DEVICES").is_some_and(|value| value.trim().is_empty());
-        (sees_none && case.question.device().is_some())
-            .then(|| "Failed to infer device type: CUDA_VISIBLE_DEVICES lists no GPU".into())
-    }),
     since(READ, &["--device-ids"], |case| {
         let mut ids: Vec<&str> = case.word("--device-ids")?.split(',').map(str::trim).collect();
         let all = ids.len();

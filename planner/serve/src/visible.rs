@@ -1,0 +1,74 @@
+//! The GPUs that a process sees.
+
+use std::collections::BTreeMap;
+
+use cacheplan_planner::DeviceInfo;
+use cacheplan_planner::device::DeviceKind;
+
+/// The variable by which CUDA, and HIP after it, shows a process some of the GPUs.
+pub(crate) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// How many of so many GPUs a process sees: those that the variable lists in front of the first that is none, and none where it lists one
+/// twice (CUDA's guide, and `_parse_visible_devices` of torch). Nothing where nobody says how many there are.
+pub(crate) fn seen(env: &BTreeMap<String, String>, device: Option<&DeviceInfo>, there: Option<u32>) -> Option<u32> {
+    let is_cuda = device.is_none_or(|device| device.kind != DeviceKind::Cpu && !device.name.starts_with("Apple "));
+    match env.get(VARIABLE).filter(|_| is_cuda) {
+        Some(listed) => Some(shown(listed, there.unwrap_or(u32::MAX))),
+        None => there,
+    }
+}
+
+fn shown(listed: &str, there: u32) -> u32 {
+    let by_name = ["GPU-", "MIG-"].into_iter().find(|prefix| listed.starts_with(prefix));
+    let mut ids = Vec::new();
+    for id in listed.split(',').map(str::trim) {
+        let known = match by_name {
+            Some(prefix) => id.starts_with(prefix).then(|| id.to_owned()),
+            None => index(id).map(|index| index.to_string()),
+        };
+        let Some(id) = known else { break };
+        if ids.contains(&id) {
+            return 0;
+        }
+        ids.push(id);
+    }
+    let is_there = |id: &&String| by_name.is_some() || id.parse::<u32>().is_ok_and(|index| index < there);
+    u32::try_from(ids.iter().take_while(is_there).count()).unwrap_or(u32::MAX).min(there)
+}
+
+/// The number that a text begins with, as `strtoul` reads it; none of one that is negative.
+fn index(text: &str) -> Option<u64> {
+    let text = text.strip_prefix('+').unwrap_or(text);
+    let end = text.find(|char: char| !char.is_ascii_digit()).unwrap_or(text.len());
+    text[..end].parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::all("0,1,2,3", 4)]
+    #[case::some(" 3, 1 ", 2)]
+    #[case::none("", 0)]
+    #[case::negative("-1", 0)]
+    #[case::ends_at_a_negative("0,-1,1", 1)]
+    #[case::ends_at_one_too_many("0,7,1", 1)]
+    #[case::begins_with_one_too_many("4", 0)]
+    #[case::twice("0,0", 0)]
+    #[case::twice_behind_another("1,2,01", 0)]
+    #[case::no_number("all", 0)]
+    #[case::begins_with_a_number("1gpu,2", 2)]
+    #[case::names("GPU-a,GPU-b", 2)]
+    #[case::a_name_twice("GPU-a,GPU-a", 0)]
+    #[case::a_name_and_a_number("GPU-a,1", 1)]
+    #[case::more_names_than_gpus("GPU-a,GPU-b,GPU-c,GPU-d,GPU-e", 4)]
+    fn a_process_of_four_gpus_sees_those_before_the_first_that_is_none(#[case] listed: &str, #[case] expected: u32) {
+        let env = BTreeMap::from([(VARIABLE.to_owned(), listed.to_owned())]);
+        assert_eq!(seen(&env, None, Some(4)), Some(expected));
+        let apple = DeviceInfo::cuda("Apple M4 Max", 1 << 30, 1 << 30);
+        assert_eq!(seen(&env, Some(&apple), Some(1)), Some(1));
+        assert_eq!(seen(&BTreeMap::new(), None, Some(4)), Some(4));
+    }
+}
