@@ -5,20 +5,31 @@ mod lex;
 mod statements;
 mod word;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::engine;
 use super::error::{ManifestError, Place};
 use super::origin::Origin;
 use super::reading::Reading;
-use super::unknown::Why;
-use super::variables::Variables;
+use super::unknown::{self, MARKS, Why};
+use super::variables::{Variables, name_length};
 use crate::{Launch, secret};
 
 use expand::Expansion;
 use statements::{ARITHMETIC, Join, Statement, statements};
-use word::{Piece, Word, assigned, computed};
+use word::{Piece, Word, assigned};
+
+pub(super) use word::computed;
 
 /// Texts of `eval` within each other.
 const DEPTH: usize = 5;
+
+/// Arguments of a script that have a name of one digit.
+const POSITIONAL: usize = 9;
+
+fn sourced(name: &str) -> String {
+    Why::Sourced.mark(&format!("${name}"))
+}
 
 /// What finds the engines of a command.
 type Run<'a> = &'a dyn Fn(&[String], Variables, &Origin<'_>) -> Result<Vec<Launch>, ManifestError>;
@@ -45,6 +56,10 @@ pub(super) fn launches(
         is_certain: true,
         is_alternative: false,
         outer: Vec::new(),
+        functions: BTreeMap::new(),
+        defining: Vec::new(),
+        alone: String::new(),
+        integers: BTreeSet::new(),
         has_ended: false,
         evaluated: 0,
         launches: Vec::new(),
@@ -65,8 +80,16 @@ struct Shell<'a> {
     is_certain: bool,
     /// Whether it runs only where something else failed.
     is_alternative: bool,
-    /// The variables around the subshells that it is in.
-    outer: Vec<Variables>,
+    /// The variables around the subshells that it is in, and how many compound commands each of them stands in.
+    outer: Vec<(Variables, usize)>,
+    /// The functions that are defined, with the variables that each sets.
+    functions: BTreeMap<String, BTreeSet<String>>,
+    /// Those whose bodies it is in, with the compound commands around each.
+    defining: Vec<(usize, String)>,
+    /// The word that a command was alone, behind which a body may stand.
+    alone: String,
+    /// Variables that hold whole numbers, to which others are added.
+    integers: BTreeSet<String>,
     /// Whether nothing behind runs any more.
     has_ended: bool,
     /// Texts of `eval` that it is in.
@@ -83,12 +106,15 @@ impl Shell<'_> {
             self.origin.at.line = Some(statement.line);
         }
         for _ in 0..statement.leaves {
-            // What `case` ends a pattern with closes none.
-            self.variables = self.outer.pop().unwrap_or_else(|| std::mem::take(&mut self.variables));
+            // What `case` ends a pattern with closes none: it stands in a compound command that is still open.
+            let closes = self.outer.last().is_some_and(|(_, blocks)| *blocks == self.blocks.len());
+            if let Some((variables, _)) = self.outer.pop_if(|_| closes) {
+                self.variables = variables;
+            }
         }
         for _ in 0..statement.enters {
             self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
-            self.outer.push(self.variables.clone());
+            self.outer.push((self.variables.clone(), self.blocks.len()));
         }
         match statement.join {
             Join::Next | Join::Pipe | Join::Parenthesis => (self.is_certain, self.is_alternative) = (true, false),
@@ -106,13 +132,25 @@ impl Shell<'_> {
                 "for" => {
                     self.open("for", false);
                     if let Some(name) = words.get(1).and_then(Word::bare) {
-                        self.variables.set(name, vec![Why::Loop.mark(&format!("${name}"))], false);
+                        self.forget_value(name, Why::Loop);
                     }
                 }
                 "case" => self.open("case", false),
-                "{" => self.open("{", !is_function),
-                // The name stands behind it.
-                "function" => (is_function, words) = (true, &words[words.len().min(1)..]),
+                "{" => {
+                    if is_function {
+                        self.defining.push((self.blocks.len(), std::mem::take(&mut self.alone)));
+                    }
+                    self.open("{", !is_function);
+                }
+                "function" => {
+                    words = &words[words.len().min(1)..];
+                    is_function = true;
+                    self.alone = words.first().and_then(Word::bare).unwrap_or_default().to_owned();
+                    // A body that stands below.
+                    if words.len() == 1 {
+                        return Ok(());
+                    }
+                }
                 "while" | "until" => {
                     let condition = words.get(1).and_then(Word::bare);
                     let forever = matches!((word, condition), ("while", Some("true" | ":")));
@@ -120,6 +158,7 @@ impl Shell<'_> {
                 }
                 "fi" | "done" | "esac" | "}" => {
                     self.blocks.pop();
+                    self.defining.pop_if(|(blocks, _)| *blocks >= self.blocks.len());
                 }
                 _ => break,
             }
@@ -129,10 +168,25 @@ impl Shell<'_> {
             let document = statement.document.as_ref().filter(|_| words.first().and_then(Word::bare) == Some("cat"));
             self.write(into, document, statement.appends)?;
         }
-        if statement.is_apart && words.iter().all(|word| assignment(word).is_some()) {
-            return Ok(());
+        if let [word] = words {
+            word.bare().unwrap_or_default().clone_into(&mut self.alone);
         }
-        self.simple(words)
+        if !statement.is_apart {
+            return self.simple(words);
+        }
+        self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
+        let before = self.variables.clone();
+        self.simple(words)?;
+        self.variables = before;
+        Ok(())
+    }
+
+    /// Sets a variable; a function does so whenever it is called.
+    fn put(&mut self, name: &str, words: Vec<String>, exported: bool) {
+        if let Some((_, function)) = self.defining.last() {
+            self.functions.entry(function.clone()).or_default().insert(name.to_owned());
+        }
+        self.variables.set(name, words, exported);
     }
 
     /// Whether what runs now runs for certain, and in the script's own shell.
@@ -189,7 +243,7 @@ impl Shell<'_> {
                 true => Why::Conditional.mark(&format!("${name}")),
                 false => self.expansion().value(&word)?,
             };
-            self.variables.set(name, vec![value], false);
+            self.put(name, vec![value], false);
         }
         Ok(())
     }
@@ -207,26 +261,14 @@ impl Shell<'_> {
             return assigning.iter().try_for_each(|word| self.assign(word, false));
         }
         match words[0].bare() {
-            Some("export" | "declare" | "local" | "readonly" | "typeset") => {
-                let exports = words[0].bare() == Some("export");
-                for word in &words[1..] {
-                    match word.bare() {
-                        _ if assignment(word).is_some() => self.assign(word, exports)?,
-                        Some(name) if exports => self.variables.export(name),
-                        _ => {}
-                    }
-                }
-                return Ok(());
-            }
+            Some(word @ ("export" | "declare" | "local" | "readonly" | "typeset")) => return self.declare(word, &words[1..]),
             Some("exit") => {
                 self.has_ended = self.is_sure();
                 return Ok(());
             }
-            Some("read" | "unset" | "getopts" | "mapfile" | "readarray") => {
-                // What it sets is not known.
-                words[1..].iter().filter_map(Word::bare).for_each(|name| self.variables.unset(name));
-                return Ok(());
-            }
+            Some(word @ ("read" | "getopts" | "mapfile" | "readarray" | "unset")) => return self.change(word, &words[1..]),
+            Some("set") => return self.positional(&words[1..]),
+            Some("shift") => return self.shift(&words[1..]),
             Some("source" | ".") => return self.source(&words[1..]),
             Some("eval") => return self.eval(&words[1..]),
             Some(ARITHMETIC | "let") => {
@@ -242,7 +284,7 @@ impl Shell<'_> {
                 }
                 return Ok(());
             }
-            Some("set" | "cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
+            Some("cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
             // No program is called so: it was to go on with the command before it.
             Some(flag) if flag.starts_with("--") => {
                 let name = flag.split('=').next().unwrap_or(flag);
@@ -262,7 +304,133 @@ impl Shell<'_> {
 
     /// A variable has some value from here on that is not followed.
     fn forget_value(&mut self, name: &str, why: Why) {
-        self.variables.set(name, vec![why.mark(&format!("${name}"))], false);
+        self.put(name, vec![why.mark(&format!("${name}"))], false);
+    }
+
+    /// `export NAME=value`, `declare -i NAME=1+1`.
+    fn declare(&mut self, command: &str, words: &[Word]) -> Result<(), ManifestError> {
+        let mut options = String::new();
+        for word in words {
+            match word.bare().filter(|option| option.starts_with(['-', '+'])) {
+                Some(option) => options += option.trim_start_matches('-'),
+                None => break,
+            }
+        }
+        // What a function declares is its own, unless it says otherwise.
+        if !self.defining.is_empty() && !matches!(command, "export" | "readonly") && !options.contains('g') {
+            return Ok(());
+        }
+        let exports = command == "export" || options.contains('x');
+        for word in words {
+            match (assignment(word), word.bare()) {
+                (Some((name, adds, _)), _) => {
+                    let name = name.to_owned();
+                    let value = self.expansion().value(&behind(word))?;
+                    let is_plain = !adds && value.bytes().all(|byte| byte.is_ascii_digit());
+                    self.assign(word, exports)?;
+                    if options.contains('i') && !is_plain {
+                        self.forget_value(&name, Why::Arithmetic);
+                    } else if options.contains(['l', 'u']) && !is_plain {
+                        self.forget_value(&name, Why::Operator);
+                    }
+                    if options.contains('i') {
+                        self.integers.insert(name);
+                    }
+                }
+                (None, Some(name)) if name.starts_with(['-', '+']) => {}
+                (None, Some(name)) => {
+                    if exports {
+                        self.variables.export(name);
+                    }
+                    if options.contains('i') {
+                        self.integers.insert(name.to_owned());
+                    }
+                }
+                // `export $(cat file)` may set any of them.
+                (None, None) if exports && word.pieces.iter().any(|piece| matches!(piece, Piece::Unknown(..))) => {
+                    self.variables.mark_own(sourced);
+                }
+                (None, None) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What another command sets, or takes away.
+    fn change(&mut self, command: &str, words: &[Word]) -> Result<(), ManifestError> {
+        let is_certain = self.condition().is_none() && self.is_certain && self.defining.is_empty();
+        let mut names = Vec::new();
+        for word in words {
+            names.extend(self.expansion().words(word)?);
+        }
+        names.extend(match command {
+            "getopts" => vec!["OPTARG".to_owned(), "OPTIND".to_owned()],
+            "read" => vec!["REPLY".to_owned()],
+            _ => Vec::new(),
+        });
+        for name in names {
+            let (name, element) = name.split_at(name_length(&name));
+            match command {
+                "unset" if is_certain && element.is_empty() => self.variables.unset(name),
+                "unset" if element.is_empty() => self.forget_value(name, Why::Conditional),
+                _ if name.is_empty() => {}
+                "unset" => self.forget_value(name, Why::Operator),
+                _ => self.forget_value(name, Why::Command),
+            }
+        }
+        Ok(())
+    }
+
+    /// `set -- a b`: the arguments of the script from here on.
+    fn positional(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        let mut given = Vec::new();
+        for word in words {
+            given.extend(self.expansion().words(word)?);
+        }
+        let mut at = 0;
+        while let Some(option) = given.get(at).filter(|word| word.starts_with(['-', '+']) && *word != "--") {
+            at += if option.ends_with('o') { 2 } else { 1 };
+        }
+        match given.get(at..) {
+            None | Some([]) => Ok(()),
+            Some([first, rest @ ..]) if first == "--" => self.set_positional(rest),
+            Some(rest) => self.set_positional(rest),
+        }
+    }
+
+    fn shift(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+        let Some(given) = self.variables.get("@").map(<[String]>::to_vec) else { return Ok(()) };
+        let count = words.first().map(|word| self.expansion().value(word)).transpose()?;
+        match count.map_or(Ok(1), |count| count.parse::<usize>()) {
+            Ok(count) => self.set_positional(given.get(count..).unwrap_or(&given)),
+            Err(_) => {
+                self.forget_positional();
+                Ok(())
+            }
+        }
+    }
+
+    fn set_positional(&mut self, given: &[String]) -> Result<(), ManifestError> {
+        // Those of a function are its own.
+        if !self.defining.is_empty() {
+            return Ok(());
+        }
+        self.forget_positional();
+        if self.condition().is_some() || !self.is_certain {
+            return Ok(());
+        }
+        self.origin.reading.charge(given.iter().map(|word| 32 + word.len()).sum(), &self.origin.at)?;
+        for (index, word) in given.iter().enumerate().take(POSITIONAL) {
+            self.variables.set(&(index + 1).to_string(), vec![word.clone()], false);
+        }
+        self.variables.set("#", vec![given.len().to_string()], false);
+        self.variables.set("@", given.to_vec(), false);
+        Ok(())
+    }
+
+    fn forget_positional(&mut self) {
+        (1..=POSITIONAL).for_each(|index| self.variables.unset(&index.to_string()));
+        ["@", "#"].iter().for_each(|name| self.variables.unset(name));
     }
 
     /// The text that the words of `eval` are, as a part of the script.
@@ -276,6 +444,12 @@ impl Shell<'_> {
             return Err(ManifestError::TooMuch { at: self.origin.at.clone(), what: "texts of `eval`", most: DEPTH });
         }
         self.origin.reading.charge(text.len(), &self.origin.at)?;
+        // What another command prints may set any variable; what puts programs in reach sets none of the script's.
+        const HOOKS: [&str; 6] = ["conda", "mamba", "pyenv", "hook", "shellenv", "ssh-agent"];
+        let printed = unknown::written(&text);
+        if text.trim_start().starts_with(MARKS) && !HOOKS.iter().any(|hook| printed.contains(hook)) {
+            self.variables.mark_own(sourced);
+        }
         let line = self.origin.at.line.unwrap_or(1);
         let statements = statements(&text, line)
             .map_err(|(_, reason)| ManifestError::Syntax { at: self.origin.at.clone(), reason: reason.to_owned() })?;
@@ -297,13 +471,17 @@ impl Shell<'_> {
             ["activate", ".bashrc", ".bash_profile", ".profile", ".zshrc", "setvars.sh", "conda.sh", "profile"];
         let file = words.first().map(|word| self.expansion().value(word)).transpose()?.unwrap_or_default();
         if !ENVIRONMENTS.contains(&crate::started::base(&file)) {
-            self.variables.mark_own(|name| Why::Sourced.mark(&format!("${name}")));
+            self.variables.mark_own(sourced);
         }
         Ok(())
     }
 
     /// A command that may start an engine.
     fn start(&mut self, assigning: &[Word], words: &[Word]) -> Result<(), ManifestError> {
+        if let Some(sets) = words[0].bare().and_then(|name| self.functions.get(name)) {
+            self.origin.reading.charge(32 * sets.len(), &self.origin.at)?;
+            sets.clone().iter().for_each(|name| self.forget_value(name, Why::Function));
+        }
         let mut expanded = Vec::new();
         let expansion = self.expansion();
         let mut of_variables = Vec::new();
@@ -348,6 +526,8 @@ impl Shell<'_> {
         };
         if self.condition().is_some() || !self.is_certain {
             value = vec![Why::Conditional.mark(&format!("${name}"))];
+        } else if self.integers.contains(name) && (adds || !value.concat().bytes().all(|byte| byte.is_ascii_digit())) {
+            value = vec![Why::Arithmetic.mark(&format!("${name}"))];
         } else if adds {
             let mut before = self.variables.get(name).unwrap_or_default().to_vec();
             let length = before.iter().map(|word| word.len() + 24).sum();
@@ -361,7 +541,7 @@ impl Shell<'_> {
             }
             value = before;
         }
-        self.variables.set(name, value, exports);
+        self.put(name, value, exports);
         Ok(())
     }
 
