@@ -128,7 +128,9 @@ impl<'a> Unit<'a> {
                     continue;
                 }
                 let Some(word) = words.next() else { break };
-                command.push(specified(&word.map_err(|()| self.broken(line))?));
+                let word = specified(&word.map_err(|()| self.broken(line))?);
+                self.reading.charge(32 + word.len(), &self.at(line))?;
+                command.push(word);
             }
             if prefixes.contains('@') && command.len() > 1 {
                 // What the program sees as its own name.

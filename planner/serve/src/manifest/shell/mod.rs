@@ -1,5 +1,6 @@
 //! Scripts: what is assigned is followed, what starts an engine is found. Nothing is run.
 
+mod builtins;
 mod expand;
 mod lex;
 mod statements;
@@ -12,7 +13,7 @@ use super::error::{ManifestError, Place};
 use super::origin::Origin;
 use super::reading::Reading;
 use super::unknown::{self, MARKS, Why};
-use super::variables::{Variables, name_length};
+use super::variables::Variables;
 use crate::{Launch, secret};
 
 use expand::Expansion;
@@ -23,9 +24,6 @@ pub(super) use word::computed;
 
 /// Texts of `eval` within each other.
 const DEPTH: usize = 5;
-
-/// Arguments of a script that have a name of one digit.
-const POSITIONAL: usize = 9;
 
 fn sourced(name: &str) -> String {
     Why::Sourced.mark(&format!("${name}"))
@@ -58,8 +56,11 @@ pub(super) fn launches(
         outer: Vec::new(),
         functions: BTreeMap::new(),
         defining: Vec::new(),
+        ending: BTreeSet::new(),
+        has_body_below: false,
         alone: String::new(),
         integers: BTreeSet::new(),
+        fixed: BTreeSet::new(),
         has_ended: false,
         evaluated: 0,
         launches: Vec::new(),
@@ -68,6 +69,14 @@ pub(super) fn launches(
         shell.take(statement)?;
     }
     Ok(shell.launches)
+}
+
+/// What is around a subshell.
+struct Outer {
+    variables: Variables,
+    /// The compound commands that it stands in, itself among them where it is the body of a function.
+    blocks: usize,
+    is_body: bool,
 }
 
 struct Shell<'a> {
@@ -80,16 +89,21 @@ struct Shell<'a> {
     is_certain: bool,
     /// Whether it runs only where something else failed.
     is_alternative: bool,
-    /// The variables around the subshells that it is in, and how many compound commands each of them stands in.
-    outer: Vec<(Variables, usize)>,
+    /// The subshells that it is in.
+    outer: Vec<Outer>,
     /// The functions that are defined, with the variables that each sets.
     functions: BTreeMap<String, BTreeSet<String>>,
     /// Those whose bodies it is in, with the compound commands around each.
     defining: Vec<(usize, String)>,
+    /// Functions that end the script.
+    ending: BTreeSet<String>,
+    has_body_below: bool,
     /// The word that a command was alone, behind which a body may stand.
     alone: String,
     /// Variables that hold whole numbers, to which others are added.
     integers: BTreeSet<String>,
+    /// Variables that nothing changes any more.
+    fixed: BTreeSet<String>,
     /// Whether nothing behind runs any more.
     has_ended: bool,
     /// Texts of `eval` that it is in.
@@ -107,21 +121,27 @@ impl Shell<'_> {
         }
         for _ in 0..statement.leaves {
             // What `case` ends a pattern with closes none: it stands in a compound command that is still open.
-            let closes = self.outer.last().is_some_and(|(_, blocks)| *blocks == self.blocks.len());
-            if let Some((variables, _)) = self.outer.pop_if(|_| closes) {
-                self.variables = variables;
+            if let Some(outer) = self.outer.pop_if(|outer| outer.blocks == self.blocks.len()) {
+                self.variables = outer.variables;
+                self.blocks.truncate(outer.blocks - usize::from(outer.is_body));
             }
         }
+        // Behind the parenthesis of a pattern stands none.
+        let mut is_function =
+            (statement.join == Join::Parenthesis && statement.leaves == 0) || std::mem::take(&mut self.has_body_below);
         for _ in 0..statement.enters {
             self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
-            self.outer.push((self.variables.clone(), self.blocks.len()));
+            let is_body = std::mem::take(&mut is_function);
+            if is_body {
+                self.open("(", false);
+            }
+            self.outer.push(Outer { variables: self.variables.clone(), blocks: self.blocks.len(), is_body });
         }
         match statement.join {
             Join::Next | Join::Pipe | Join::Parenthesis => (self.is_certain, self.is_alternative) = (true, false),
             Join::And => {}
             Join::Or => (self.is_certain, self.is_alternative) = (false, true),
         }
-        let mut is_function = statement.join == Join::Parenthesis;
         let mut words = &*statement.words;
         while let Some(word) = words.first().and_then(Word::bare) {
             match word {
@@ -129,7 +149,7 @@ impl Shell<'_> {
                 "then" | "else" | "elif" | "do" | "!" | "$" => {}
                 "time" if words.get(1).is_some_and(|word| assignment(word).is_some()) => {}
                 "if" => self.open("if", false),
-                "for" => {
+                "for" | "select" => {
                     self.open("for", false);
                     if let Some(name) = words.get(1).and_then(Word::bare) {
                         self.forget_value(name, Why::Loop);
@@ -146,10 +166,7 @@ impl Shell<'_> {
                     words = &words[words.len().min(1)..];
                     is_function = true;
                     self.alone = words.first().and_then(Word::bare).unwrap_or_default().to_owned();
-                    // A body that stands below.
-                    if words.len() == 1 {
-                        return Ok(());
-                    }
+                    self.has_body_below = words.len() == 1;
                 }
                 "while" | "until" => {
                     let condition = words.get(1).and_then(Word::bare);
@@ -177,7 +194,7 @@ impl Shell<'_> {
         self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
         let before = self.variables.clone();
         self.simple(words)?;
-        self.variables = before;
+        (self.variables, self.has_ended) = (before, false);
         Ok(())
     }
 
@@ -249,8 +266,13 @@ impl Shell<'_> {
     }
 
     /// Assignments, and a command behind them.
-    fn simple(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+    fn simple(&mut self, mut words: &[Word]) -> Result<(), ManifestError> {
         self.defaults(words)?;
+        while let [Some("command" | "builtin"), Some(next)] = [0, 1].map(|at| words.get(at).and_then(Word::bare))
+            && !next.starts_with('-')
+        {
+            words = &words[1..];
+        }
         if let Some(name) = words.first().and_then(element) {
             self.forget_value(name, Why::Operator);
             return Ok(());
@@ -264,6 +286,13 @@ impl Shell<'_> {
             Some(word @ ("export" | "declare" | "local" | "readonly" | "typeset")) => return self.declare(word, &words[1..]),
             Some("exit") => {
                 self.has_ended = self.is_sure();
+                if let Some((blocks, name)) = self.defining.last()
+                    && self.blocks.len() == blocks + 1
+                    && self.is_certain
+                    && !self.is_alternative
+                {
+                    self.ending.insert(name.clone());
+                }
                 return Ok(());
             }
             Some(word @ ("read" | "getopts" | "mapfile" | "readarray" | "unset")) => return self.change(word, &words[1..]),
@@ -279,10 +308,7 @@ impl Shell<'_> {
                 return Ok(());
             }
             Some("printf") if words.get(1).and_then(Word::bare) == Some("-v") => {
-                if let Some(name) = words.get(2).and_then(Word::bare) {
-                    self.forget_value(name, Why::Command);
-                }
-                return Ok(());
+                return self.change("printf", &words[2..words.len().min(3)]);
             }
             Some("cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
             // No program is called so: it was to go on with the command before it.
@@ -293,10 +319,12 @@ impl Shell<'_> {
             }
             _ => {}
         }
-        let (before, is_sure) = (self.launches.len(), self.is_sure());
+        let is_sure = self.is_sure();
         self.start(assigning, words)?;
-        // The engine takes the shell's place.
-        self.has_ended = is_sure && words[0].bare() == Some("exec") && self.launches.len() > before;
+        // The program takes the shell's place, or a function ends it.
+        let runs = words.get(1).is_some_and(|word| !word.bare().is_some_and(|word| word.starts_with('{')));
+        let ends = words[0].bare().is_some_and(|name| (name == "exec" && runs) || self.ending.contains(name));
+        self.has_ended = is_sure && ends;
         // Whether it succeeds is not known.
         self.is_certain = false;
         Ok(())
@@ -305,132 +333,6 @@ impl Shell<'_> {
     /// A variable has some value from here on that is not followed.
     fn forget_value(&mut self, name: &str, why: Why) {
         self.put(name, vec![why.mark(&format!("${name}"))], false);
-    }
-
-    /// `export NAME=value`, `declare -i NAME=1+1`.
-    fn declare(&mut self, command: &str, words: &[Word]) -> Result<(), ManifestError> {
-        let mut options = String::new();
-        for word in words {
-            match word.bare().filter(|option| option.starts_with(['-', '+'])) {
-                Some(option) => options += option.trim_start_matches('-'),
-                None => break,
-            }
-        }
-        // What a function declares is its own, unless it says otherwise.
-        if !self.defining.is_empty() && !matches!(command, "export" | "readonly") && !options.contains('g') {
-            return Ok(());
-        }
-        let exports = command == "export" || options.contains('x');
-        for word in words {
-            match (assignment(word), word.bare()) {
-                (Some((name, adds, _)), _) => {
-                    let name = name.to_owned();
-                    let value = self.expansion().value(&behind(word))?;
-                    let is_plain = !adds && value.bytes().all(|byte| byte.is_ascii_digit());
-                    self.assign(word, exports)?;
-                    if options.contains('i') && !is_plain {
-                        self.forget_value(&name, Why::Arithmetic);
-                    } else if options.contains(['l', 'u']) && !is_plain {
-                        self.forget_value(&name, Why::Operator);
-                    }
-                    if options.contains('i') {
-                        self.integers.insert(name);
-                    }
-                }
-                (None, Some(name)) if name.starts_with(['-', '+']) => {}
-                (None, Some(name)) => {
-                    if exports {
-                        self.variables.export(name);
-                    }
-                    if options.contains('i') {
-                        self.integers.insert(name.to_owned());
-                    }
-                }
-                // `export $(cat file)` may set any of them.
-                (None, None) if exports && word.pieces.iter().any(|piece| matches!(piece, Piece::Unknown(..))) => {
-                    self.variables.mark_own(sourced);
-                }
-                (None, None) => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// What another command sets, or takes away.
-    fn change(&mut self, command: &str, words: &[Word]) -> Result<(), ManifestError> {
-        let is_certain = self.condition().is_none() && self.is_certain && self.defining.is_empty();
-        let mut names = Vec::new();
-        for word in words {
-            names.extend(self.expansion().words(word)?);
-        }
-        names.extend(match command {
-            "getopts" => vec!["OPTARG".to_owned(), "OPTIND".to_owned()],
-            "read" => vec!["REPLY".to_owned()],
-            _ => Vec::new(),
-        });
-        for name in names {
-            let (name, element) = name.split_at(name_length(&name));
-            match command {
-                "unset" if is_certain && element.is_empty() => self.variables.unset(name),
-                "unset" if element.is_empty() => self.forget_value(name, Why::Conditional),
-                _ if name.is_empty() => {}
-                "unset" => self.forget_value(name, Why::Operator),
-                _ => self.forget_value(name, Why::Command),
-            }
-        }
-        Ok(())
-    }
-
-    /// `set -- a b`: the arguments of the script from here on.
-    fn positional(&mut self, words: &[Word]) -> Result<(), ManifestError> {
-        let mut given = Vec::new();
-        for word in words {
-            given.extend(self.expansion().words(word)?);
-        }
-        let mut at = 0;
-        while let Some(option) = given.get(at).filter(|word| word.starts_with(['-', '+']) && *word != "--") {
-            at += if option.ends_with('o') { 2 } else { 1 };
-        }
-        match given.get(at..) {
-            None | Some([]) => Ok(()),
-            Some([first, rest @ ..]) if first == "--" => self.set_positional(rest),
-            Some(rest) => self.set_positional(rest),
-        }
-    }
-
-    fn shift(&mut self, words: &[Word]) -> Result<(), ManifestError> {
-        let Some(given) = self.variables.get("@").map(<[String]>::to_vec) else { return Ok(()) };
-        let count = words.first().map(|word| self.expansion().value(word)).transpose()?;
-        match count.map_or(Ok(1), |count| count.parse::<usize>()) {
-            Ok(count) => self.set_positional(given.get(count..).unwrap_or(&given)),
-            Err(_) => {
-                self.forget_positional();
-                Ok(())
-            }
-        }
-    }
-
-    fn set_positional(&mut self, given: &[String]) -> Result<(), ManifestError> {
-        // Those of a function are its own.
-        if !self.defining.is_empty() {
-            return Ok(());
-        }
-        self.forget_positional();
-        if self.condition().is_some() || !self.is_certain {
-            return Ok(());
-        }
-        self.origin.reading.charge(given.iter().map(|word| 32 + word.len()).sum(), &self.origin.at)?;
-        for (index, word) in given.iter().enumerate().take(POSITIONAL) {
-            self.variables.set(&(index + 1).to_string(), vec![word.clone()], false);
-        }
-        self.variables.set("#", vec![given.len().to_string()], false);
-        self.variables.set("@", given.to_vec(), false);
-        Ok(())
-    }
-
-    fn forget_positional(&mut self) {
-        (1..=POSITIONAL).for_each(|index| self.variables.unset(&index.to_string()));
-        ["@", "#"].iter().for_each(|name| self.variables.unset(name));
     }
 
     /// The text that the words of `eval` are, as a part of the script.
@@ -515,7 +417,9 @@ impl Shell<'_> {
     }
 
     fn assign(&mut self, word: &Word, exports: bool) -> Result<(), ManifestError> {
-        let Some((name, adds, _)) = assignment(word) else { return Ok(()) };
+        let Some((name, adds, _)) = assignment(word).filter(|(name, ..)| !self.fixed.contains(*name)) else {
+            return Ok(());
+        };
         let expansion = self.expansion();
         let mut value = match &word.array {
             None => vec![expansion.value(&behind(word))?],

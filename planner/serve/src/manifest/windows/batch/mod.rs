@@ -429,6 +429,7 @@ impl<'a> Batch<'a> {
     /// A program; whether it may fail.
     fn program(&mut self, text: &str, stand: Stand, comes_back: bool) -> Result<bool, ManifestError> {
         let mut words = arguments(text);
+        self.origin.reading.charge(words.iter().map(|word| 32 + word.len()).sum(), &self.origin.at)?;
         words.iter_mut().for_each(|word| *word = word.replace(expand::SECRET, secret::HIDDEN));
         without_folder(&mut words);
         let program = words[0].to_ascii_lowercase();

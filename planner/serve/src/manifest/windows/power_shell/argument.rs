@@ -68,10 +68,17 @@ pub(super) fn positional(arguments: &[Argument], index: usize) -> Option<&Argume
 
 /// All arguments from here on, the program among them, and what stands behind them.
 pub(super) fn all(reader: &mut Reader<'_>) -> (Vec<Argument>, Joint) {
+    /// More than any command has.
+    const MOST: usize = 20_000;
     let mut found: Vec<Argument> = Vec::new();
     loop {
         reader.skip(false);
         let rest = reader.rest();
+        if found.len() == MOST {
+            reader.at += touched::statement(rest);
+            found.push(not_computed("…"));
+            return (found, Joint::End);
+        }
         match rest.chars().next() {
             None | Some('\n' | ';' | '}' | ')') => return (found, Joint::End),
             Some('#') => {

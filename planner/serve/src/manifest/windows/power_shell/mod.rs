@@ -204,7 +204,7 @@ impl<'a> Script<'a> {
     /// Goes into the block that is the next.
     fn enter(&mut self, block: &'static str, is_certain: bool) {
         /// What stands between the word and the block: a name, types.
-        const HEAD: usize = 1024;
+        const HEAD: usize = 128;
         let brace = |(_, character): &(usize, char)| matches!(character, '{' | ';');
         let Some((length, '{')) = self.rest().char_indices().take(HEAD).find(brace) else { return };
         self.at += length + 1;
@@ -291,6 +291,8 @@ impl<'a> Script<'a> {
             return Ok(Some(Value::Unknown(Why::Command.mark_of(&format!("${}", target.name), line))));
         }
         let value = match self.target() {
+            // Which of both values it is depends on the side that the sign stands at.
+            Some(Target { operator: "++" | "--", .. }) => return Ok(None),
             Some(inner) => {
                 let Some(value) = self.assigned(&inner)? else { return Ok(None) };
                 self.set(inner.name, value.clone())?;

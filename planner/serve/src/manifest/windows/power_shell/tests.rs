@@ -88,6 +88,7 @@ fn a_command_is_read_as_power_shell_reads_it(#[case] text: &str, #[case] expecte
 #[case("Write-Host ($n = 4)", "`$n` (line 2) is an expression")]
 #[case("f ([ref]$n)", "`$n` (line 2) is an expression")]
 #[case("Set-Variable -Name n -Value 4", "`$n` (line 2) is an expression")]
+#[case("$m = $n++", "`$n` (line 2) is an expression")]
 #[case("$n ??= 4", "`$n` (line 2) is an expression")]
 #[case("$n = Get-Item x y", "`$n` (line 2) is what another command prints")]
 #[case("$n = 4, 5 | Measure-Object", "`$n` (line 2) is an expression")]
@@ -107,7 +108,7 @@ fn what_power_shell_computes_is_refused_by_its_own_name(#[case] line: &str, #[ca
 
 #[rstest]
 #[case("llama-server -m $model\n", "`$model` is not set in the script")]
-#[case("vllm serve m -tp $args[0]\n", "`$args[0]` is an expression")]
+#[case("vllm serve m -tp $args[0]\n", "`$args` is an argument of the script")]
 #[case("if (Test-Path x) {\n  vllm serve m\n}\n", "under a condition (`if`)")]
 #[case("function f {\n  vllm serve m\n}\nf\n", "under a condition (`function`)")]
 #[case("Start-Job { vllm serve m }\n", "under a condition (`{`)")]

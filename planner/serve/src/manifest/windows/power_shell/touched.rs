@@ -115,13 +115,13 @@ pub(super) fn touched(text: &str) -> Vec<&str> {
         };
         at += name.len() + signs;
         let behind = text[at..].trim_start_matches([' ', '\t']);
-        let place = member(behind);
+        let (place, is_closed) = member(behind);
         let operator = behind[place..].trim_start_matches([' ', '\t']);
         let is_call = place > 0 && operator.starts_with('(');
         const SETS: [&str; 8] = ["??=", "+=", "-=", "*=", "/=", "%=", "++", "--"];
         let is_set = SETS.iter().any(|sign| operator.starts_with(sign)) || operator.starts_with('=');
-        let is_counted = before.ends_with("++") || before.ends_with("--") || before.to_ascii_lowercase().ends_with("[ref]");
-        if is_set || is_call || is_counted {
+        let is_counted = before.ends_with("++") || before.ends_with("--") || is_reference(before);
+        if is_set || is_call || is_counted || !is_closed {
             found.append(&mut pending);
             found.push(name);
         } else if behind.starts_with(',') {
@@ -133,13 +133,28 @@ pub(super) fn touched(text: &str) -> Vec<&str> {
     found
 }
 
-/// The bytes of members and indices behind a variable: `.Name`, `[0]`.
-fn member(text: &str) -> usize {
+/// Whether a text ends with what hands a variable on to be set.
+fn is_reference(before: &str) -> bool {
+    const REFERENCE: &str = "[ref]";
+    let end = before.len().saturating_sub(REFERENCE.len());
+    before.get(end..).is_some_and(|end| end.eq_ignore_ascii_case(REFERENCE))
+}
+
+/// The bytes of members and indices behind a variable, `.Name`, `[0]`, and whether all of them end near.
+fn member(text: &str) -> (usize, bool) {
+    const NEAR: usize = 64;
     let mut at = 0;
     loop {
         let rest = &text[at..];
         let length = match rest.as_bytes().first() {
-            Some(b'[') => balanced(near(rest, 1024)),
+            Some(b'[') => {
+                let rest = near(rest, NEAR);
+                let length = balanced(rest);
+                if !rest[..length].ends_with(']') {
+                    return (at, false);
+                }
+                length
+            }
             Some(b'.') => {
                 let name = &rest[1..];
                 let length = name.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(name.len());
@@ -148,7 +163,7 @@ fn member(text: &str) -> usize {
             _ => 0,
         };
         if length == 0 {
-            return at;
+            return (at, true);
         }
         at += length;
     }
