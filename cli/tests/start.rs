@@ -189,6 +189,25 @@ fn a_script_is_read_by_its_path_or_piped_in() {
     assert!(outs.iter().all(|out| *out == outs[0]), "{outs:#?}");
 }
 
+/// What a file says chooses how it is read, not its name.
+#[rstest]
+#[case::script("serve", "#!/bin/bash\n")]
+#[case::job("job.batch", "#!/bin/bash\n#SBATCH --gpus-per-node=1\n")]
+#[case::no_first_line("serve", "export A=1\n")]
+#[case::group("serve", "{ :; }\n")]
+#[case::unit("unit.conf", "[Unit]\nDescription=x\n[Service]\nExecStart=")]
+#[case::dockerfile("build", "FROM ubuntu\nCMD ")]
+#[case::batch("serve.txt.old", "@echo off\n")]
+fn a_script_of_any_name_is_answered_at_both_doors(#[case] name: &str, #[case] head: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, format!("{head}vllm serve {} --max-model-len 2048\n", config(QWEN))).unwrap();
+    let path = path.to_str().unwrap();
+    let (code, out, err) = said(&cacheplan(&["plan", path, "--device", "h100"]));
+    assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
+    assert_eq!(said(&cacheplan(&["plan", "--device", "h100", "--", path])), (code, out, err));
+}
+
 #[test]
 fn check_sets_a_log_beside_the_command_that_it_is_of() {
     let log = root().join("tests/fixtures/logs/vllm-0.19.0-qwen3.5-9b.log").display().to_string();

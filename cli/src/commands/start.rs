@@ -1,9 +1,10 @@
 //! A command that starts an engine, behind `--`: what it would log, what caps it, and which flags would change that.
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use cacheplan::files::{Limit, Shown};
+use cacheplan::files::{Limit, Shown, Source};
 use cacheplan::handlers::DType;
 use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
 use cacheplan::transforms::ReadOptions;
@@ -87,6 +88,8 @@ pub(crate) struct Beside<'a> {
 /// Files whose name says that they hold a command.
 const SCRIPTS: [&str; 13] =
     ["sh", "bash", "zsh", "txt", "yaml", "yml", "service", "bat", "cmd", "ps1", "sbatch", "slurm", "dockerfile"];
+/// Files whose name says that they describe a model.
+const MODELS: [&str; 7] = ["json", "gguf", "onnx", "pt2", "pte", "safetensors", "toml"];
 /// Those that are such without an extension, and may have any.
 const BUILDS: [&str; 2] = ["Dockerfile", "Containerfile"];
 
@@ -94,7 +97,22 @@ const BUILDS: [&str; 2] = ["Dockerfile", "Containerfile"];
 pub(crate) fn is_script(path: &Path) -> bool {
     let of = |part: Option<&std::ffi::OsStr>| part.and_then(std::ffi::OsStr::to_str).unwrap_or("").to_owned();
     let builds = BUILDS.contains(&of(path.file_name()).split('.').next().unwrap_or(""));
-    (builds || SCRIPTS.contains(&&*of(path.extension()).to_ascii_lowercase())) && !path.is_dir()
+    let extension = of(path.extension()).to_ascii_lowercase();
+    (builds || SCRIPTS.contains(&&*extension) || (!MODELS.contains(&&*extension) && holds_text(path))) && !path.is_dir()
+}
+
+/// Whether a file of any name holds a text that is no JSON: what it says chooses it then.
+fn holds_text(path: &Path) -> bool {
+    const BEGINNING: u64 = 4096;
+    let Ok(source) = Source::open(path) else { return false };
+    let mut bytes = Vec::new();
+    if source.reader().take(BEGINNING).read_to_end(&mut bytes).is_err() || bytes.contains(&0) {
+        return false;
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    let is_json = text.strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with(['"', '}']));
+    !text.is_empty() && !is_json
 }
 
 impl StartArgs {

@@ -116,6 +116,29 @@ fn what_would_harm_is_refused(#[case] text: String, #[case] expected: &str) {
     format!("A=({})\ndocker run {} vllm/vllm-openai:v0.24.0 m", "b ".repeat(20_000), "-e A ".repeat(12_000)),
     ""
 )]
+#[case::texts_of_cmd("a.bat", doubling(|i| format!("set A{}=%A{i}%%A{i}%xxxxxxxx\n", i + 1), "vllm serve %A40%").replacen("%A1%%A1%", "x", 1), "more than")]
+#[case::slices("a.bat", repeated("set A=x\nvllm serve m ", "%A:~0,1%", ""), "more than")]
+#[case::jumps("a.bat", repeated("", "if x goto a\n", ":a\nvllm serve m\n"), "")]
+#[case::scopes("a.bat", repeated("", "setlocal\n", "vllm serve m\n"), "more than")]
+#[case::blocks_of_cmd("a.bat", repeated("", "(", ""), "no command that starts an engine")]
+#[case::shells_of_cmd("a.bat", repeated("", "cmd /c ", "vllm serve m"), "a nesting of commands")]
+#[case::sums("a.bat", repeated("set /a a=", "(", "\nvllm serve %a%"), "does not compute")]
+#[case::texts_of_power_shell("a.ps1", "$a = 'xxxxxxxx'\n".to_owned() + &"$a += $a\n".repeat(40) + "vllm serve $a", "does not compute")]
+#[case::lists_of_power_shell("a.ps1", repeated("$a = 'x' * 4000\nvllm serve ", "$a ", ""), "does not compute")]
+#[case::arguments("a.ps1", repeated("vllm serve ", "a ", ""), "does not compute")]
+#[case::words_of_cmd("a.bat", repeated("vllm serve ", "a ", ""), "more than")]
+#[case::words_of_units("a.service", repeated("[Service]\nExecStart=vllm serve ", "a ", ""), "more than")]
+#[case::statements("a.ps1", repeated("", "$a=1;", "vllm serve m"), "")]
+#[case::indices("a.ps1", repeated("", "$a[", "\nvllm serve m"), "")]
+#[case::names("a.ps1", repeated("", "${", "\nvllm serve m"), "")]
+#[case::parentheses("a.ps1", repeated("vllm serve m ", "(", ""), "does not compute")]
+#[case::blocks_of_power_shell("a.ps1", repeated("", "if (x) {", ""), "no command that starts an engine")]
+#[case::tries("a.ps1", repeated("", "try ", "vllm serve m"), "")]
+#[case::scripts_of_power_shell("a.ps1", repeated("iex '", "iex ", "'"), "no command that starts an engine")]
+#[case::sourced("a.ps1", (0..30_000).map(|i| format!("$a{i}=1\n. x\n")).collect::<String>(), "more than")]
+#[case::variables_of_units("a.service", repeated("[Service]\nEnvironment=A=xxxxxxxx\nExecStart=vllm serve m \"", "${A}", "\""), "more than")]
+#[case::commands_of_units("a.service", repeated("[Service]\nType=oneshot\nExecStart=", "vllm serve m ; ", ""), "more than")]
+#[case::continued_lines("a.service", repeated("[Service]\nExecStart=vllm serve m ", "\\\n", ""), "")]
 fn what_would_harm_in_a_file_of_a_kind_is_refused(#[case] name: &str, #[case] text: String, #[case] expected: &str) {
     let found = refusal_of(name, text.as_bytes());
     assert!(found.contains(expected), "{found:.500}");
@@ -154,6 +177,14 @@ const SIGNS: [&str; 32] = [
     "<<A\n", "&", "&a ", "*a", "#", "{{", "}}", "---\n", "A=", "(", ";", "\u{1}",
 ];
 
+/// Signs that mean something to `cmd.exe`, to PowerShell or to systemd.
+const OTHER_SIGNS: [&str; 63] = [
+    "\n", " ", "é", "'", "\"", "{", "}", "[", "]", "(", ")", "$", "${", "$(", "@(", "@", "@\"\n", "\n\"@", "`", "`\n", "\\", "\\\n", "^", "^\n",
+    "|", "||", "&", "&&", ";", ",", "=", "+=", "++", "-", "--x", "*", "*>", "2>&1", ">", "%", "%A%", "%A:~1,2%", "%1", "%~dp0", "!A!", ":a\n",
+    "# ", "<#", "#>", "$a", "$env:A", "[int]", "0x1", "2kb", "1.5", "set A=", "set /a A", "goto a\n", "call ", "if x ", "for ", "setlocal\n",
+    "vllm serve m", "Environment=A=1\n",
+];
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -185,6 +216,16 @@ proptest! {
         const WORDS: [&str; 6] = ["vllm serve ", "docker run ", "bash -c ", "kind: Pod\n", "services:\n", "if "];
         let text: String = signs.iter().map(|sign| SIGNS.iter().chain(&WORDS).nth(*sign).unwrap()).copied().collect();
         refusal(text.as_bytes());
+    }
+
+    #[test]
+    fn signs_of_other_readers_in_any_order_are_read_or_refused(
+        kind in 0..3usize,
+        signs in prop::collection::vec(0..OTHER_SIGNS.len(), 0..60),
+    ) {
+        const KINDS: [(&str, &str); 3] = [("a.bat", ""), ("a.ps1", ""), ("a.service", "[Service]\nExecStart=vllm serve ")];
+        let text: String = signs.iter().map(|sign| OTHER_SIGNS[*sign]).collect();
+        refusal_of(KINDS[kind].0, format!("{}{text}", KINDS[kind].1).as_bytes());
     }
 
     #[test]

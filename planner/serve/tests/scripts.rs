@@ -1,5 +1,8 @@
 //! What bash runs of scripts is what is read of them, or they are refused by name: `tests/fixtures/oracles/scripts.bash.jsonl`, which
 //! has what a program in the engine's place was called with. `there.sh` sets `LEN`; `absent.sh` is not there.
+//!
+//! The same of units, which are made by chance of what units are made of: `units.systemd.jsonl` has what systemd 252 makes of each
+//! (`systemd --test`, and `replace_env_argv` of its library), and whether it loads it at all.
 
 use std::path::Path;
 
@@ -59,4 +62,32 @@ fn scripts_are_read_as_bash_runs_them() {
     }
     assert!(differ.is_empty(), "{equal} equal, {refused} refused, {} differ:\n{}", differ.len(), differ.join("\n"));
     assert_eq!((equal, refused), (183, 164));
+}
+
+#[derive(Deserialize)]
+struct Unit {
+    unit: String,
+    loads: bool,
+    runs: Vec<Vec<String>>,
+}
+
+#[test]
+fn units_are_read_as_systemd_reads_them() {
+    let (mut equal, mut refused, mut differ) = (0, 0, Vec::new());
+    for line in fixture("oracles/units.systemd.jsonl").lines() {
+        let Unit { unit, loads, runs } = serde_json::from_str(line).unwrap();
+        match manifest::read("a.service", unit.as_bytes()) {
+            Err(_) => refused += 1,
+            Ok(launches) => {
+                let words: Vec<Vec<String>> = launches.into_iter().map(|launch| launch.words).collect();
+                if loads && words == runs {
+                    equal += 1;
+                } else {
+                    differ.push(format!("{unit}\n  systemd {runs:?}\n  read    {words:?}"));
+                }
+            }
+        }
+    }
+    assert!(differ.is_empty(), "{equal} equal, {refused} refused, {} differ:\n{}", differ.len(), differ.join("\n"));
+    assert_eq!((equal, refused), (0, 0));
 }

@@ -7,8 +7,9 @@ use super::error::ManifestError;
 use super::origin::{Origin, launch};
 use super::variables::{Variables, name_length};
 use super::{engine, shell};
-use crate::Launch;
+use crate::started::base;
 use crate::words::assignment;
+use crate::{Launch, secret};
 
 /// Commands within commands: `bash -c "docker run image bash -c ..."`.
 const DEPTH: usize = 5;
@@ -33,10 +34,41 @@ pub(super) fn of_words(
     launches(&words[own.count()..], variables, origin, DEPTH)
 }
 
+/// The engines that words start which are handed to a program as they are. What a variable has put into some of them is hidden where
+/// it is a secret of others.
+pub(super) fn of_program(
+    mut words: Vec<String>,
+    of_variables: &[bool],
+    variables: Variables,
+    origin: &Origin<'_>,
+) -> Result<Vec<Launch>, ManifestError> {
+    if let Some((index, engine::Start::Engine)) = engine::start(&words) {
+        secret::hide_again(&mut words[index..], &of_variables[index..]);
+    }
+    launches(&words, variables, origin, DEPTH)
+}
+
 /// The engines that a container starts.
 pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
     let origin = Origin { image: container.image.clone(), ..origin.clone() };
     launches(&container.words(&origin.at)?, container.variables, &origin, DEPTH)
+}
+
+/// What `env -u NAME` and `env -i` take away.
+fn cleared(before: &[String], variables: &mut Variables) {
+    let mut words = before.iter().skip_while(|word| base(word) != "env");
+    if words.next().is_none() {
+        return;
+    }
+    while let Some(option) = words.next().filter(|word| word.starts_with('-')) {
+        match option.strip_prefix("--unset=").or_else(|| option.strip_prefix("-u")) {
+            Some("") => words.next().into_iter().for_each(|name| variables.unset(name)),
+            Some(name) => variables.unset(name),
+            None if matches!(option.as_str(), "-i" | "-" | "--ignore-environment") => *variables = Variables::default(),
+            None if matches!(option.as_str(), "-C" | "--chdir") => drop(words.next()),
+            None => {}
+        }
+    }
 }
 
 /// The engines that these words start; `depth` more commands may stand in each other.
@@ -51,6 +83,7 @@ fn launches(
         return Err(ManifestError::TooMuch { at: origin.at.clone(), what: "a nesting of commands", most: DEPTH });
     };
     let (before, words) = words.split_at(index);
+    cleared(before, &mut variables);
     // `env NAME=value program`.
     for (name, value) in before.iter().filter_map(|word| word.split_once('=')) {
         if !name.is_empty() && name_length(name) == name.len() {

@@ -1,5 +1,7 @@
 //! Services of Docker Compose.
 
+mod words;
+
 use super::command;
 use super::docker::Container;
 use super::error::ManifestError;
@@ -77,7 +79,9 @@ fn words_of(spot: &Spot<'_>) -> Result<Vec<String>, ManifestError> {
         return spot.items()?.iter().map(interpolated).collect();
     }
     let text = interpolated(spot)?;
-    shlex::split(&text).ok_or_else(|| spot.refuse("a quote without an end", "close it"))
+    words::words(&text).map_err(|_| {
+        spot.refuse("a text with a quote that has no end, or with a parenthesis,", "write a list of words")
+    })
 }
 
 /// Variables as a map, or as a list of `NAME=value`.

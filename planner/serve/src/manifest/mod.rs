@@ -48,19 +48,18 @@ use yaml::Value;
 pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
     let text = Source::memory(name, bytes).text(Limit::MANIFEST)?;
     let reading = Reading::new(name);
-    let script = match Dialect::of(name, &text) {
-        Some(dialect) => Some(windows::script(dialect, &text)),
-        None if unit::is(&text) => Some(unit::script(&text)),
-        None if dockerfile::is(&text) => Some(dockerfile::script(&text)),
-        None => (!is_yaml(name, &text)).then(|| text.clone()),
-    };
-    let (launches, seen) = match script {
-        Some(_) if text.contains(unknown::MARKS) => {
-            let at = Place { file: name.to_owned(), line: Some(1), path: String::new() };
-            let reason = "a control character stands in it".to_owned();
-            return Err(ManifestError::Syntax { at, reason });
-        }
-        Some(script) => (of_script(&reading, &script)?, String::new()),
+    let dialect = Dialect::of(name, &text);
+    let is_script = dialect.is_some() || unit::is(&text) || dockerfile::is(&text) || !is_yaml(name, &text);
+    if is_script && text.contains(unknown::MARKS) {
+        let at = Place { file: name.to_owned(), line: Some(1), path: String::new() };
+        return Err(ManifestError::Syntax { at, reason: "a control character stands in it".to_owned() });
+    }
+    let nothing_else = |launches| (launches, String::new());
+    let (launches, seen) = match dialect {
+        Some(dialect) => nothing_else(windows::launches(dialect, &reading, &text)?),
+        None if unit::is(&text) => nothing_else(unit::launches(&reading, &text)?),
+        None if dockerfile::is(&text) => nothing_else(of_script(&reading, &dockerfile::script(&text))?),
+        None if is_script => nothing_else(of_script(&reading, &text)?),
         None => of_yaml(&reading, &text)?,
     };
     match launches.is_empty() {

@@ -32,10 +32,16 @@ pub(super) enum Why {
     Specifier,
     Loop,
     Sourced,
+    InFile,
+    NotInUnit,
+    NotInScript,
+    Running,
+    Expression,
+    Function,
 }
 
 impl Why {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 22] = [
         Self::NotSet,
         Self::Secret,
         Self::Cluster,
@@ -52,6 +58,12 @@ impl Why {
         Self::Specifier,
         Self::Loop,
         Self::Sourced,
+        Self::InFile,
+        Self::NotInUnit,
+        Self::NotInScript,
+        Self::Running,
+        Self::Expression,
+        Self::Function,
     ];
 
     /// What a message says of it: why, and what would do.
@@ -74,7 +86,13 @@ impl Why {
             Self::Interpolated => ("is not set", "write the value, or a default (`${NAME:-value}`)"),
             Self::Specifier => ("is a specifier of systemd", WRITE),
             Self::Loop => ("is another value in each round of a loop", "write out the command of one of them"),
-            Self::Sourced => ("may be set by a file that is sourced", "set it behind that, or write the value"),
+            Self::Sourced => ("may be set by a file that is sourced or called", "set it behind that, or write the value"),
+            Self::InFile => ("may be set by a file (`EnvironmentFile=`)", WRITE),
+            Self::NotInUnit => ("is not set in the unit", "state it with `Environment=`, or write the value"),
+            Self::NotInScript => ("is not set in the script", "set it there, or write the value"),
+            Self::Running => ("is known only where the script runs", WRITE),
+            Self::Function => ("is set by a function that is called", "set it behind the call, or write the value"),
+            Self::Expression => ("is an expression that this reader does not compute", WRITE),
         }
     }
 
@@ -86,12 +104,22 @@ impl Why {
         let name: String = name.chars().take(80).map(|character| format!("{:x}.", u32::from(character))).collect();
         format!("{BEGIN}{index}{MIDDLE}{name}{END}")
     }
+
+    /// The same of what a line has made so, which a message names.
+    pub(super) fn mark_of(self, name: &str, line: usize) -> String {
+        let name: String = name.chars().take(60).collect();
+        self.mark(&format!("{name}{LINE}{line}"))
+    }
 }
 
-/// What is written where a mark stands.
-fn spelt(name: &str) -> String {
+/// What stands between a name and the line that has made it unknown.
+const LINE: char = '\n';
+
+/// What is written where a mark stands, and the line that has made it unknown.
+fn spelt(name: &str) -> (String, Option<String>) {
     let character = |code: &str| u32::from_str_radix(code, 16).ok().and_then(char::from_u32);
-    name.split('.').filter_map(character).collect()
+    let name: String = name.split('.').filter_map(character).collect();
+    name.split_once(LINE).map_or_else(|| (name.clone(), None), |(name, line)| (name.to_owned(), Some(line.to_owned())))
 }
 
 /// Marks the templates of Helm and of others in a text.
@@ -107,28 +135,38 @@ pub(super) fn mark_templates(text: &str) -> String {
     marked + rest
 }
 
-/// The first thing in a text that is not known, as it is written, and why.
-fn first(text: &str) -> Option<(String, Why)> {
+/// A thing that is not known.
+struct Unknown {
+    /// As it is written.
+    name: String,
+    why: Why,
+    line: Option<String>,
+}
+
+/// The first thing in a text that is not known.
+fn first(text: &str) -> Option<Unknown> {
     let behind = &text[text.find(BEGIN)? + BEGIN.len_utf8()..];
     let (index, behind) = behind.split_once(MIDDLE)?;
     let index = index.bytes().next()?.checked_sub(b'a')?;
-    Some((spelt(behind.split_once(END)?.0), *Why::ALL.get(usize::from(index))?))
+    let (name, line) = spelt(behind.split_once(END)?.0);
+    Some(Unknown { name, why: *Why::ALL.get(usize::from(index))?, line })
 }
 
 /// A text whose every part has to be known.
 pub(super) fn known(text: &str, at: &Place) -> Result<String, ManifestError> {
     match first(text) {
         None => Ok(text.to_owned()),
-        Some((name, why)) => {
+        Some(Unknown { name, why, line }) => {
             let (why, instead) = why.words();
             let name = if secret::has_key(&name) { HIDDEN.to_owned() } else { name };
-            Err(ManifestError::NotKnown { at: at.clone(), name: format!("`{name}`"), why, instead })
+            let line = line.map_or(String::new(), |line| format!(" (line {line})"));
+            Err(ManifestError::NotKnown { at: at.clone(), name: format!("`{name}`{line}"), why, instead })
         }
     }
 }
 
 /// All that is not known in a text.
-fn unknown(text: &str) -> impl Iterator<Item = (String, Why)> {
+fn unknown(text: &str) -> impl Iterator<Item = Unknown> {
     text.split(BEGIN).skip(1).filter_map(|mark| first(&format!("{BEGIN}{mark}")))
 }
 
@@ -136,7 +174,7 @@ fn unknown(text: &str) -> impl Iterator<Item = (String, Why)> {
 pub(super) fn written(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
-    while let Some((name, _)) = first(rest) {
+    while let Some(Unknown { name, .. }) = first(rest) {
         let (before, behind) = rest.split_once(BEGIN).unwrap_or((rest, ""));
         out += before;
         out += &name;
@@ -171,7 +209,7 @@ pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Ve
             }
             _ if !word.contains(MARKS) => word.clone(),
             // No file is called so, and then a pattern stays what is written: `-ot blk.*=CPU`.
-            _ if word.contains('=') && unknown(word).all(|(_, why)| why == Why::Pattern) => written(word),
+            _ if word.contains('=') && unknown(word).all(|found| found.why == Why::Pattern) => written(word),
             _ => known(word, &at(index))?,
         });
     }

@@ -1,6 +1,6 @@
 //! Variables of a script, of a container.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::error::{ManifestError, Place};
 use super::reading::Reading;
@@ -50,6 +50,52 @@ impl Variables {
 
     pub(super) fn get(&self, name: &str) -> Option<&[String]> {
         self.values.get(name).map(|variable| &*variable.words)
+    }
+
+    /// Which of these words are one of the values, or have one behind `=`.
+    pub(super) fn are_in(&self, words: &[String]) -> Vec<bool> {
+        let values: HashSet<&str> = self.values.values().flat_map(|variable| &variable.words).map(String::as_str).collect();
+        let is_in = |word: &String| {
+            values.contains(&**word) || word.split_once('=').is_some_and(|(_, value)| values.contains(value))
+        };
+        words.iter().map(is_in).collect()
+    }
+
+    /// Marks those whose value is another in `others`, or that only one of both has.
+    pub(super) fn mark_differing(&mut self, others: &Self, mark: impl Fn(&str) -> String) {
+        let names: Vec<String> = self.values.keys().chain(others.values.keys()).cloned().collect();
+        for name in names {
+            if self.get(&name) != others.get(&name) {
+                self.set(&name, vec![mark(&name)], true);
+            }
+        }
+    }
+
+    /// Marks all values.
+    pub(super) fn mark_all(&mut self, mark: impl Fn(&str) -> String) {
+        self.values.iter_mut().for_each(|(name, variable)| variable.words = vec![mark(name)]);
+    }
+
+    /// Takes over the values that are known.
+    pub(super) fn take_known(&mut self, others: &Self) {
+        let known = |variable: &Variable| !variable.words.iter().any(|word| word.contains(unknown::MARKS));
+        let known = others.values.iter().filter(|(_, variable)| known(variable));
+        self.values.extend(known.map(|(name, variable)| (name.clone(), variable.clone())));
+    }
+
+    /// Puts back the values of those that have nothing but this mark.
+    pub(super) fn put_back(&mut self, known: &Self, mark: impl Fn(&str) -> String) {
+        for (name, variable) in &mut self.values {
+            if let Some(was) = known.values.get(name).filter(|_| *variable.words == [mark(name)]) {
+                variable.words.clone_from(&was.words);
+            }
+        }
+    }
+
+    /// Puts a text for a character in all values.
+    pub(super) fn replace(&mut self, character: char, text: &str) {
+        let words = self.values.values_mut().flat_map(|variable| &mut variable.words);
+        words.filter(|word| word.contains(character)).for_each(|word| *word = word.replace(character, text));
     }
 
     /// What it costs to copy them.
@@ -156,6 +202,11 @@ pub(super) fn name_length(text: &str) -> usize {
         return 0;
     }
     text.bytes().take_while(|byte| *byte == b'_' || byte.is_ascii_alphanumeric()).count()
+}
+
+/// Whether all of a text is the name of a variable.
+pub(super) fn is_name(text: &str) -> bool {
+    !text.is_empty() && name_length(text) == text.len()
 }
 
 /// That a value is no longer than any real one.

@@ -21,7 +21,10 @@ pub(super) struct Expansion<'a> {
 impl Expansion<'_> {
     /// The words that a word becomes.
     pub(super) fn words(&self, word: &Word) -> Result<Vec<String>, ManifestError> {
-        let mut fields = Fields { done: Vec::new(), now: String::new(), begun: word.quoted };
+        // `"${NAME[@]}"` of no words is none.
+        let is_all = |piece: &Piece| matches!(piece, Piece::All { .. });
+        let begun = word.quoted && (word.pieces.is_empty() || !word.pieces.iter().all(is_all));
+        let mut fields = Fields { done: Vec::new(), now: String::new(), begun };
         self.pieces(&word.pieces, true, DEPTH, &mut fields)?;
         fields.end();
         Ok(fields.done)
@@ -45,7 +48,7 @@ impl Expansion<'_> {
                     let value = self.variable(name, default.as_deref(), depth)?;
                     if splits && !quoted { self.split(&value, fields)? } else { self.put(&value, fields)? }
                 }
-                Piece::All(name) => match self.variables.get(name) {
+                Piece::All { name, quoted } => match self.variables.get(name) {
                     None if name == "@" => self.put(&Why::Positional.mark("$@"), fields)?,
                     None => self.put(&Why::NotSet.mark(&format!("${name}")), fields)?,
                     Some(words) if splits => {
@@ -53,7 +56,8 @@ impl Expansion<'_> {
                             if index > 0 {
                                 fields.end();
                             }
-                            self.put(word, fields)?;
+                            if *quoted { self.put(word, fields)? } else { self.split(word, fields)? }
+                            fields.begun |= quoted;
                         }
                     }
                     Some(words) => self.put(&words.join(" "), fields)?,
@@ -97,14 +101,29 @@ impl Expansion<'_> {
         Ok(())
     }
 
-    /// A value without quotes: its blanks end words, and its patterns are names of files.
+    /// A value without quotes: what `IFS` has ends words, blanks where nothing sets it, and its patterns are names of files.
     fn split(&self, value: &str, fields: &mut Fields) -> Result<(), ManifestError> {
-        for (index, part) in value.split([' ', '\t', '\n']).enumerate() {
-            if index > 0 && fields.begun {
-                fields.end();
-            }
+        const BLANKS: &str = " \t\n";
+        let ends = self.variables.get("IFS").and_then(<[String]>::first).map_or(BLANKS, String::as_str);
+        if ends != BLANKS && (ends.contains(MARKS) || value.contains(MARKS)) {
+            return self.put(if ends.contains(MARKS) { ends } else { value }, fields);
+        }
+        // Whether a blank has ended a word, which the sign behind it does not do again.
+        let mut behind_blank = false;
+        for part in value.split_inclusive(|character| ends.contains(character)) {
+            let end = part.chars().next_back().filter(|character| ends.contains(*character));
+            let part = &part[..part.len() - end.map_or(0, char::len_utf8)];
             let is_pattern = part.contains(['*', '?']) && !part.contains(MARKS);
             if is_pattern { self.put(&Why::Pattern.mark(part), fields)? } else { self.put(part, fields)? }
+            let Some(end) = end else { break };
+            let is_blank = BLANKS.contains(end);
+            if !part.is_empty() || fields.begun {
+                fields.end();
+                behind_blank = is_blank;
+            } else if !is_blank && !std::mem::take(&mut behind_blank) {
+                fields.begun = true;
+                fields.end();
+            }
         }
         Ok(())
     }

@@ -230,9 +230,15 @@ impl<'a> Cursor<'a> {
                 self.until('\'', "a single quote has no end")?;
                 Piece::Unknown(Why::Operator, "$'…'".to_owned())
             }
+            // A text of which there may be another in the user's language.
+            Some('"') if !quoted => return Ok(()),
+            Some('*') if quoted => {
+                self.bump();
+                Piece::Unknown(Why::Operator, "$*".to_owned())
+            }
             Some('@' | '*') => {
                 self.bump();
-                Piece::All("@".to_owned())
+                Piece::All { name: "@".to_owned(), quoted }
             }
             Some(character @ ('0'..='9' | '#' | '?' | '$' | '!')) => {
                 self.bump();
@@ -258,12 +264,13 @@ fn in_braces(text: &str, quoted: bool) -> Piece {
     let (name, behind) = text.split_at(length);
     let default = [":-", "-", ":=", "="].iter().find_map(|operator| behind.strip_prefix(operator));
     match (name, behind) {
-        ("@" | "*", "") => Piece::All("@".to_owned()),
+        ("*", "") if quoted => Piece::Unknown(Why::Operator, "${*}".to_owned()),
+        ("@" | "*", "") => Piece::All { name: "@".to_owned(), quoted },
         ("", _) => Piece::Unknown(Why::Operator, "${…}".to_owned()),
         (_, "") => Piece::Variable { name: name.to_owned(), default: None, assigns: false, quoted },
         // One word of all.
         (_, "[*]") if quoted => Piece::Unknown(Why::Operator, format!("${{{name}[*]}}")),
-        (_, "[@]" | "[*]") => Piece::All(name.to_owned()),
+        (_, "[@]" | "[*]") => Piece::All { name: name.to_owned(), quoted },
         _ => match default {
             Some(default) => {
                 let assigns = behind.starts_with(":=") || behind.starts_with('=');

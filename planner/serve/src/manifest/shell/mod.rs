@@ -1,24 +1,33 @@
 //! Scripts: what is assigned is followed, what starts an engine is found. Nothing is run.
 
+mod builtins;
 mod expand;
 mod lex;
 mod statements;
 mod word;
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::engine;
 use super::error::{ManifestError, Place};
 use super::origin::Origin;
 use super::reading::Reading;
-use super::unknown::Why;
+use super::unknown::{self, MARKS, Why};
 use super::variables::Variables;
 use crate::{Launch, secret};
 
 use expand::Expansion;
 use statements::{ARITHMETIC, Join, Statement, statements};
-use word::{Piece, Word, assigned, computed};
+use word::{Piece, Word, assigned};
+
+pub(super) use word::computed;
 
 /// Texts of `eval` within each other.
 const DEPTH: usize = 5;
+
+fn sourced(name: &str) -> String {
+    Why::Sourced.mark(&format!("${name}"))
+}
 
 /// What finds the engines of a command.
 type Run<'a> = &'a dyn Fn(&[String], Variables, &Origin<'_>) -> Result<Vec<Launch>, ManifestError>;
@@ -45,6 +54,13 @@ pub(super) fn launches(
         is_certain: true,
         is_alternative: false,
         outer: Vec::new(),
+        functions: BTreeMap::new(),
+        defining: Vec::new(),
+        ending: BTreeSet::new(),
+        has_body_below: false,
+        alone: String::new(),
+        integers: BTreeSet::new(),
+        fixed: BTreeSet::new(),
         has_ended: false,
         evaluated: 0,
         launches: Vec::new(),
@@ -53,6 +69,14 @@ pub(super) fn launches(
         shell.take(statement)?;
     }
     Ok(shell.launches)
+}
+
+/// What is around a subshell.
+struct Outer {
+    variables: Variables,
+    /// The compound commands that it stands in, itself among them where it is the body of a function.
+    blocks: usize,
+    is_body: bool,
 }
 
 struct Shell<'a> {
@@ -65,8 +89,21 @@ struct Shell<'a> {
     is_certain: bool,
     /// Whether it runs only where something else failed.
     is_alternative: bool,
-    /// The variables around the subshells that it is in.
-    outer: Vec<Variables>,
+    /// The subshells that it is in.
+    outer: Vec<Outer>,
+    /// The functions that are defined, with the variables that each sets.
+    functions: BTreeMap<String, BTreeSet<String>>,
+    /// Those whose bodies it is in, with the compound commands around each.
+    defining: Vec<(usize, String)>,
+    /// Functions that end the script.
+    ending: BTreeSet<String>,
+    has_body_below: bool,
+    /// The word that a command was alone, behind which a body may stand.
+    alone: String,
+    /// Variables that hold whole numbers, to which others are added.
+    integers: BTreeSet<String>,
+    /// Variables that nothing changes any more.
+    fixed: BTreeSet<String>,
     /// Whether nothing behind runs any more.
     has_ended: bool,
     /// Texts of `eval` that it is in.
@@ -83,19 +120,28 @@ impl Shell<'_> {
             self.origin.at.line = Some(statement.line);
         }
         for _ in 0..statement.leaves {
-            // What `case` ends a pattern with closes none.
-            self.variables = self.outer.pop().unwrap_or_else(|| std::mem::take(&mut self.variables));
+            // What `case` ends a pattern with closes none: it stands in a compound command that is still open.
+            if let Some(outer) = self.outer.pop_if(|outer| outer.blocks == self.blocks.len()) {
+                self.variables = outer.variables;
+                self.blocks.truncate(outer.blocks - usize::from(outer.is_body));
+            }
         }
+        // Behind the parenthesis of a pattern stands none.
+        let mut is_function =
+            (statement.join == Join::Parenthesis && statement.leaves == 0) || std::mem::take(&mut self.has_body_below);
         for _ in 0..statement.enters {
             self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
-            self.outer.push(self.variables.clone());
+            let is_body = std::mem::take(&mut is_function);
+            if is_body {
+                self.open("(", false);
+            }
+            self.outer.push(Outer { variables: self.variables.clone(), blocks: self.blocks.len(), is_body });
         }
         match statement.join {
             Join::Next | Join::Pipe | Join::Parenthesis => (self.is_certain, self.is_alternative) = (true, false),
             Join::And => {}
             Join::Or => (self.is_certain, self.is_alternative) = (false, true),
         }
-        let mut is_function = statement.join == Join::Parenthesis;
         let mut words = &*statement.words;
         while let Some(word) = words.first().and_then(Word::bare) {
             match word {
@@ -103,16 +149,25 @@ impl Shell<'_> {
                 "then" | "else" | "elif" | "do" | "!" | "$" => {}
                 "time" if words.get(1).is_some_and(|word| assignment(word).is_some()) => {}
                 "if" => self.open("if", false),
-                "for" => {
+                "for" | "select" => {
                     self.open("for", false);
                     if let Some(name) = words.get(1).and_then(Word::bare) {
-                        self.variables.set(name, vec![Why::Loop.mark(&format!("${name}"))], false);
+                        self.forget_value(name, Why::Loop);
                     }
                 }
                 "case" => self.open("case", false),
-                "{" => self.open("{", !is_function),
-                // The name stands behind it.
-                "function" => (is_function, words) = (true, &words[words.len().min(1)..]),
+                "{" => {
+                    if is_function {
+                        self.defining.push((self.blocks.len(), std::mem::take(&mut self.alone)));
+                    }
+                    self.open("{", !is_function);
+                }
+                "function" => {
+                    words = &words[words.len().min(1)..];
+                    is_function = true;
+                    self.alone = words.first().and_then(Word::bare).unwrap_or_default().to_owned();
+                    self.has_body_below = words.len() == 1;
+                }
                 "while" | "until" => {
                     let condition = words.get(1).and_then(Word::bare);
                     let forever = matches!((word, condition), ("while", Some("true" | ":")));
@@ -120,6 +175,7 @@ impl Shell<'_> {
                 }
                 "fi" | "done" | "esac" | "}" => {
                     self.blocks.pop();
+                    self.defining.pop_if(|(blocks, _)| *blocks >= self.blocks.len());
                 }
                 _ => break,
             }
@@ -129,10 +185,25 @@ impl Shell<'_> {
             let document = statement.document.as_ref().filter(|_| words.first().and_then(Word::bare) == Some("cat"));
             self.write(into, document, statement.appends)?;
         }
-        if statement.is_apart && words.iter().all(|word| assignment(word).is_some()) {
-            return Ok(());
+        if let [word] = words {
+            word.bare().unwrap_or_default().clone_into(&mut self.alone);
         }
-        self.simple(words)
+        if !statement.is_apart {
+            return self.simple(words);
+        }
+        self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
+        let before = self.variables.clone();
+        self.simple(words)?;
+        (self.variables, self.has_ended) = (before, false);
+        Ok(())
+    }
+
+    /// Sets a variable; a function does so whenever it is called.
+    fn put(&mut self, name: &str, words: Vec<String>, exported: bool) {
+        if let Some((_, function)) = self.defining.last() {
+            self.functions.entry(function.clone()).or_default().insert(name.to_owned());
+        }
+        self.variables.set(name, words, exported);
     }
 
     /// Whether what runs now runs for certain, and in the script's own shell.
@@ -189,14 +260,19 @@ impl Shell<'_> {
                 true => Why::Conditional.mark(&format!("${name}")),
                 false => self.expansion().value(&word)?,
             };
-            self.variables.set(name, vec![value], false);
+            self.put(name, vec![value], false);
         }
         Ok(())
     }
 
     /// Assignments, and a command behind them.
-    fn simple(&mut self, words: &[Word]) -> Result<(), ManifestError> {
+    fn simple(&mut self, mut words: &[Word]) -> Result<(), ManifestError> {
         self.defaults(words)?;
+        while let [Some("command" | "builtin"), Some(next)] = [0, 1].map(|at| words.get(at).and_then(Word::bare))
+            && !next.starts_with('-')
+        {
+            words = &words[1..];
+        }
         if let Some(name) = words.first().and_then(element) {
             self.forget_value(name, Why::Operator);
             return Ok(());
@@ -207,26 +283,21 @@ impl Shell<'_> {
             return assigning.iter().try_for_each(|word| self.assign(word, false));
         }
         match words[0].bare() {
-            Some("export" | "declare" | "local" | "readonly" | "typeset") => {
-                let exports = words[0].bare() == Some("export");
-                for word in &words[1..] {
-                    match word.bare() {
-                        _ if assignment(word).is_some() => self.assign(word, exports)?,
-                        Some(name) if exports => self.variables.export(name),
-                        _ => {}
-                    }
+            Some(word @ ("export" | "declare" | "local" | "readonly" | "typeset")) => return self.declare(word, &words[1..]),
+            Some("exit") => {
+                self.has_ended = self.is_sure();
+                if let Some((blocks, name)) = self.defining.last()
+                    && self.blocks.len() == blocks + 1
+                    && self.is_certain
+                    && !self.is_alternative
+                {
+                    self.ending.insert(name.clone());
                 }
                 return Ok(());
             }
-            Some("exit") => {
-                self.has_ended = self.is_sure();
-                return Ok(());
-            }
-            Some("read" | "unset" | "getopts" | "mapfile" | "readarray") => {
-                // What it sets is not known.
-                words[1..].iter().filter_map(Word::bare).for_each(|name| self.variables.unset(name));
-                return Ok(());
-            }
+            Some(word @ ("read" | "getopts" | "mapfile" | "readarray" | "unset")) => return self.change(word, &words[1..]),
+            Some("set") => return self.positional(&words[1..]),
+            Some("shift") => return self.shift(&words[1..]),
             Some("source" | ".") => return self.source(&words[1..]),
             Some("eval") => return self.eval(&words[1..]),
             Some(ARITHMETIC | "let") => {
@@ -237,12 +308,9 @@ impl Shell<'_> {
                 return Ok(());
             }
             Some("printf") if words.get(1).and_then(Word::bare) == Some("-v") => {
-                if let Some(name) = words.get(2).and_then(Word::bare) {
-                    self.forget_value(name, Why::Command);
-                }
-                return Ok(());
+                return self.change("printf", &words[2..words.len().min(3)]);
             }
-            Some("set" | "cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
+            Some("cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
             // No program is called so: it was to go on with the command before it.
             Some(flag) if flag.starts_with("--") => {
                 let name = flag.split('=').next().unwrap_or(flag);
@@ -251,10 +319,12 @@ impl Shell<'_> {
             }
             _ => {}
         }
-        let (before, is_sure) = (self.launches.len(), self.is_sure());
+        let is_sure = self.is_sure();
         self.start(assigning, words)?;
-        // The engine takes the shell's place.
-        self.has_ended = is_sure && words[0].bare() == Some("exec") && self.launches.len() > before;
+        // The program takes the shell's place, or a function ends it.
+        let runs = words.get(1).is_some_and(|word| !word.bare().is_some_and(|word| word.starts_with('{')));
+        let ends = words[0].bare().is_some_and(|name| (name == "exec" && runs) || self.ending.contains(name));
+        self.has_ended = is_sure && ends;
         // Whether it succeeds is not known.
         self.is_certain = false;
         Ok(())
@@ -262,7 +332,7 @@ impl Shell<'_> {
 
     /// A variable has some value from here on that is not followed.
     fn forget_value(&mut self, name: &str, why: Why) {
-        self.variables.set(name, vec![why.mark(&format!("${name}"))], false);
+        self.put(name, vec![why.mark(&format!("${name}"))], false);
     }
 
     /// The text that the words of `eval` are, as a part of the script.
@@ -276,6 +346,12 @@ impl Shell<'_> {
             return Err(ManifestError::TooMuch { at: self.origin.at.clone(), what: "texts of `eval`", most: DEPTH });
         }
         self.origin.reading.charge(text.len(), &self.origin.at)?;
+        // What another command prints may set any variable; what puts programs in reach sets none of the script's.
+        const HOOKS: [&str; 6] = ["conda", "mamba", "pyenv", "hook", "shellenv", "ssh-agent"];
+        let printed = unknown::written(&text);
+        if text.trim_start().starts_with(MARKS) && !HOOKS.iter().any(|hook| printed.contains(hook)) {
+            self.variables.mark_own(sourced);
+        }
         let line = self.origin.at.line.unwrap_or(1);
         let statements = statements(&text, line)
             .map_err(|(_, reason)| ManifestError::Syntax { at: self.origin.at.clone(), reason: reason.to_owned() })?;
@@ -297,13 +373,17 @@ impl Shell<'_> {
             ["activate", ".bashrc", ".bash_profile", ".profile", ".zshrc", "setvars.sh", "conda.sh", "profile"];
         let file = words.first().map(|word| self.expansion().value(word)).transpose()?.unwrap_or_default();
         if !ENVIRONMENTS.contains(&crate::started::base(&file)) {
-            self.variables.mark_own(|name| Why::Sourced.mark(&format!("${name}")));
+            self.variables.mark_own(sourced);
         }
         Ok(())
     }
 
     /// A command that may start an engine.
     fn start(&mut self, assigning: &[Word], words: &[Word]) -> Result<(), ManifestError> {
+        if let Some(sets) = words[0].bare().and_then(|name| self.functions.get(name)) {
+            self.origin.reading.charge(32 * sets.len(), &self.origin.at)?;
+            sets.clone().iter().for_each(|name| self.forget_value(name, Why::Function));
+        }
         let mut expanded = Vec::new();
         let expansion = self.expansion();
         let mut of_variables = Vec::new();
@@ -337,7 +417,9 @@ impl Shell<'_> {
     }
 
     fn assign(&mut self, word: &Word, exports: bool) -> Result<(), ManifestError> {
-        let Some((name, adds, _)) = assignment(word) else { return Ok(()) };
+        let Some((name, adds, _)) = assignment(word).filter(|(name, ..)| !self.fixed.contains(*name)) else {
+            return Ok(());
+        };
         let expansion = self.expansion();
         let mut value = match &word.array {
             None => vec![expansion.value(&behind(word))?],
@@ -348,6 +430,8 @@ impl Shell<'_> {
         };
         if self.condition().is_some() || !self.is_certain {
             value = vec![Why::Conditional.mark(&format!("${name}"))];
+        } else if self.integers.contains(name) && (adds || !value.concat().bytes().all(|byte| byte.is_ascii_digit())) {
+            value = vec![Why::Arithmetic.mark(&format!("${name}"))];
         } else if adds {
             let mut before = self.variables.get(name).unwrap_or_default().to_vec();
             let length = before.iter().map(|word| word.len() + 24).sum();
@@ -361,7 +445,7 @@ impl Shell<'_> {
             }
             value = before;
         }
-        self.variables.set(name, value, exports);
+        self.put(name, value, exports);
         Ok(())
     }
 

@@ -75,7 +75,34 @@ pub(super) fn statements(script: &str, line: usize) -> Result<Vec<Statement>, (u
         reader.step(&mut cursor).map_err(|broken| (line, broken))?;
     }
     reader.end(cursor.line, Join::Next);
+    set_apart(&mut reader.done);
     Ok(reader.done)
+}
+
+/// Compound commands that the script does not wait for, or that hand on what they print or are handed it, run in subshells.
+fn set_apart(statements: &mut [Statement]) {
+    let mut open: Vec<usize> = Vec::new();
+    for at in 0..statements.len() {
+        let words: Vec<&str> = statements[at].words.iter().map_while(Word::bare).collect();
+        let mut closed = None;
+        for word in words {
+            match word {
+                "then" | "else" | "elif" | "do" | "!" => {}
+                "if" | "while" | "until" | "{" => open.push(at),
+                "for" | "select" | "case" => {
+                    open.push(at);
+                    break;
+                }
+                "fi" | "done" | "esac" | "}" => closed = open.pop(),
+                _ => break,
+            }
+        }
+        let Some(begin) = closed.filter(|begin| statements[*begin].is_apart || statements[at].is_apart) else { continue };
+        if at + 1 < statements.len() {
+            statements[begin].enters += 1;
+            statements[at + 1].leaves += 1;
+        }
+    }
 }
 
 struct Statements {

@@ -15,8 +15,11 @@ pub(super) enum Piece {
         assigns: bool,
         quoted: bool,
     },
-    /// `"$@"`, `"${NAME[@]}"`: each of its words as a word.
-    All(String),
+    /// `"$@"`, `"${NAME[@]}"`: each of its words as a word, which is split again without quotes.
+    All {
+        name: String,
+        quoted: bool,
+    },
     /// What is not followed.
     Unknown(Why, String),
     /// A sign that stands for names of files, except where a value is assigned.
@@ -41,7 +44,7 @@ impl Word {
 
     /// Whether a variable's value is in it.
     pub(super) fn has_variable(&self) -> bool {
-        self.pieces.iter().any(|piece| matches!(piece, Piece::Variable { .. } | Piece::All(_)))
+        self.pieces.iter().any(|piece| matches!(piece, Piece::Variable { .. } | Piece::All { .. }))
     }
 
     pub(super) fn push(&mut self, character: char) {
@@ -71,7 +74,7 @@ pub(super) fn assigned(text: &str) -> Option<(&str, bool, &str)> {
 }
 
 /// The variables that a text of arithmetic sets: those behind which an assignment stands, or beside which `++` or `--` does.
-pub(super) fn computed(text: &str) -> Vec<&str> {
+pub(in super::super) fn computed(text: &str) -> Vec<&str> {
     const SETS: [&str; 12] = ["<<=", ">>=", "+=", "-=", "*=", "/=", "%=", "&=", "^=", "|=", "++", "--"];
     let mut found = Vec::new();
     let mut at = 0;
