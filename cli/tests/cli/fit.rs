@@ -62,13 +62,15 @@ fn prices_are_stated_one_by_one_above_those_of_a_file() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("1 x l40s, the cheapest that holds") && text.contains("0.86 an hour"), "{text}");
     assert!(text.contains("without a price: "), "{text}");
+    // Prices of more than is asked about are those of another question.
+    let output = fit(&["--price", "b200=2,l4=0.5"]);
+    assert!(output.status.success() && stderr(&output).contains("b200 is not tried"), "{}", stderr(&output));
     for (wrong, said) in [
         ("h100", "write one such as h100=2.49"),
         ("h1000=2", "neither a size"),
         ("l4=-1", "at least 0"),
         ("l4=.50", "a shell reads `$2` itself"),
         ("l4=$1,h100=€2", "state one currency"),
-        ("b200=2", "`b200` is none of the devices of --gpus"),
     ] {
         let output = fit(&[&format!("--price={wrong}")]);
         assert_eq!(output.status.code(), Some(2));

@@ -6,7 +6,7 @@
 use cacheplan_planner::engines::{EnginePrediction, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
-use cacheplan_planner::{ByteSize, Devices, ModelCaches};
+use cacheplan_planner::{ByteSize, Devices, GgufType, ModelCaches};
 use cacheplan_transforms::{Resource, Resources, WeightBytes};
 
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
@@ -30,7 +30,8 @@ const FIT_TARGET: u64 = 1 << 30;
 pub(crate) struct Placed {
     /// The memory of all devices, less what it leaves free of them; none where no device is named.
     room: Option<u64>,
-    weights: Option<u64>,
+    /// At least, as they are taken to be, and at most.
+    weights: [u64; 3],
     /// What is stated or was measured of steps; else they are estimated.
     compute: Option<u64>,
     /// Bytes of a step's attention scores for each cell that a sequence sees, where they are kept.
@@ -42,8 +43,8 @@ pub(crate) struct Placed {
     device: &'static str,
     /// Whether slots share their cells.
     is_shared: bool,
-    /// Graphs and what is reserved, as they are stated or were measured.
-    others: u64,
+    /// Graphs, as they are stated or were measured, and what is reserved.
+    others: [(u64, &'static str); 2],
     /// Whether the name of its file says that it is quantised, and its weights are taken to be those of the config.
     pub(crate) doubts_weights: bool,
     /// Where the cells lie, if not all on the devices.
@@ -109,10 +110,11 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let stated_weights = either(stated.weights, measured(lines.weights));
     // Told no budget, it has them as those of the model.
     question.weights = stated_weights.map(|bytes| WeightBytes::new(bytes, false));
-    let weights = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
+    let own = stated_weights.or(model.info().weights.map(|weights| weights.bytes)).unwrap_or(0);
     let compute = either(stated.activations, measured(lines.activations));
     let context = either(stated.context, measured(lines.context));
-    let others = [either(stated.graphs, measured(lines.graphs)), stated.reserve.map(|size| size.0)];
+    let graphs = either(stated.graphs, measured(lines.graphs)).unwrap_or(0);
+    let others = [(graphs, "graphs"), (stated.reserve.map_or(0, |size| size.0), "what is reserved")];
     let caches = question.caches(model)?;
     let devices = used(question)?;
     let split = split(question, layers(&caches), devices);
@@ -120,9 +122,20 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     // Layers are divided over devices, and no layer's cells are.
     question.devices = question.device().cloned().map(Devices::from);
     let of_config = model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && room.is_some());
-    let quantised = quantised(&question.model).map(str::to_owned).filter(|_| of_config.is_some());
+    // A file whose name says how it is quantised has not the weights of the config.
+    let named = GgufType::of_file(&question.model).filter(|_| of_config.is_some());
+    let named = named.and_then(|of| Some((of, model.weights_in(of)?)));
+    let quantised = quantised(&question.model).map(str::to_owned).filter(|_| of_config.is_some() && named.is_none());
     let doubts_weights = quantised.is_some();
-    if let Some(weights) = of_config {
+    let weights = named.map_or([own; 3], |(_, bytes)| bytes);
+    if let (Some((of, bytes)), Some(config)) = (named, of_config) {
+        question.weights = Some(WeightBytes::new(bytes[1], false));
+        let ([least, assumed, most], config) = (bytes.map(ByteSize), ByteSize(config.bytes));
+        question.notes.push(format!(
+            "weights of {assumed} are assumed from the name, {least} to {most} of a file in {}, where the config's are {config}: state the file's size with --weights",
+            of.name
+        ));
+    } else if let Some(weights) = of_config {
         let (weights, dtype) = (ByteSize(weights.bytes), model.info().dtype);
         question.cautions.extend(quantised.map(|name| {
             format!(
@@ -140,8 +153,10 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     if devices > 1 {
         question.notes.push(format!("the size is that of all {devices} devices together; each has a line of its own"));
     }
-    let others = others.into_iter().flatten().fold(0, u64::saturating_add);
     let short = short(question, &caches);
+    if matches!(short, Short::Cells { .. }) && room.is_some() {
+        question.notes.push("no --ctx-size is stated, so that it takes as many cells as fit beside what --fit-target leaves free; as many as are stated it allocates".into());
+    }
     let spared = split.of_all(spared(question, short)?);
     let room = room.map(|room| room.saturating_sub(spared));
     let is_shared = question.is_stated("engine.context");
@@ -311,15 +326,32 @@ impl Placed {
         [0, 1, 2].map(|at| self.split.of_all(compute[at].saturating_add(context[at])))
     }
 
-    /// What is assumed beside weights and caches, in words.
-    pub(crate) fn assumed(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> Option<String> {
-        let [least, _, most] = self.beside(predicted, context).map(ByteSize);
-        let some = self.room.is_some() && self.held(predicted).is_some() && least != most;
-        some.then(|| {
-            format!(
-                "steps and the device's context take {least} to {most} beside weights and caches, estimated; state them with --activations"
-            )
-        })
+    /// What takes the devices' memory, in words: at least and at most, as far as that is not known exactly.
+    pub(crate) fn taken(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> Option<String> {
+        let (Some(room), Some(caches)) = (self.room, self.held(predicted)) else { return None };
+        let beside = self.beside(predicted, context);
+        let [(least, few), (most, many)] = [0, 2].map(|at| self.parts(at, beside[at], caches));
+        let span = |least: u64, most: u64| match least == most {
+            true => ByteSize(least).to_string(),
+            false => format!("{} to {}", ByteSize(least), ByteSize(most)),
+        };
+        let parts = few.iter().zip(&many).map(|((least, what), (most, _))| format!("{} of {what}", span(*least, *most)));
+        let parts = parts.collect::<Vec<_>>().join(", ");
+        let left = span(room.saturating_sub(most), room.saturating_sub(least));
+        let estimated = match beside[0] < beside[2] {
+            true => "; steps and the context are estimated, --activations states them",
+            false => "",
+        };
+        Some(format!("{} on the devices: {parts}; {left} are left{estimated}", ByteSize(room)))
+    }
+
+    /// All that lies on the devices with what it needs at least (0) or at most (2), and each part of it.
+    fn parts(&self, at: usize, beside: u64, caches: u64) -> (u64, Vec<(u64, &'static str)>) {
+        let [graphs, reserve] = self.others;
+        let parts =
+            [(self.weights[at], "weights"), graphs, reserve, (beside, "steps and the device's context"), (caches, "caches")];
+        let all = parts.iter().fold(0, |all: u64, (bytes, _)| all.saturating_add(*bytes));
+        (all, parts.into_iter().filter(|(bytes, what)| *bytes > 0 || *what == "caches").collect())
     }
 
     /// Bytes of caches on the devices; none where layers are on the host, with their weights.
@@ -341,24 +373,17 @@ impl Placed {
         };
         // As much as it may be, so that what it is told lies on the devices surely.
         let [_, _, beside] = self.beside(predicted, context);
-        let taken = [self.weights.unwrap_or(0), self.others, beside].into_iter().fold(0, u64::saturating_add);
-        room.saturating_sub(taken)
+        room.saturating_sub(self.parts(2, beside, 0).0)
     }
 
     /// Why the devices do not hold that, where their memory is known: with what it may need at least, and at most.
     pub(crate) fn lacks(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> [Option<String>; 2] {
         let (Some(caches), Some(room)) = (self.held(predicted), self.room) else { return [None, None] };
-        let [least, _, most] = self.beside(predicted, context);
-        [least, most].map(|beside| {
-            let others = self.others.saturating_add(beside);
-            let needed = [self.weights.unwrap_or(0), others, caches].into_iter().fold(0, u64::saturating_add);
-            let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
-            let parts = [
-                part(self.weights.unwrap_or(0), "weights"),
-                part(others, "other memory"),
-                Some(format!("{} of caches", ByteSize(caches))),
-            ];
-            let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+        let beside = self.beside(predicted, context);
+        [0, 2].map(|at| {
+            let (needed, parts) = self.parts(at, beside[at], caches);
+            let parts: Vec<String> = parts.into_iter().map(|(bytes, what)| format!("{} of {what}", ByteSize(bytes))).collect();
+            let parts = parts.join(" and ");
             let does = match self.device {
                 _ if !self.short.fails() => "layers stay on the host".to_owned(),
                 // A HIP build has the words of the CUDA one.
