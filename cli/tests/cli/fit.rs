@@ -8,7 +8,7 @@ use super::{cacheplan, config, stderr};
 #[test]
 fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let fit = |more: &[&str]| {
-        let args = ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--context", "32k"]
+        let args = ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--as", "plan", "--context", "32k"]
             .map(str::to_owned)
             .into_iter()
             .chain(more.iter().map(|&arg| arg.to_owned()));
@@ -18,7 +18,7 @@ fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{}", stderr(&output));
     // Seven stages are fewer devices than eight replicas of 13 each, which the planner's own test derives by hand.
-    assert!(text.contains("7 x h200") && text.contains("--pipeline-parallel-size 7"), "{text}");
+    assert!(text.contains("7 x h200") && text.contains("--pp 7"), "{text}");
     let eight = fit(&["--sequences", "104", "--gpus", "h200", "--max-gpus", "8", "--format", "csv"]);
     let eight = String::from_utf8_lossy(&eight.stdout).into_owned();
     assert!(eight.lines().any(|row| row.starts_with("h200,8,1,1,8,8,,,,true,104,")), "{eight}");
@@ -91,7 +91,7 @@ fn every_row_of_fit_is_what_plan_says_of_it(
 ) {
     let model = config(name).to_str().unwrap().to_owned();
     let asked = ["--context", context, "--sequences", "1", "--gpus", "h100", "--max-gpus", "8", "--format", "json"];
-    let fits = cacheplan(&[&["fit", &model][..], &asked].concat());
+    let fits = cacheplan(&[&["fit", &model, "--as", "plan"][..], &asked].concat());
     let fits: Value = serde_json::from_slice(&fits.stdout).unwrap();
     let rows = fits["fits"].as_array().unwrap().iter();
     let plain = rows.filter(|fit| ["kv_dtype", "state_dtype", "engine"].iter().all(|key| fit[*key].is_null()));

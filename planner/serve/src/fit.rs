@@ -48,10 +48,6 @@ impl By {
     }
 }
 
-/// What is beside caches on a device, which every engine leaves room for and no command line says.
-const BESIDE_CACHES: [&str; 5] =
-    ["memory.weights", "memory.activations", "memory.context", "memory.graphs", "memory.reserve"];
-
 /// The commands by which engines are asked about a model.
 pub struct Asks {
     models: Models,
@@ -63,11 +59,12 @@ pub struct Asks {
 }
 
 impl Asks {
-    /// Every engine by the shortest command that serves the model, beside what is stated of its devices.
+    /// Every engine by the shortest command that serves the model, beside what is stated of its devices: what it says itself, such as
+    /// its share of them, it refuses above that.
     pub fn of_model(model: &PlanRequest, name: Option<&str>) -> Self {
         let models = Models { model: model.model().clone(), draft: None };
         let settings = model.config().settings.iter();
-        let stated = settings.filter(|set| set.origin.is_stated() && BESIDE_CACHES.contains(&set.key));
+        let stated = settings.filter(|set| set.origin.is_stated() && set.key.starts_with("memory."));
         let stated = stated.map(|set| Override {
             key: set.key.to_owned(),
             value: set.value.clone(),
