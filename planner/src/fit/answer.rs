@@ -320,6 +320,10 @@ impl Fit {
         if flags.is_empty() { "alone".to_owned() } else { flags }
     }
 
+    fn engine_name(&self) -> Option<&str> {
+        self.engine.as_deref()?.split('@').next()
+    }
+
     /// The same with the engine whose rules they are.
     pub(crate) fn layout(&self) -> String {
         let engine = self.engine.as_ref().map(|engine| format!("{engine}: ")).unwrap_or_default();
@@ -330,8 +334,9 @@ impl Fit {
     pub(crate) fn layout_beside(&self, other: &Self) -> String {
         match &self.engine {
             engine if *engine == other.engine => self.division(),
-            Some(_) => self.layout(),
-            None => format!("plan: {}", self.division()),
+            // Its version stands below the rows, where it is not asked of two.
+            Some(_) if self.engine_name() == other.engine_name() => self.layout(),
+            _ => format!("{}: {}", self.engine_name().unwrap_or("plan"), self.division()),
         }
     }
 

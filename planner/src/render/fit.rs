@@ -63,8 +63,11 @@ impl Answer {
             ([one], false) => {
                 format!("by the rules of {one} and its own command{ranges}; --as plan: the planner's own pools")
             }
-            (_, false) => format!("by the rules of the engine that is named, and its own command{ranges}"),
-            (_, true) => format!("rows with an engine: by its rules and its own command{ranges}; others: the planner's own pools"),
+            (several, own) => {
+                let first = shown.first().and_then(|fit| fit.engine.as_deref()).unwrap_or("the planner");
+                let own = if own { "; plan: the planner's own pools" } else { "" };
+                format!("by the rules of {} and their own commands{ranges}; a row that names none: {first}{own}", several.join(", "))
+            }
         };
         let of = |has: fn(&Fit) -> bool, what: &'static str| shown.iter().any(|fit| has(fit)).then_some(what);
         let words = [
