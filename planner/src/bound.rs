@@ -459,7 +459,7 @@ impl SpeedBound {
         let Self { context, all, tokens_per_second, prompt, source, .. } = self;
         let (alone, ends, prompt) = (self.alone_per_second(), all.bound_by, prompt.seconds);
         format!(
-            "{alone:.0} tokens/s for one sequence alone, {tokens_per_second:.0} for all ({ends} ends it), {prompt:.2} s to read {context} tokens; a bound by the rates of {source}"
+            "{alone:.0} tokens/s for one sequence alone, {tokens_per_second:.0} for all ({ends}-bound), {prompt:.2} s to read {context} tokens; a bound by the rates of {source}"
         )
     }
 

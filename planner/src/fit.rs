@@ -7,10 +7,8 @@ mod fewer_bits;
 mod prices;
 mod trial;
 
-use cacheplan_handlers::{DType, Kind};
-
 pub(crate) use answer::cost;
-use answer::in_order;
+use answer::{Weights, in_order};
 use trial::{Asking, Tried, Variant, tried};
 
 pub use answer::{Answer, AtBest, Curve, FewerBits, Fit};
@@ -27,6 +25,7 @@ use crate::request::PlanRequest;
 use crate::size::ByteSize;
 use crate::solver::solve::last;
 use crate::stated::Stated;
+use crate::weight_bits::StatedWeights;
 
 /// What shall be held, and on what.
 #[derive(Clone, Debug)]
@@ -45,17 +44,19 @@ pub struct FitQuestion {
     pub max_devices: u32,
     /// Percent more sequences than are asked for that a layout must have room for before it holds them.
     pub margin: u32,
-    /// Weights over all ranks, where the model does not tell.
-    pub weights: Option<ByteSize>,
+    /// Weights over all ranks, where the model does not tell or others are meant.
+    pub weights: Option<StatedWeights>,
     /// What the devices cost.
     pub prices: Prices,
 }
 
-/// Engines that are asked what they admit, beside the plan's own pools.
+/// Whose rules answer: engines that are asked what they admit, and the plan's own pools.
 #[derive(Clone, Copy)]
 pub struct Engines<'a> {
     /// Which.
     pub asked: &'a [EngineSpec],
+    /// Whether the plan's own pools answer too.
+    pub own: bool,
     /// What an engine asks of each device that is told so; none where it refuses that, or cannot be told it.
     pub asks: &'a dyn Fn(Told<'_>) -> Option<AskedOf>,
     /// Sequences of all replicas, at least and at most, as the engine's own command is answered that is told so.
@@ -71,7 +72,7 @@ pub struct Told<'a> {
     pub device: &'a DeviceInfo,
     /// How many there are, and what each does.
     pub layout: &'a Layout,
-    /// What all weights take, where that is stated.
+    /// What all weights take, where that is stated and the engine does not make them so itself.
     pub weights: Option<ByteSize>,
 }
 
@@ -87,8 +88,8 @@ pub struct AskedOf {
 }
 
 impl Engines<'_> {
-    /// None of them.
-    pub const NONE: Engines<'static> = Engines { asked: &[], asks: &|_| None, between: &|_| [0; 2] };
+    /// None of them: the plan's own pools.
+    pub const NONE: Engines<'static> = Engines { asked: &[], own: true, asks: &|_| None, between: &|_| [0; 2] };
 }
 
 impl FitQuestion {
@@ -96,12 +97,6 @@ impl FitQuestion {
     fn needed(&self) -> u64 {
         let needed = (u128::from(self.sequences) * u128::from(100 + u64::from(self.margin))).div_ceil(100);
         u64::try_from(needed).unwrap_or(u64::MAX)
-    }
-
-    /// What is stated of the model, as flags of `cacheplan plan`.
-    fn stated(&self) -> Vec<String> {
-        let weights = self.weights.iter().flat_map(|size| ["--weights".to_owned(), size.stated()]);
-        self.stated.iter().cloned().chain(weights).collect()
     }
 
     /// The devices to choose among where none are named, by name and comma.
@@ -124,7 +119,7 @@ impl PlanRequest {
         self.fit_beside(question, Engines::NONE)
     }
 
-    /// The same, and what engines admit of each layout that they can be told.
+    /// The same by the rules of engines, of each layout that they can be told, and by the plan's own where these are asked too.
     ///
     /// # Errors
     /// As [`fit`](Self::fit).
@@ -137,13 +132,19 @@ impl PlanRequest {
                 "the size of the model's weights is unknown{why}, so what they leave for caches is too; state it with --weights"
             )));
         }
+        let weights = question.weights.map(|stated| {
+            self.weights_as(stated, None).ok_or_else(|| {
+                PlanError::Budget("what weights of so many bits take is not known of this model; state a size with --weights".into())
+            })
+        });
+        let weights = weights.transpose()?;
         // What the passes refuse, or no cache takes, is no layout that does not fit.
         self.settled()?;
         let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
         let dtypes = self.budget()?.dtypes;
-        let asks: Vec<Option<EngineSpec>> =
-            std::iter::once(None).chain(engines.asked.iter().copied().map(Some)).collect();
-        let work = self.with_weights(question).work();
+        let own = engines.own.then_some(None);
+        let asks: Vec<Option<EngineSpec>> = own.into_iter().chain(engines.asked.iter().copied().map(Some)).collect();
+        let work = self.with_weights(weights).work();
         let layouts = asked.layouts(question)?;
         let mut fits = Vec::new();
         for (name, device, layouts) in &layouts {
@@ -167,10 +168,10 @@ impl PlanRequest {
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
         let mut answer = Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
-            stated: question.stated(),
+            stated: question.stated.clone(),
+            weights: question.weights.map(|stated| Weights::of(self, stated)),
             command: None,
             dtypes,
-            states: asked.states_beside_vllm(),
             context: question.context,
             sequences: question.sequences,
             margin: question.margin,
@@ -181,13 +182,13 @@ impl PlanRequest {
             fewer_bits: Vec::new(),
         };
         answer.fewer_bits = asked.in_fewer_bits(&layouts, answer.best(), question, engines);
-        answer.curves = answer.best_of_each().into_iter().filter_map(|fit| curve(self, fit, question)).collect();
+        answer.curves =
+            answer.best_of_each().into_iter().filter_map(|fit| self.curve(fit, question, engines)).collect();
         Ok(answer)
     }
 
-    /// The longest sequences of which some layout holds as many as are asked for, in the model's own dtypes and in the engines'
-    /// pools where any are asked, else in the plan's own, up to what the model was made for; 0 where none holds them however
-    /// short they are.
+    /// The longest sequences of which some layout holds as many as are asked for, in the model's own dtypes and by the rules that are
+    /// asked, up to what the model was made for; 0 where none holds them however short they are.
     ///
     /// # Errors
     /// As [`fit`](Self::fit).
@@ -205,15 +206,14 @@ impl PlanRequest {
             };
             let told = |engine, (device, parallel): (&DeviceInfo, Parallel)| {
                 let sequences = question.needed().next_multiple_of(parallel.dp.into());
-                let layout = Layout { sequences, ..Variant::plain(Some(engine)).layout(parallel, dtypes, &question) };
-                let asking = Asking { engines, engine, device, question: &question, work: None };
+                let plain = Variant::plain(Some(engine)).layout(self, parallel, dtypes, &question);
+                let layout = Layout { sequences, ..plain };
+                let asking = Asking { model: self, engines, engine, device, question: &question, work: None };
                 let found = asking.of(layout);
                 found.is_some_and(|found| found.sequences > 0 && asking.between(&layout)[0] >= question.needed())
             };
-            match engines.asked {
-                [] => tries.iter().any(|layout| own(*layout)),
-                asked => asked.iter().any(|engine| tries.iter().any(|layout| told(*engine, *layout))),
-            }
+            let asked = || engines.asked.iter().any(|engine| tries.iter().any(|layout| told(*engine, *layout)));
+            engines.own && tries.iter().any(|layout| own(*layout)) || asked()
         };
         let most = self.info().max_position_embeddings.unwrap_or(1 << *CURVE.end());
         Ok(last(most.min(1 << 32), |context| context == 0 || holds(context)))
@@ -232,29 +232,16 @@ impl PlanRequest {
         let Some(engine) = variant.engine else {
             return tried(&variant.of(self), device, parallel, question, work);
         };
-        let layout = variant.layout(parallel, self.budget().ok()?.dtypes, question);
-        let asking = Asking { engines, engine, device, question, work };
-        let tried = asking.most(layout)?;
+        let layout = variant.layout(self, parallel, self.budget().ok()?.dtypes, question);
+        let asking = Asking { model: self, engines, engine, device, question, work };
+        let own = tried(&variant.of(self), device, parallel, question, None).map_or(0, |own| own.sequences);
+        let tried = asking.most(layout, own)?;
         let between = |sequences: u64| asking.between(&Layout { sequences, ..layout });
         let own = if tried.sequences > 0 { between(tried.sequences) } else { [0; 2] };
         // Fewer than are needed, of bytes that are not known exactly, may be as many.
         let is_short = 0 < tried.sequences && tried.sequences < question.needed();
         let needed = is_short.then(|| between(question.needed())).filter(|[_, most]| *most >= question.needed());
         Some(tried.between(needed.unwrap_or(own)))
-    }
-
-    /// The element type of recurrent states, where vLLM would choose another.
-    fn states_beside_vllm(&self) -> Option<DType> {
-        let of = |request: &Self| {
-            let caches = request.caches().ok()?;
-            let states = caches.iter().filter(|cache| cache.handler.is_state());
-            let is_other = |kind: &Kind| matches!(kind, Kind::CausalConv | Kind::Ring) || kind.is_replay();
-            let mut states = states.filter(|cache| !is_other(cache.handler.kind()));
-            states.next().map(|cache| cache.handler.dtype())
-        };
-        let own = of(self)?;
-        let vllm = self.as_run_by("vllm".parse().ok());
-        of(&vllm).is_some_and(|vllm| vllm != own).then_some(own)
     }
 
     /// Refuses a budget that states what is looked for. What a command states of it each layout tells that anew.
@@ -293,21 +280,25 @@ impl PlanRequest {
         Ok(question.devices.iter().map(of_device).collect())
     }
 
-    fn with_weights(&self, question: &FitQuestion) -> Self {
+    fn with_weights(&self, weights: Option<ByteSize>) -> Self {
         self.changed(|budget| {
             let memory = budget.memory.get_or_insert_default();
-            memory.weights = question.weights.or(memory.weights);
+            memory.weights = weights.or(memory.weights);
         })
     }
-}
 
-/// What the layout of `fit` holds at other lengths, with the model's own dtypes.
-fn curve(request: &PlanRequest, fit: &Fit, question: &FitQuestion) -> Option<Curve> {
-    let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.is_plain())?;
-    let points = CURVE.filter_map(|power| {
-        let question = FitQuestion { context: 1 << power, ..question.clone() };
-        Some((question.context, tried(request, device, fit.parallel, &question, None)?.sequences))
-    });
-    let layout = fit.flags().replace("--", "");
-    Some(Curve { name: format!("{} x {name} {layout}", fit.devices).trim_end().to_owned(), points: points.collect() })
+    /// What the layout of `fit` holds at other lengths, by the rules of its row and in the model's own dtypes.
+    fn curve(&self, fit: &Fit, question: &FitQuestion, engines: Engines<'_>) -> Option<Curve> {
+        let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.changed_dtypes() == 0)?;
+        let engine = fit.engine.as_deref().map(str::parse).transpose().ok()?;
+        let variant = Variant::plain(engine);
+        let points = CURVE.filter_map(|power| {
+            let question = FitQuestion { context: 1 << power, ..question.clone() };
+            let tried = self.varied(variant, device, fit.parallel, &question, engines, None)?;
+            Some((question.context, tried.sequences))
+        });
+        let layout = fit.flags().replace("--", "");
+        let name = format!("{} x {name} {layout}", fit.devices).trim_end().to_owned();
+        Some(Curve { name, points: points.collect() })
+    }
 }

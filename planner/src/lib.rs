@@ -87,4 +87,4 @@ pub use request::PlanRequest;
 pub use size::ByteSize;
 pub use solver::step::StepBytes;
 pub use stated::Stated;
-pub use weight_bits::WeightBits;
+pub use weight_bits::{GgufType, StatedWeights, WeightBits};

@@ -1,9 +1,9 @@
 //! Which devices hold so many sequences of so many tokens: `cacheplan fit`.
 
 use cacheplan_planner::engines::UnknownEngine;
-use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
+use cacheplan_planner::{Config, DeviceInfo, FitQuestion, Override, PlanRequest, Prices, StatedWeights};
 use cacheplan_serve::ServeError;
-use cacheplan_serve::fit::Asks;
+use cacheplan_serve::fit::{Asks, By};
 use pyo3::prelude::*;
 
 use crate::errors::{self, Said, error};
@@ -41,7 +41,7 @@ pub(crate) fn fit(
         |key: &str, failed: String| error("BudgetError", failed, Said { key: Some(key.into()), ..Said::default() });
     let devices: Result<Vec<(String, DeviceInfo)>, _> =
         gpus.iter().map(|name| name.parse().map(|device| (name.trim().to_lowercase(), device))).collect();
-    let weights = weights.map(str::parse::<ByteSize>).transpose();
+    let weights = weights.map(str::parse::<StatedWeights>).transpose();
     let question = FitQuestion {
         model: None,
         stated: Vec::new(),
@@ -50,14 +50,14 @@ pub(crate) fn fit(
         devices: devices.map_err(|failed| refused("gpus", failed.to_string()))?,
         max_devices: max_gpus,
         margin,
-        weights: weights.map_err(|failed| refused("weights", failed.to_string()))?,
+        weights: weights.map_err(|failed| refused("weights", failed))?,
         prices: prices
             .map(Prices::from_toml)
             .transpose()
             .map_err(|failed| refused("prices", failed))?
             .unwrap_or_default(),
     };
-    let engines: Result<Vec<EngineSpec>, _> = engines.iter().map(|name| name.parse()).collect();
+    let engines: Result<Vec<By>, _> = engines.iter().map(|name| name.parse()).collect();
     let engines = engines.map_err(|failed: UnknownEngine| refused("engines", failed.to_string()))?;
     let dtypes = [("dtypes.kv", "kv_dtype", kv_dtype), ("dtypes.ssm", "ssm_dtype", ssm_dtype)].into_iter();
     let stated: Vec<Override> =

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use cacheplan::planner::size::TokenCount;
-use cacheplan::planner::{BudgetKey, ByteSize, Override, Values};
+use cacheplan::planner::{
+    BudgetKey, ByteSize, Engine, ModelCaches, Override, PlanRequest, StatedWeights, Values,
+};
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
 
@@ -15,12 +17,17 @@ use crate::numbers::{number, whole};
 pub(crate) struct BudgetArgs {
     pub(crate) budget: Option<PathBuf>,
     overrides: Vec<Override>,
+    /// Weights of which only the bits are stated, which take what the model says.
+    bits: Option<StatedWeights>,
     /// Whether the length of sequences is to be found.
     finds_length: bool,
 }
 
 /// The key that can be left to the memory, and the word for that.
 const LENGTH: (&str, &str) = ("max_seq_len", "auto");
+
+/// The key that may be stated in bits of a weight.
+const WEIGHTS: &str = "memory.weights";
 
 /// What most people state, and short help shows.
 const FIRST: [&str; 5] = ["max_seq_len", "max_batch_size", "dtypes.kv", "parallel.tp", "memory.weights"];
@@ -42,6 +49,28 @@ impl BudgetArgs {
     /// The keys that flags set.
     pub(crate) fn overrides(&self) -> &[Override] {
         &self.overrides
+    }
+
+    /// Weights of which only the bits are stated.
+    pub(crate) const fn bits(&self) -> Option<StatedWeights> {
+        self.bits
+    }
+
+    /// The same with what a model's weights take of so many bits, as an engine has them.
+    pub(crate) fn weighed(&self, model: &ModelCaches, engine: Option<Engine>) -> Result<Self, Failure> {
+        let weighed = self.bits.map(|bits| weights_of(bits, model, engine)).transpose()?;
+        Ok(Self { bits: None, ..self.with(weighed.as_slice()) })
+    }
+
+    /// All else.
+    pub(crate) fn without_bits(&self) -> Self {
+        Self { bits: None, ..self.clone() }
+    }
+
+    /// Bits of a weight say nothing where no model is asked.
+    pub(crate) fn refuse_bits(&self) -> Result<(), Failure> {
+        let said = "--weights: bits of a weight are a size of `plan` and `fit` alone; state the size that `cacheplan plan` says";
+        if self.bits.is_some() { Err(Failure::new(2, said)) } else { Ok(()) }
     }
 
     /// Whether the longest sequences that fit are asked for.
@@ -90,17 +119,21 @@ impl clap::Args for BudgetArgs {
 
 impl clap::FromArgMatches for BudgetArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut finds_length = false;
+        let (mut finds_length, mut bits) = (false, None);
         let overrides = BudgetKey::all().iter().filter_map(|key| {
             let value = matches.get_one::<String>(key.path)?.clone();
             if (key.path, value.as_str()) == LENGTH {
                 finds_length = true;
                 return None;
             }
+            if key.path == WEIGHTS && value.parse::<ByteSize>().is_err() {
+                bits = value.parse().ok();
+                return None;
+            }
             Some(Override::by_flag(key.path, value, key.flag))
         });
         let overrides = overrides.collect();
-        Ok(Self { budget: matches.get_one("budget").cloned(), overrides, finds_length })
+        Ok(Self { budget: matches.get_one("budget").cloned(), overrides, bits, finds_length })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
@@ -128,6 +161,7 @@ fn heading(section: &'static str) -> &'static str {
 fn flag(key: &'static BudgetKey) -> Arg {
     let (value_name, parser) = match key.values {
         Values::Tokens(least, most) if key.path == LENGTH.0 => ("TOKENS|auto", ValueParser::new(length(least, most))),
+        Values::Bytes if key.path == WEIGHTS => ("SIZE|BITS", ValueParser::new(weights)),
         values => parsed(values),
     };
     let arg = Arg::new(key.path)
@@ -176,6 +210,26 @@ fn tokens(text: &str, least: u64, most: u64) -> Result<String, String> {
         Ok(TokenCount(count)) => Err(format!("{count} is not in {least}..={most}")),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// What weights of so many bits take, as the flag says it.
+pub(crate) fn weights_of(
+    bits: StatedWeights,
+    model: &ModelCaches,
+    engine: Option<Engine>,
+) -> Result<Override, Failure> {
+    let size = PlanRequest::of(model.clone()).weights_as(bits, engine);
+    let unknown = "--weights: the size of this model's own weights is not known, or they are quantised; state a size";
+    let size = size.ok_or_else(|| Failure::new(2, unknown))?;
+    Ok(Override::by_flag(WEIGHTS, size.stated(), "--weights"))
+}
+
+/// A size, exactly, or bits as they are written.
+fn weights(text: &str) -> Result<String, String> {
+    Ok(match text.parse()? {
+        StatedWeights::Bytes(size) => size.stated(),
+        StatedWeights::Bits(_) | StatedWeights::Gguf(_) => text.to_owned(),
+    })
 }
 
 /// A number of tokens, or the word for the longest that fit.

@@ -79,6 +79,7 @@ fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
         strict: false,
         device: &args.device,
         overrides: &[],
+        bits: None,
         read: ReadOptions::default(),
         draft: None,
         measured: None,

@@ -5,10 +5,12 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::Limit;
 use cacheplan::planner::fit::{Answer, Price};
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{ByteSize, Config, DeviceInfo, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
+use cacheplan::planner::{
+    ByteSize, Config, DeviceInfo, FitQuestion, Memory, Override, PlanRequest, Prices, StatedWeights,
+};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::ServeError;
-use cacheplan_serve::fit::Asks;
+use cacheplan_serve::fit::{Asks, By};
 use clap::ValueEnum;
 
 use crate::commands::hub;
@@ -55,9 +57,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     prices: Option<PathBuf>,
 
-    /// Weights over all devices, where no file tells
+    /// Weights over all devices, where no file tells or others are meant: a size, or bits such as fp8, int4, Q4_K_M
+    #[arg(long, value_name = "SIZE|BITS")]
+    weights: Option<StatedWeights>,
+
+    /// Bytes of each device left to others, such as a screen
     #[arg(long, value_name = "SIZE")]
-    weights: Option<ByteSize>,
+    reserve: Option<ByteSize>,
 
     /// The element type of keys and values, such as bf16; where nobody says, 8 bits are tried too
     #[arg(long, aliases = ["kv", "kv-cache-dtype"], value_name = "DTYPE")]
@@ -67,9 +73,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DTYPE")]
     ssm_dtype: Option<String>,
 
-    /// Engines that are asked what they admit, such as vllm@0.33.0, beside the plan's own pools
-    #[arg(long = "as", aliases = ["engine", "engines"], value_name = "ENGINE[@VERSION]", value_delimiter = ',')]
-    engines: Vec<EngineSpec>,
+    /// Whose rules answer, such as vllm@0.33.0; plan: the planner's own pools [default: vllm, and llama.cpp of a GGUF file and where
+    /// processors share memory]
+    #[arg(long = "as", aliases = ["engine", "engines"], value_name = "ENGINE[@VERSION]|plan", value_delimiter = ',', value_parser = by)]
+    by: Vec<By>,
 
     #[command(flatten)]
     start: StartArgs,
@@ -114,12 +121,21 @@ impl Args {
         flags.into_iter().filter_map(stated).collect()
     }
 
-    /// What is stated of the model, as words of `cacheplan plan`.
+    /// What is stated of the model and its devices, as words of `cacheplan plan`.
     fn stated(&self) -> Vec<String> {
         let flags = [("--kv-dtype", &self.kv_dtype), ("--ssm-dtype", &self.ssm_dtype)].into_iter();
         let dtypes =
             flags.flat_map(|(flag, dtype)| dtype.iter().flat_map(move |dtype| [flag.to_owned(), dtype.clone()]));
-        self.facts.words().into_iter().chain(dtypes).collect()
+        self.facts.words().into_iter().chain(dtypes).chain(self.reserved()).collect()
+    }
+
+    fn reserved(&self) -> impl Iterator<Item = String> {
+        self.reserve.into_iter().flat_map(|size| ["--reserve".to_owned(), size.stated()])
+    }
+
+    /// What is stated of every device.
+    fn of_devices(&self) -> Option<Override> {
+        self.reserve.map(|size| Override::by_flag("memory.reserve", size.stated(), "--reserve"))
     }
 }
 
@@ -136,10 +152,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     for (device, price) in &args.price {
         prices.state(device, price.clone()).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
-        // A manifest may name others itself.
-        if !args.gpus.is_empty() && !args.gpus.iter().any(|(tried, _)| tried == device) {
-            return Err(Failure::new(2, format!("--price: `{device}` is none of the devices of --gpus")));
-        }
+    }
+    let is_tried = |device: &String| args.gpus.is_empty() || args.gpus.iter().any(|(tried, _)| tried == device);
+    let others: Vec<&str> = args.price.iter().filter(|(device, _)| !is_tried(device)).map(|(device, _)| &**device).collect();
+    if !others.is_empty() {
+        note(&format!("{} is not tried, since --gpus names others: its price is not used", others.join(", ")));
     }
     let devices = match (args.gpus.is_empty(), prices.per_hour.is_empty()) {
         (false, _) => args.gpus.clone(),
@@ -175,11 +192,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match answer.best() {
         Some(_) => Ok(()),
         None => {
-            let has_engines = answer.fits.iter().any(|fit| fit.engine.is_some());
-            let none = if has_engines { "none of the engines" } else { "nothing tried" };
-            let is_near = answer.fits.iter().any(|fit| fit.may_hold && fit.engine.is_some() == has_engines);
-            let holds = if is_near { "surely holds" } else { "holds" };
-            Err(Failure::new(3, format!("{none} {holds} {sequences} of {context} tokens")))
+            let holds = if answer.may_hold() { "surely holds" } else { "holds" };
+            Err(Failure::new(3, format!("nothing tried {holds} {sequences} of {context} tokens")))
         }
     }
 }
@@ -202,37 +216,34 @@ fn of_model(
     let asks = Asks::of_model(&request, question.model.as_deref());
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(args, || asks.longest_that_fits(&request, &question, &args.engines))?,
+        Context::Auto => longest(args, || asks.longest_that_fits(&request, &question, &args.by))?,
     };
-    let answer = answered(&asks, &[(&request, question.clone())], &args.engines)?;
+    let answer = answered(&asks, &[(&request, question.clone())], &args.by)?;
     Ok((question, answer))
 }
 
 /// What the environment and flags say of every device.
 fn stated(args: &Args, devices: &[(String, DeviceInfo)]) -> Result<Config, Failure> {
     let device = devices.first().map(|(_, device)| device);
-    let stated = Config::resolve_on(device, None, &environment()?, &args.dtypes());
+    let flags: Vec<Override> = args.dtypes().into_iter().chain(args.of_devices()).collect();
+    let stated = Config::resolve_on(device, None, &environment()?, &flags);
     let mut stated = stated.map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
     let by_somebody = |is: fn(&str) -> bool| stated.settings.iter().any(|set| set.origin.is_stated() && is(set.key));
     if by_somebody(|key| matches!(key, "memory.bytes" | "memory.fraction")) {
         return Ok(stated);
     }
     // Each device has a usual share of its own.
-    let is_stated = by_somebody(|key| key.starts_with("memory."));
-    if let Some(memory) = stated.budget.memory.take().filter(|_| is_stated) {
-        let mut shares = devices.iter().map(|(_, device)| device.usual_share());
-        let first = shares.next();
-        if shares.any(|share| Some(share) != first) {
-            let said = "the devices have several usual shares of memory; state CACHEPLAN__MEMORY__FRACTION too";
-            return Err(Failure::new(2, said));
-        }
-        stated.budget.memory = Some(memory);
-    }
+    let (is_stated, of_stated) = (by_somebody(|key| key.starts_with("memory.")), by_somebody(|key| key == "memory.of"));
+    stated.budget.memory = stated.budget.memory.take().filter(|_| is_stated).map(|memory| Memory {
+        fraction: None,
+        of: memory.of.filter(|_| of_stated),
+        ..memory
+    });
     Ok(stated)
 }
 
-fn answered(asks: &Asks, questions: &[(&PlanRequest, FitQuestion)], engines: &[EngineSpec]) -> Result<Answer, Failure> {
-    let answer = during("planning layouts", || asks.fit(questions, engines)).map_err(not_asked)?;
+fn answered(asks: &Asks, questions: &[(&PlanRequest, FitQuestion)], by: &[By]) -> Result<Answer, Failure> {
+    let answer = during("planning layouts", || asks.fit(questions, by)).map_err(not_asked)?;
     answer.ok_or_else(|| Failure::new(2, "no device is named"))
 }
 
@@ -249,7 +260,7 @@ fn longest(args: &Args, search: impl Fn() -> Result<u64, ServeError>) -> Result<
     let found = during("searching for the longest", search).map_err(not_asked)?;
     if found > 0 {
         let dtypes = if args.dtypes().is_empty() { "the model's own dtypes" } else { "the dtypes that are stated" };
-        note(&format!("{found} tokens are the longest that fit in {dtypes}"));
+        note(&format!("{found} tokens are the longest that fit in {dtypes}, by the rules of the rows"));
     }
     Ok(found.max(1))
 }
@@ -264,11 +275,17 @@ fn of_command(
     let dtypes = Config::resolve(None, &[], &args.dtypes()).map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
     let dtypes = dtypes.budget.dtypes;
     let mut overrides = Vec::new();
-    overrides.extend(args.weights.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights")));
+    let size = match args.weights {
+        Some(StatedWeights::Bytes(size)) => Some(size),
+        _ => None,
+    };
+    overrides.extend(size.map(|size| Override::by_flag("memory.weights", size.stated(), "--weights")));
+    overrides.extend(args.of_devices());
     let beside = Beside {
         strict: false,
         device: &OnDevice::default(),
         overrides: &overrides,
+        bits: None,
         read,
         draft: None,
         measured: None,
@@ -280,7 +297,7 @@ fn of_command(
     });
     let sizes = [("--context", tokens), ("--sequences", args.sequences)];
     let sought = args.start.sought(file, &beside, dtypes, sizes, &args.gpus, &question.devices)?;
-    let engines = if args.engines.is_empty() { vec![sought.engine] } else { args.engines.clone() };
+    let by = if args.by.is_empty() { vec![By::Engine(sought.engine)] } else { args.by.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
     if let Some((.., request)) = sought.on.first() {
         let sizes = request.config().budget.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
@@ -290,7 +307,7 @@ fn of_command(
         }
     }
     // The command that is printed has the dtypes itself.
-    let stated = [args.facts.words(), args.start.stated(&sought)].concat();
+    let stated = [args.facts.words(), args.reserved().collect(), args.start.stated(&sought)].concat();
     let question = FitQuestion { model: Some(sought.name.clone()), stated, sequences, ..question };
     let asked = sought.on.iter().map(|(name, device, length, request)| {
         let devices = vec![(name.clone(), device.clone())];
@@ -298,7 +315,7 @@ fn of_command(
     });
     let mut asked: Vec<(&PlanRequest, FitQuestion)> = asked.collect();
     let longest_of_any = || {
-        let found = asked.iter().map(|(request, question)| sought.asks.longest_that_fits(request, question, &engines));
+        let found = asked.iter().map(|(request, question)| sought.asks.longest_that_fits(request, question, &by));
         found.into_iter().try_fold(0, |most, found| Ok(found?.max(most)))
     };
     let stated = match args.context {
@@ -310,7 +327,7 @@ fn of_command(
         question.context = stated.unwrap_or(question.context);
     }
     let context = asked.last().map_or(question.context, |(_, question)| question.context);
-    let mut answer = answered(&sought.asks, &asked, &engines)?;
+    let mut answer = answered(&sought.asks, &asked, &by)?;
     if let Some(best) = answer.best() {
         let told = sought.launch.told(&answer.layout_of(best, sought.engine), args.start.version());
         answer.command = told.map_err(start::failed)?.map(|launch| launch.shown());
@@ -322,6 +339,11 @@ fn of_command(
 fn device(text: &str) -> Result<(String, DeviceInfo), String> {
     let device: DeviceInfo = text.parse().map_err(|error| format!("{error}"))?;
     Ok((text.trim().to_lowercase(), device))
+}
+
+/// Whose rules answer.
+fn by(text: &str) -> Result<By, String> {
+    text.parse().map_err(|error| format!("{error}; plan: the planner's own pools"))
 }
 
 /// A context of 32k is 32,768 tokens.

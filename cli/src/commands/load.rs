@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use cacheplan::files::{Limit, Source, SourceError};
 use cacheplan::planner::{
-    BudgetError, CachePlan, Config, DeviceInfo, Devices, EngineSpec, ForwardProfile, MeasuredLedger, Override,
-    PlanError, PlanRequest, Stated,
+    BudgetError, CachePlan, Config, DeviceInfo, Devices, EngineSpec, ForwardProfile, MeasuredLedger, ModelCaches,
+    Override, PlanError, PlanRequest, Stated,
 };
 use cacheplan::runtime::SessionOptions;
 use cacheplan::transforms::{Assumption, FrontendError, Model, ReadOptions};
@@ -220,6 +220,7 @@ impl Reading {
             || budget.budget.is_some()
             || budget.finds_length()
             || !budget.overrides().is_empty()
+            || budget.bits().is_some()
     }
 
     pub(crate) fn options(&self) -> Result<ReadOptions, Failure> {
@@ -266,10 +267,13 @@ impl Reading {
         target: &Target,
         engine: Option<EngineSpec>,
     ) -> Result<PlanRequest, Failure> {
-        let config = target.device.resolve(&self.budget)?;
+        // What weights of so many bits take the model says; of all else a budget is wrong by itself.
+        target.device.resolve(&self.budget.without_bits())?;
         let measurement = target.measurement.as_deref().map(read_measurement).transpose()?;
         let measured = target.measured()?;
-        let mut request = target.device.put(PlanRequest::of(open_model(self)?).with_config(config));
+        let model = ModelCaches::from(open_model(self)?);
+        let budget = self.budget.weighed(&model, engine.map(|engine| engine.engine))?;
+        let mut request = target.device.put(PlanRequest::of(model).with_config(target.device.resolve(&budget)?));
         if self.budget.budget.is_none() {
             request = request.stated_in(Stated::Flags);
         }
@@ -288,7 +292,7 @@ impl Reading {
                 _ => "the longest that fits",
             };
             note(&format!("max_seq_len {longest} is {limit}"));
-            request = request.with_config(target.device.resolve(&self.budget.of_length(longest))?);
+            request = request.with_config(target.device.resolve(&budget.of_length(longest))?);
         }
         request.caches().map_err(refused)?;
         request.notes().iter().for_each(|said| note(said));
@@ -351,6 +355,7 @@ pub(crate) fn environment() -> Result<Vec<Override>, Failure> {
 
 /// The budget file, where there is one, under the environment and the flags; histograms are read.
 fn resolve(args: &BudgetArgs, device: Option<&DeviceInfo>) -> Result<Config, Failure> {
+    args.refuse_bits()?;
     let path = args.budget.as_deref();
     let text = path.map(|path| read(path, Limit::TOML)).transpose()?.unwrap_or_default();
     let origin = path.map(|path| path.display().to_string()).unwrap_or_default();

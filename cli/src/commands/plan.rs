@@ -188,15 +188,28 @@ fn make(args: &Make) -> Result<(), Failure> {
     }
 }
 
-/// How long sequences may be by engines' own commands, where the plan's own pools were asked how long.
+/// How long sequences may be by engines' own commands, where a plan was asked how long.
 fn engines_hold(args: &Make, request: &PlanRequest) -> Option<String> {
-    let is_table = args.format == Format::Table && args.engine.is_none();
+    let is_table = args.format == Format::Table;
     let device = request.device().filter(|_| is_table && args.reading.budget.finds_length())?;
     let budget = request.budget().ok().filter(|budget| budget.parallel == Parallel::default())?;
-    let held = Asks::of_model(request, None).longest_of_each(request, device, budget.max_batch_size.unwrap_or(1));
-    let held: Vec<String> = held.iter().map(|(engine, longest)| format!("{engine} {longest}")).collect();
-    let said = "that is of the plan's own pools, in its share of the device; by their own commands engines hold";
-    (!held.is_empty()).then(|| format!("{said}: {}", held.join(", ")))
+    let engines: Vec<EngineSpec> = match args.engine {
+        Some(engine) => vec![engine],
+        None => Engine::all().iter().copied().map(EngineSpec::from).collect(),
+    };
+    let sequences = budget.max_batch_size.unwrap_or(1);
+    let held = Asks::of_model(request, None).longest_of_each(request, device, sequences, &engines);
+    let held: Vec<String> = held.iter().map(|(engine, longest)| format!("{} {longest}", engine.engine)).collect();
+    let whose = match args.engine {
+        Some(engine) => format!("by the rules of {}", engine.engine),
+        None => "of the planner's own pools".to_owned(),
+    };
+    (!held.is_empty()).then(|| {
+        format!(
+            "that is {whose} in this plan's share of the device (--memory-fraction), beside what it assumes; an engine's own command takes what it finds there: {}",
+            held.join(", ")
+        )
+    })
 }
 
 /// Answers a command that starts an engine.
@@ -231,6 +244,7 @@ fn started(args: &Make, of: impl FnOnce(&StartArgs, &Beside<'_>, Print) -> Resul
         strict: args.strict,
         device: &args.target.device,
         overrides: args.reading.budget.overrides(),
+        bits: args.reading.budget.bits(),
         read: args.reading.options()?,
         draft: args.target.draft.as_deref(),
         measured: measured.as_ref(),

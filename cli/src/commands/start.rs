@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown, Source};
 use cacheplan::handlers::DType;
-use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest};
+use cacheplan::planner::{
+    DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest, StatedWeights,
+};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::manifest::ManifestError;
@@ -14,6 +16,7 @@ use cacheplan_serve::{
     Answer, Asked, CommandCheck, Launch, Models, Options, Question, Refusal, ServeError, Starts, answer, manifest,
 };
 
+use crate::commands::budget::weights_of;
 use crate::commands::hub;
 use crate::commands::load::{OnDevice, open, unread};
 use crate::failure::{DRIFT, Failure, note, print, print_json, read, say};
@@ -79,6 +82,8 @@ pub(crate) struct Beside<'a> {
     pub(crate) strict: bool,
     pub(crate) device: &'a OnDevice,
     pub(crate) overrides: &'a [Override],
+    /// Weights of which only the bits are stated.
+    pub(crate) bits: Option<StatedWeights>,
     pub(crate) read: ReadOptions,
     pub(crate) draft: Option<&'a Path>,
     /// What an engine logged of its memory.
@@ -219,6 +224,9 @@ impl StartArgs {
                     note("the command does not say how many sequences it runs, so that none are expected");
                 }
                 let models = self.opened(&question, beside)?;
+                let engine = Some(question.engine.engine);
+                let weights = beside.bits.map(|bits| weights_of(bits, &models.model, engine)).transpose()?;
+                options.overrides.extend(weights);
                 answer(launch, models.clone(), &options).map_err(|error| (error, Some(models)))
             }
             Asked::Refused { error, nearest } => {

@@ -8,7 +8,7 @@ use super::{cacheplan, config, stderr};
 #[test]
 fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let fit = |more: &[&str]| {
-        let args = ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--context", "32k"]
+        let args = ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--as", "plan", "--context", "32k"]
             .map(str::to_owned)
             .into_iter()
             .chain(more.iter().map(|&arg| arg.to_owned()));
@@ -18,7 +18,7 @@ fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{}", stderr(&output));
     // Seven stages are fewer devices than eight replicas of 13 each, which the planner's own test derives by hand.
-    assert!(text.contains("7 x h200") && text.contains("--pipeline-parallel-size 7"), "{text}");
+    assert!(text.contains("7 x h200") && text.contains("--pp 7"), "{text}");
     let eight = fit(&["--sequences", "104", "--gpus", "h200", "--max-gpus", "8", "--format", "csv"]);
     let eight = String::from_utf8_lossy(&eight.stdout).into_owned();
     assert!(eight.lines().any(|row| row.starts_with("h200,8,1,1,8,8,,,,true,104,")), "{eight}");
@@ -62,13 +62,15 @@ fn prices_are_stated_one_by_one_above_those_of_a_file() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.contains("1 x l40s, the cheapest that holds") && text.contains("0.86 an hour"), "{text}");
     assert!(text.contains("without a price: "), "{text}");
+    // Prices of more than is asked about are those of another question.
+    let output = fit(&["--price", "b200=2,l4=0.5"]);
+    assert!(output.status.success() && stderr(&output).contains("b200 is not tried"), "{}", stderr(&output));
     for (wrong, said) in [
         ("h100", "write one such as h100=2.49"),
         ("h1000=2", "neither a size"),
         ("l4=-1", "at least 0"),
         ("l4=.50", "a shell reads `$2` itself"),
         ("l4=$1,h100=€2", "state one currency"),
-        ("b200=2", "`b200` is none of the devices of --gpus"),
     ] {
         let output = fit(&[&format!("--price={wrong}")]);
         assert_eq!(output.status.code(), Some(2));
@@ -89,7 +91,7 @@ fn every_row_of_fit_is_what_plan_says_of_it(
 ) {
     let model = config(name).to_str().unwrap().to_owned();
     let asked = ["--context", context, "--sequences", "1", "--gpus", "h100", "--max-gpus", "8", "--format", "json"];
-    let fits = cacheplan(&[&["fit", &model][..], &asked].concat());
+    let fits = cacheplan(&[&["fit", &model, "--as", "plan"][..], &asked].concat());
     let fits: Value = serde_json::from_slice(&fits.stdout).unwrap();
     let rows = fits["fits"].as_array().unwrap().iter();
     let plain = rows.filter(|fit| ["kv_dtype", "state_dtype", "engine"].iter().all(|key| fit[*key].is_null()));

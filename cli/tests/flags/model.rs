@@ -15,7 +15,8 @@ fn a_described_model_is_fitted_and_what_is_misspelt_is_shown_in_its_file() {
     let model = heron.join("config.json");
     let fit = |text: &str| {
         std::fs::write(folder.path().join("heron.toml"), text).unwrap();
-        let size = ["--context", "4k", "--sequences", "8", "--gpus", "l4", "--description", "FILE:heron.toml"];
+        let asked = ["--as", "plan", "--context", "4k", "--sequences", "8", "--gpus", "l4"];
+        let size = [&asked[..], &["--description", "FILE:heron.toml"]].concat();
         cacheplan(&["fit", model.to_str().unwrap()], None, &size, folder.path())
     };
     let table = stdout(&fit(&text)).replace("\\\n   ", "");

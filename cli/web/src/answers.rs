@@ -288,7 +288,7 @@ pub(crate) fn fit(
         devices: devices?,
         max_devices,
         margin: 0,
-        weights,
+        weights: weights.map(Into::into),
         prices,
     };
     let answer = request.fit(&question)?;

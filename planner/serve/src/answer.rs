@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use cacheplan_planner::ByteSize;
 use cacheplan_planner::logs::{Fact, Logged};
 use serde::Serialize;
 
@@ -55,6 +56,9 @@ pub struct Answer {
     /// Tokens of each of them, where it is stated that they are no longer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_each: Option<u64>,
+    /// Slots that share its tokens, where they do.
+    #[serde(skip)]
+    pub(crate) sharing: Option<u64>,
     /// The lines of its start.
     pub lines: Vec<String>,
     /// Whether it leaves on the host what its devices do not hold.
@@ -90,6 +94,12 @@ pub struct Change {
     /// Sequences of its longest length that run at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequences: Option<Logged>,
+    /// Tokens of each of them at most, where they are others than now.
+    #[serde(skip)]
+    pub(crate) tokens_each: Option<Logged>,
+    /// Bytes that the caches take less, where it holds as much.
+    #[serde(skip)]
+    pub(crate) saves: Option<ByteSize>,
 }
 
 impl Answer {
@@ -111,6 +121,12 @@ impl Answer {
         })
     }
 
+    /// Tokens of each sequence at most.
+    pub(crate) fn length(&self) -> Logged {
+        let length = self.facts.get(&Fact::MaxSeqLen).map_or(Logged::exact(0), |length| *length);
+        self.tokens_each.map_or(length, Logged::exact)
+    }
+
     /// Sequences that all replicas hold whatever they find.
     pub(crate) fn least(&self) -> u64 {
         self.sequences.map_or(0, |all| all.low.saturating_mul(self.replicas))
@@ -127,7 +143,7 @@ impl Answer {
             Starts::Maybe if self.offloads => {
                 "may start, and not with all of it on the devices: the CPU runs the rest, slowly"
             }
-            Starts::Maybe => "may start: what steps and the device's context take is estimated",
+            Starts::Maybe => "may start: what lies beside the caches is estimated",
             Starts::No if self.sequences.is_some() => "holds no sequence of its longest length",
             Starts::No => "would not start",
         }
@@ -152,12 +168,18 @@ impl Answer {
         section("REASON", &self.reason.iter().flat_map(|reason| wrapped(reason)).collect::<Vec<_>>());
         section("READ", &self.read_lines());
         section("LOG", &self.lines);
-        let length = self.facts.get(&Fact::MaxSeqLen).map_or(Logged::exact(0), |length| *length);
-        let length = self.tokens_each.map_or(length, Logged::exact);
+        let length = self.length();
         let holds = self.sequences.map(|all| {
             let replicas =
                 if self.replicas > 1 { format!(" on each of {} replicas", self.replicas) } else { String::new() };
-            format!("{} of {} tokens{replicas}; capped by {}", counted(all, "sequence"), range(length), self.capped_by)
+            let tokens = self.facts.get(&Fact::Tokens).filter(|_| self.starts != Starts::No);
+            let held = match self.sharing.zip(tokens) {
+                Some((slots, tokens)) => {
+                    format!("{slots} slots share {} tokens, at most {} each", range(*tokens), range(length))
+                }
+                None => format!("{} of {} tokens{replicas}", counted(all, "sequence"), range(length)),
+            };
+            format!("{held}; capped by {}", self.capped_by)
         });
         section("HOLDS", holds.as_slice());
         let changes: Vec<String> = self.changes.iter().map(|change| change.text(self)).collect();
@@ -191,7 +213,12 @@ impl Change {
             Starts::No => "",
         };
         let now = now.sequences.map_or(String::new(), |now| format!(", now {}", range(now)));
-        let number = self.sequences.map_or(String::new(), |all| format!(": {}{now}", counted(all, "sequence")));
+        let each = self.tokens_each.map_or(String::new(), |each| format!(" of {} tokens", range(each)));
+        let number = match (self.saves, self.sequences) {
+            (Some(bytes), _) => format!(": as much in {bytes} less"),
+            (None, Some(all)) => format!(": {}{each}{now}", counted(all, "sequence")),
+            (None, None) => String::new(),
+        };
         let number = number + starts;
         format!("{}{number}\n    {}", self.change, line(&self.command))
     }

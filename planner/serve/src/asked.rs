@@ -48,8 +48,10 @@ impl Refusal {
     pub fn of(error: ServeError, launch: &Launch, models: Option<&Models>, options: &Options) -> Self {
         let change = models.and_then(|models| repaired(launch, models, options)).map(|(_, answer)| Change {
             change: "the nearest command that starts".into(),
+            tokens_each: Some(answer.length()),
             command: answer.command,
             starts: answer.starts,
+            saves: None,
             sequences: answer.sequences,
         });
         Self { error, change }

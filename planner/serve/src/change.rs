@@ -118,8 +118,9 @@ impl Remedy {
             }
             Self::Remove(name) => vec![without(words, start, flags, name)],
             Self::Set(name, value) => {
-                let mut changed = without(words, start, flags, name);
-                let is_switch = flags.iter().any(|flag| flag.name == *name && flag.values == Arity::Exactly(0));
+                let known = flags.iter().find(|flag| flag.names().any(|known| known == *name));
+                let mut changed = without(words, start, flags, known.map_or(name, |flag| flag.name));
+                let is_switch = known.is_some_and(|flag| flag.values == Arity::Exactly(0));
                 changed.push((*name).to_owned());
                 changed.extend((!is_switch).then(|| value.clone()));
                 vec![changed]

@@ -1,14 +1,52 @@
 //! Which devices hold a model, where each engine is asked as a command of its own asks it: with that version's defaults on the device.
 
-use cacheplan_planner::engines::Layout;
+use std::str::FromStr;
+
+use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::engines::{Layout, UnknownEngine};
 use cacheplan_planner::fit::{Answer, AskedOf, Engines, Told};
-use cacheplan_planner::{DeviceInfo, Engine, EngineSpec, FitQuestion, Override, PlanRequest, Prices};
+use cacheplan_planner::{DeviceInfo, Engine, EngineSpec, FitQuestion, Override, PlanRequest, Prices, StatedWeights};
 
 use crate::answer::Starts;
 use crate::error::ServeError;
 use crate::found::{asked_of, outcome};
 use crate::launch::Launch;
 use crate::question::{Models, Options};
+
+/// Whose rules answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// Those of an engine, asked by its own command.
+    Engine(EngineSpec),
+    /// The planner's, of whose pools no engine is.
+    Plan,
+}
+
+impl From<EngineSpec> for By {
+    fn from(engine: EngineSpec) -> Self {
+        Self::Engine(engine)
+    }
+}
+
+/// An engine's name, with `@VERSION` or without, or `plan`.
+impl FromStr for By {
+    type Err = UnknownEngine;
+
+    fn from_str(name: &str) -> Result<Self, UnknownEngine> {
+        if name == "plan" { Ok(Self::Plan) } else { name.parse().map(Self::Engine) }
+    }
+}
+
+impl By {
+    /// The engines among them.
+    fn engines(by: &[Self]) -> Vec<EngineSpec> {
+        let engine = |by: &Self| match by {
+            Self::Engine(engine) => Some(*engine),
+            Self::Plan => None,
+        };
+        by.iter().filter_map(engine).collect()
+    }
+}
 
 /// The commands by which engines are asked about a model.
 pub struct Asks {
@@ -21,10 +59,18 @@ pub struct Asks {
 }
 
 impl Asks {
-    /// Every engine by the shortest command that serves the model.
+    /// Every engine by the shortest command that serves the model, beside what is stated of its devices: what it says itself, such as
+    /// its share of them, it refuses above that.
     pub fn of_model(model: &PlanRequest, name: Option<&str>) -> Self {
         let models = Models { model: model.model().clone(), draft: None };
-        let options = Options { model_is_given: true, ..Options::default() };
+        let settings = model.config().settings.iter();
+        let stated = settings.filter(|set| set.origin.is_stated() && set.key.starts_with("memory."));
+        let stated = stated.map(|set| Override {
+            key: set.key.to_owned(),
+            value: set.value.clone(),
+            origin: set.origin.clone(),
+        });
+        let options = Options { model_is_given: true, overrides: stated.collect(), ..Options::default() };
         Self { models, name: name.unwrap_or("MODEL").to_owned(), options, given: None }
     }
 
@@ -33,42 +79,87 @@ impl Asks {
         Self { models, name, options, given: Some((engine, launch)) }
     }
 
-    /// Plans every layout of each question's devices, and what each of the engines admits of it that is told so; `None` of no
+    /// Plans every layout of each question's devices by the rules that are asked, and where none are by those that are usual:
+    /// each device's by the engine that serves the model there, or by the planner's where that can be told none; `None` of no
     /// question.
     ///
     /// # Errors
-    /// As [`PlanRequest::fit`], and what an engine refuses that can serve the model in no layout.
-    pub fn fit(
-        &self,
-        questions: &[(&PlanRequest, FitQuestion)],
-        engines: &[EngineSpec],
-    ) -> Result<Option<Answer>, ServeError> {
-        let answered = |(request, question): &(&PlanRequest, FitQuestion)| {
-            let admitted = |told: Told<'_>| self.of_layout(told).ok()?;
-            let between = |told: Told<'_>| self.between(told).unwrap_or([0; 2]);
-            request.fit_beside(question, Engines { asked: engines, asks: &admitted, between: &between })
-        };
-        let answers: Result<Vec<Answer>, _> = questions.iter().map(answered).collect();
-        let Some(answer) = Answer::joined(answers?) else { return Ok(None) };
-        for engine in engines {
-            let name = format!("{}@{}", engine.engine.name(), engine.version_name());
-            if answer.fits.iter().any(|fit| fit.engine.as_ref() == Some(&name)) {
-                continue;
+    /// As [`PlanRequest::fit`], and what an engine that is asked refuses which can serve the model in no layout.
+    pub fn fit(&self, questions: &[(&PlanRequest, FitQuestion)], by: &[By]) -> Result<Option<Answer>, ServeError> {
+        let mut answers = Vec::new();
+        for (request, question) in questions {
+            match by {
+                [] => answers.extend(self.usual(request, question)?),
+                by => answers.push(self.asked(request, question, by)?),
             }
-            for (_, question) in questions {
-                let alone = Layout::alone(question.context, question.sequences, answer.dtypes);
-                for (_, device) in &question.devices {
-                    let told = Told { engine: *engine, device, layout: &alone, weights: question.weights };
-                    if let Some(asked) = self.of_layout(told)? {
-                        asked.request.predict(*engine)?;
-                    }
-                }
+        }
+        let Some(answer) = Answer::joined(answers) else { return Ok(None) };
+        for engine in By::engines(by) {
+            let name = format!("{}@{}", engine.engine.name(), engine.version_name());
+            if answer.fits.iter().all(|fit| fit.engine.as_ref() != Some(&name)) {
+                questions.iter().try_for_each(|(request, question)| self.refused(engine, request, question))?;
             }
         }
         Ok(Some(answer))
     }
 
-    /// The longest sequences that fit, as [`PlanRequest::longest_that_fits`] finds them.
+    fn asked(&self, request: &PlanRequest, question: &FitQuestion, by: &[By]) -> Result<Answer, ServeError> {
+        let admitted = |told: Told<'_>| self.of_layout(told).ok()?;
+        let between = |told: Told<'_>| self.between(told).unwrap_or([0; 2]);
+        let (asked, own) = (By::engines(by), by.contains(&By::Plan));
+        Ok(request.fit_beside(question, Engines { asked: &asked, own, asks: &admitted, between: &between })?)
+    }
+
+    /// The same by the rules that are usual on each device.
+    fn usual(&self, request: &PlanRequest, question: &FitQuestion) -> Result<Vec<Answer>, ServeError> {
+        let mut answers = Vec::new();
+        for (engine, question) in self.by_engines(question) {
+            let mut answer = self.asked(request, &question, &[By::Engine(engine)])?;
+            if answer.fits.is_empty() {
+                let why = self.refused(engine, request, &question).err().map(|error| format!(": {error}"));
+                answer = self.asked(request, &question, &[By::Plan])?;
+                let said = format!("{} cannot be asked{}; rows are of the planner's own pools", engine.engine, why.unwrap_or_default());
+                answer.notes.push(said);
+            }
+            answers.push(answer);
+        }
+        Ok(answers)
+    }
+
+    /// The devices of a question by the engine that serves a model there.
+    fn by_engines(&self, question: &FitQuestion) -> Vec<(EngineSpec, FitQuestion)> {
+        let is_file = self.name.to_lowercase().ends_with(".gguf");
+        let files = |device: &DeviceInfo| is_file || device.kind == DeviceKind::Integrated;
+        let (files, others): (Vec<_>, Vec<_>) = question.devices.iter().cloned().partition(|(_, device)| files(device));
+        let of = |name: &str, devices: Vec<(String, DeviceInfo)>| {
+            let engine = Engine::all().iter().find(|engine| engine.name() == name && !devices.is_empty())?;
+            Some((EngineSpec::from(*engine), FitQuestion { devices, ..question.clone() }))
+        };
+        [of("vllm", others), of("llama.cpp", files)].into_iter().flatten().collect()
+    }
+
+    /// Why an engine can serve the model in no layout.
+    fn refused(
+        &self,
+        engine: EngineSpec,
+        request: &PlanRequest,
+        question: &FitQuestion,
+    ) -> Result<(), ServeError> {
+        let dtypes = request.config().budget.dtypes;
+        let alone = Layout::alone(question.context, question.sequences, dtypes);
+        let weights = match question.weights {
+            Some(StatedWeights::Bytes(size)) => Some(size),
+            _ => None,
+        };
+        for (_, device) in &question.devices {
+            if let Some(asked) = self.of_layout(Told { engine, device, layout: &alone, weights })? {
+                asked.request.predict(engine)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The longest sequences that fit, as [`PlanRequest::longest_that_fits`] finds them by the same rules.
     ///
     /// # Errors
     /// As [`fit`](Self::fit).
@@ -76,15 +167,31 @@ impl Asks {
         &self,
         request: &PlanRequest,
         question: &FitQuestion,
-        engines: &[EngineSpec],
+        by: &[By],
     ) -> Result<u64, ServeError> {
         let admitted = |told: Told<'_>| self.of_layout(told).ok()?;
         let between = |told: Told<'_>| self.between(told).unwrap_or([0; 2]);
-        Ok(request.longest_that_fits(question, Engines { asked: engines, asks: &admitted, between: &between })?)
+        let longest = |question: &FitQuestion, by: &[By]| {
+            let (asked, own) = (By::engines(by), by.contains(&By::Plan));
+            request.longest_that_fits(question, Engines { asked: &asked, own, asks: &admitted, between: &between })
+        };
+        if !by.is_empty() {
+            return Ok(longest(question, by)?);
+        }
+        let found = self.by_engines(question).into_iter().map(|(engine, question)| longest(&question, &[By::Engine(engine)]));
+        Ok(found.into_iter().try_fold(0, |most, found| found.map(|found| found.max(most)))?)
     }
 
     /// The longest of so many sequences that each engine's own command holds on one such device, of those that hold any.
-    pub fn longest_of_each(&self, request: &PlanRequest, device: &DeviceInfo, sequences: u64) -> Vec<(Engine, u64)> {
+    pub fn longest_of_each(
+        &self,
+        request: &PlanRequest,
+        device: &DeviceInfo,
+        sequences: u64,
+        engines: &[EngineSpec],
+    ) -> Vec<(EngineSpec, u64)> {
+        // What is looked for nobody states.
+        let request = request.changed(|budget| (budget.max_seq_len, budget.max_batch_size) = (None, None));
         let question = FitQuestion {
             model: None,
             stated: Vec::new(),
@@ -93,14 +200,14 @@ impl Asks {
             devices: vec![(device.name.clone(), device.clone())],
             max_devices: 1,
             margin: 0,
-            weights: request.config().budget.memory.as_ref().and_then(|memory| memory.weights),
+            weights: request.config().budget.memory.as_ref().and_then(|memory| memory.weights).map(Into::into),
             prices: Prices::default(),
         };
-        let longest = |engine: &Engine| {
-            let found = self.longest_that_fits(request, &question, &[(*engine).into()]).ok()?;
+        let longest = |engine: &EngineSpec| {
+            let found = self.longest_that_fits(&request, &question, &[By::Engine(*engine)]).ok()?;
             (found > 0).then_some((*engine, found))
         };
-        Engine::all().iter().filter_map(longest).collect()
+        engines.iter().filter_map(longest).collect()
     }
 
     /// What an engine asks of each of such devices that is told a layout; none where it cannot be told it.

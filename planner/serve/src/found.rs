@@ -220,8 +220,21 @@ impl Found {
         let few_blocks = self.high.at.as_ref().is_some_and(|at| at.few_blocks(settled).is_some());
         match self.least(settled) {
             _ if self.starts() == Starts::No && few_blocks => "the blocks for states".to_owned(),
-            _ if self.bytes.is_none() => "the cells that are stated".to_owned(),
+            _ if self.bytes.is_none() => self.cells_capped_by(question, settled),
             told => Cap::words(caps, question, told.as_ref().map(|(told, _)| told)),
+        }
+    }
+
+    /// What keeps llama.cpp from more cells.
+    fn cells_capped_by(&self, question: &Question, settled: &Settled) -> String {
+        let cells = question.count("--ctx-size").filter(|cells| *cells > 0);
+        let is_shared = settled.request.config().budget.engine.context.is_some();
+        let length = self.span(|at| Some(at.max_seq_len)).map_or(0, |length| length.low);
+        match (cells, question.slot_tokens) {
+            (Some(_), Some(trained)) if !is_shared => format!("the {trained} tokens that the model was made for"),
+            (Some(_), _) => "the cells that are stated".to_owned(),
+            (None, _) if length < settled.limits.max_seq_len => "the memory that --fit finds".to_owned(),
+            (None, _) => "the cells that it takes where --ctx-size states none".to_owned(),
         }
     }
 
@@ -247,12 +260,14 @@ impl Found {
         let is_stated = settled.request.config().budget.workload.is_some();
         let tokens_each = is_stated.then(|| settled.request.tokens_per_sequence()).transpose()?;
         let tokens_each = tokens_each.into_iter().chain(question.slot_tokens).min();
+        let is_shared = settled.placed.is_some() && settled.request.config().budget.engine.context.is_some();
+        let sharing = settled.limits.max_batch_size.filter(|slots| is_shared && *slots > 1);
         let mut notes = question.notes.clone();
         notes.extend(settled.request.notes());
         notes.extend(self.high.at.iter().flat_map(|at| at.predicted.notes.clone()));
         if let (Some(placed), Some(at)) = (&settled.placed, &self.high.at) {
             let context = cells::context(&settled.request, self.engine)?;
-            notes.extend(placed.assumed(&at.predicted, context.as_ref()));
+            notes.extend(placed.taken(&at.predicted, context.as_ref()));
         }
         Ok(Answer {
             engine: self.engine.engine.name(),
@@ -267,6 +282,7 @@ impl Found {
             replicas: settled.request.config().budget.parallel.dp.into(),
             cautions: question.cautions,
             tokens_each,
+            sharing,
             lines,
             offloads: settled.placed.as_ref().is_some_and(|placed| !placed.short.fails()),
             doubts_weights: settled.placed.as_ref().is_some_and(|placed| placed.doubts_weights),

@@ -2,7 +2,7 @@
 
 use cacheplan_planner::engines::llama_cpp::CELLS;
 use cacheplan_planner::logs::Fact;
-use cacheplan_planner::{Devices, Engine};
+use cacheplan_planner::{ByteSize, Devices, Engine};
 
 use crate::answer::{Answer, Change, Starts};
 use crate::cap::Cap;
@@ -18,6 +18,9 @@ use crate::remedy::Remedy;
 const SHOWN: usize = 3;
 /// Shares of a device for weights and caches that are tried of SGLang.
 const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
+
+/// Tells vLLM to keep no prefixes.
+const NO_PREFIXES: &str = "--no-enable-prefix-caching";
 
 /// What is asked, and how it is answered as it stands.
 pub(crate) struct Search<'a> {
@@ -37,6 +40,7 @@ impl Search<'_> {
             Some(expected) => self.reaching(expected),
             None => self.helpful(),
         };
+        found.extend(self.fewer_idle());
         let raises_cap = |remedies: &[Remedy]| remedies.iter().any(|remedy| self.is_cap(remedy));
         found.sort_by_key(|(remedies, answer)| {
             let sequences = answer.sequences.map(|sequences| (sequences.low, sequences.high));
@@ -66,6 +70,17 @@ impl Search<'_> {
         best
     }
 
+    /// No more cells than llama.cpp gives its slots, which hold as much.
+    fn fewer_idle(&self) -> Option<Changed> {
+        let engine = self.engine().filter(|engine| engine.ranks_flag().is_none())?;
+        let (each, slots) = (self.answer.tokens_each?, self.answer.limits.max_batch_size?);
+        let of = |answer: &Answer| answer.facts.get(&Fact::KvBytes).map_or(0, |bytes| bytes.high);
+        let fewer = Remedy::Set(engine.length_flag(), each.saturating_mul(slots).to_string());
+        let (remedies, answer) = self.outcome(&[fewer])?;
+        let is_as_much = answer.starts >= self.answer.starts && answer.sequences == self.answer.sequences;
+        (is_as_much && answer.length() == self.answer.length() && of(&answer) < of(self.answer)).then_some((remedies, answer))
+    }
+
     /// A change that holds all that the command lets it, with as many more as it holds then.
     fn uncapped(&self, (remedies, answer): &Changed) -> Option<Changed> {
         let engine = self.engine().filter(|engine| engine.ranks_flag().is_some())?;
@@ -76,10 +91,21 @@ impl Search<'_> {
         if !is_stated || !is_capped || remedies.iter().any(|remedy| remedy.flag() == flag) {
             return None;
         }
-        let and = |remedy: Remedy| [remedies.clone(), vec![remedy]].concat();
-        let (_, free) = self.outcome(&and(Remedy::Remove(flag)))?;
-        let more = free.sequences.map_or(0, |sequences| sequences.low);
-        let changed = (more > most).then(|| self.outcome(&and(Remedy::Set(flag, more.to_string())))).flatten()?;
+        let told = |most: u64| self.outcome(&[remedies.clone(), vec![Remedy::Set(flag, most.to_string())]].concat());
+        let held = |most: u64| told(most).and_then(|(_, answer)| answer.sequences).map_or(0, |all| all.low);
+        // What is captured for many takes what some of them would be held in: the most of which it holds all lies between.
+        let mut holds = most;
+        let mut fails = most.saturating_mul(2);
+        while holds < fails && held(fails) == fails {
+            (holds, fails) = (fails, fails.saturating_mul(2));
+        }
+        holds = holds.max(held(fails).min(fails - 1));
+        while fails - holds > 1 {
+            let middle = holds + (fails - holds) / 2;
+            let found = held(middle);
+            if found >= middle { holds = middle } else { (holds, fails) = (holds.max(found), middle) }
+        }
+        let changed = (holds > most).then(|| told(holds)).flatten()?;
         (changed.1.least() > answer.least()).then_some(changed)
     }
 
@@ -197,8 +223,14 @@ impl Search<'_> {
         let more = more.map_or(String::new(), |times| format!(", on {times} times the devices"));
         let slow =
             if answer.offloads && !self.answer.offloads { ", with layers on the CPU, which is slow" } else { "" };
+        let bytes = |answer: &Answer| answer.facts.get(&Fact::KvBytes).map_or(0, |bytes| bytes.high);
+        let is_idle = self.engine().is_some_and(|engine| engine.ranks_flag().is_none());
+        let is_as_much = is_idle && (answer.starts, answer.sequences) == (self.answer.starts, self.answer.sequences);
+        let saves = bytes(self.answer).checked_sub(bytes(&answer)).filter(|saved| is_as_much && *saved > 0);
         Change {
             change: said.join(" and ") + &more + slow,
+            tokens_each: Some(answer.length()).filter(|length| *length != self.answer.length()),
+            saves: saves.map(ByteSize).filter(|_| answer.length() == self.answer.length()),
             command: answer.command,
             starts: answer.starts,
             sequences: answer.sequences,
@@ -218,6 +250,10 @@ impl Search<'_> {
                 "--max-num-batched-tokens" => Some(limits.max_num_tokens),
                 _ => None,
             };
+            // What is usual of a mode depends on whether prefixes are kept.
+            if flag == "--mamba-cache-mode" && !parsed.settings.contains_key(flag) {
+                return None;
+            }
             let usual = || flags(engine.engine, engine.version).into_iter().find(|known| known.name == flag)?.default;
             let written = parsed.settings.get(flag).map(|setting| setting.value().to_owned());
             number.map(|number| number.to_string()).or(written).or_else(|| usual().map(str::to_owned))
@@ -225,7 +261,7 @@ impl Search<'_> {
         match remedy {
             Remedy::Set(flag, value) => match now(flag).filter(|now| !now.is_empty()) {
                 Some(now) => format!("{flag} {value}, not {now}"),
-                None => format!("{flag} {value}"),
+                None => format!("{flag} {value}").trim_end().to_owned(),
             },
             Remedy::Remove(flag) => format!("without {flag}"),
             Remedy::Rename(from, to) => format!("{to}, not {from}"),
@@ -275,6 +311,8 @@ impl Search<'_> {
                 // Fewer states are kept for reuse.
                 Remedy::Set("--mamba-cache-mode", "align".into()),
                 Remedy::Remove("--enable-prefix-caching"),
+                // Where it keeps prefixes by default.
+                Remedy::Set(NO_PREFIXES, String::new()),
             ]),
             "sglang" => {
                 tries.push(Remedy::Set("--kv-cache-dtype", "fp8_e4m3".into()));
@@ -285,8 +323,7 @@ impl Search<'_> {
         }
         // Other weights are another model, which is offered where this one is too large.
         let is_short = answer.starts != Starts::Yes || answer.least() < expected;
-        let is_whole = self.models.model.model().is_some_and(|model| !model.config.contains_key("quantization_config"));
-        if is_short && is_whole && !parsed.settings.contains_key("--quantization") && name != "tensorrt-llm" {
+        if is_short && self.models.model.is_in_full() && !parsed.settings.contains_key("--quantization") && name != "tensorrt-llm" {
             tries.push(Remedy::Set("--quantization", "fp8".into()));
         }
         tries

@@ -4,7 +4,7 @@ mod common;
 
 use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_planner::{Budget, Config, DeviceInfo, EngineSpec, Override, PlanRequest};
-use cacheplan_serve::fit::Asks;
+use cacheplan_serve::fit::{Asks, By};
 use cacheplan_serve::{Options, Starts, answer};
 use common::{launch, models, on, question};
 use rstest::rstest;
@@ -12,7 +12,7 @@ use rstest::rstest;
 const HYBRID: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
 
 fn fitted(model: &PlanRequest, question: &FitQuestion, engine: EngineSpec) -> Answer {
-    Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine]).unwrap().unwrap()
+    Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine.into()]).unwrap().unwrap()
 }
 
 fn of(name: &str) -> PlanRequest {
@@ -85,12 +85,12 @@ fn a_step_of_quantised_weights_reads_what_they_take() {
     let model = of(HYBRID);
     let asked = question(&["h200"], 32_768, 100);
     let eight = model.model().weights_at(1.0).unwrap().bytes;
-    let stated = FitQuestion { weights: Some(cacheplan_planner::ByteSize(eight)), ..asked.clone() };
+    let stated = FitQuestion { weights: Some(cacheplan_planner::ByteSize(eight).into()), ..asked.clone() };
     let options = Options { model_is_given: true, ..on("h200") };
     let command = launch("vllm serve m --quantization fp8");
     let (_, request) = cacheplan_serve::request(&command, &models(HYBRID), &options).unwrap();
     let asks = Asks::of_command(engine, command, models(HYBRID), options, "m".into());
-    let quantised = asks.fit(&[(&request, asked)], &[engine]).unwrap().unwrap();
+    let quantised = asks.fit(&[(&request, asked)], &[engine.into()]).unwrap().unwrap();
     let alone = |answer: &Answer| rows(answer).next().unwrap().at_best.clone().unwrap().alone_per_second;
     let (found, expected) = (alone(&quantised), alone(&fitted(&model, &stated, engine)));
     assert!((found / expected - 1.0).abs() < 0.02, "{found} and not {expected}");
@@ -116,7 +116,7 @@ fn longest_sequences_are_those_of_the_stated_dtype() {
     let asked = FitQuestion { max_devices: 1, ..question(&["rtx-4090"], 80_000, 1) };
     let answer = fitted(&model, &asked, llama);
     assert!(answer.best().is_some(), "{}", answer.table());
-    let found = Asks::of_model(&model, None).longest_that_fits(&model, &asked, &[llama]).unwrap();
+    let found = Asks::of_model(&model, None).longest_that_fits(&model, &asked, &[llama.into()]).unwrap();
     assert!(found > 80_000, "{found}");
 }
 
@@ -193,8 +193,8 @@ fn changes_are_shown_beyond_the_commands_own_cap() {
 
 /// What the answer hangs on stands above it.
 #[rstest]
-#[case("-m Qwen3-8B-Q4_K_M.gguf -c 65536 -np 4 -ngl 99", Some("the file is Q4_K_M"))]
-#[case("-m Qwen3-8B-UD-IQ4_XS.gguf -c 65536 -np 4 -ngl 99", Some("the file is IQ4_XS"))]
+#[case("-m Qwen3-8B-IQ4_KSS.gguf -c 65536 -np 4 -ngl 99", Some("the file is IQ4_KSS"))]
+#[case("-m Qwen3-8B-Q4_K_M.gguf -c 65536 -np 4 -ngl 99", None)]
 #[case("-m Qwen3-8B.gguf -c 16k -np 4 -ngl 99", Some("--ctx-size 16k is 16 to its parser"))]
 #[case("-m Qwen3-8B.gguf -c 4096 -ngl 99", None)]
 fn what_an_answer_hangs_on_comes_first(#[case] flags: &str, #[case] expected: Option<&str>) {
@@ -225,9 +225,9 @@ fn weights_of_fewer_bits_are_offered_where_they_cost_less(#[case] engine: Option
     let model = of(HYBRID);
     let prices = Prices::from_toml("currency = ''\n[per_hour]\nh200 = 3.5\nh100 = 2.5\n").unwrap();
     let asked = FitQuestion { prices, ..question(&["h100", "h200"], 32_768, 60) };
-    let engines: Vec<EngineSpec> = engine.into_iter().map(|name| name.parse().unwrap()).collect();
+    let by = [engine.unwrap_or("plan").parse::<By>().unwrap()];
     let asks = Asks::of_model(&model, Some("m"));
-    let found = asks.fit(&[(&model, asked.clone())], &engines).unwrap().unwrap();
+    let found = asks.fit(&[(&model, asked.clone())], &by).unwrap().unwrap();
     let best = found.best().unwrap().per_hour.unwrap();
     let eight = found.fewer_bits.iter().find(|fewer| fewer.bits == 8).unwrap();
     // As many as `--quantization fp8` takes.
@@ -235,8 +235,8 @@ fn weights_of_fewer_bits_are_offered_where_they_cost_less(#[case] engine: Option
     let offered = eight.fit.as_ref().unwrap();
     assert!(offered.per_hour.unwrap() < best && offered.holds && offered.engine.is_some() == engine.is_some());
     assert!(found.table().contains("with 8-bit weights, assumed "), "{}", found.table());
-    let weights = Some(cacheplan_planner::ByteSize(eight.weights_bytes));
-    let stated = asks.fit(&[(&model, FitQuestion { weights, ..asked })], &engines).unwrap().unwrap();
+    let weights = Some("fp8".parse().unwrap());
+    let stated = asks.fit(&[(&model, FitQuestion { weights, ..asked })], &by).unwrap().unwrap();
     assert_eq!(stated.best().unwrap().per_hour, offered.per_hour);
     assert!(stated.fewer_bits.is_empty());
 }

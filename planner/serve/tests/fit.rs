@@ -29,7 +29,7 @@ fn asked(name: &str, devices: &[&str], context: u64, sequences: u64) -> (PlanReq
 
 /// What engines of a model admit, each by its shortest command.
 fn fitted(model: &PlanRequest, question: &FitQuestion, engine: EngineSpec) -> Result<Answer, ServeError> {
-    let answer = Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine])?;
+    let answer = Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine.into()])?;
     Ok(answer.unwrap())
 }
 
@@ -86,7 +86,7 @@ fn a_row_holds_what_is_expected_at_least() {
     let (model, question) = asked(name, &["l4"], 8192, 8);
     let options = Options { model_is_given: true, expected_sequences: Some(8), ..Options::default() };
     let asks = Asks::of_command(engine, launch(words), models(name), options, "m".into());
-    let found = asks.fit(&[(&model, question)], &[engine]).unwrap().unwrap();
+    let found = asks.fit(&[(&model, question)], &[engine.into()]).unwrap().unwrap();
     let mut held = 0;
     for row in of_engine(&found).filter(|row| row.holds && row.parallel.dp == 1) {
         let flags = engine.flags_of(&found.layout_of(row, engine)).unwrap().into_iter();

@@ -42,7 +42,7 @@ fn fit_and_plan_and_command_say_what_the_poorest_stage_holds(
         let model = PlanRequest::of(models(name).model).changed(|budget| budget.parallel.pp = pp);
         let asks = Asks::of_model(&model, Some("org/model"));
         // Not every engine has every model, and some do not divide it so.
-        let Ok(Some(found)) = asks.fit(&[(&model, question)], &[engine]) else { continue };
+        let Ok(Some(found)) = asks.fit(&[(&model, question)], &[engine.into()]) else { continue };
         let rows = found.fits.iter().filter(|row| row.engine.is_some() && row.kv_dtype.or(row.state_dtype).is_none());
         for row in rows.filter(|row| row.sequences > 0) {
             held += 1;

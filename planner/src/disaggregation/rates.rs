@@ -95,7 +95,7 @@ impl DeviceRates {
             // The first written token came with the prompt.
             let steps = (question.output - 1) as f64;
             let reason = format!(
-                "a bound: {} sequences fit, of which {writing} write in steps of {step:.4} s ({bound_by} ends it), by the rates of {source}",
+                "a bound: {} sequences fit, of which {writing} write in steps of {step:.4} s ({bound_by}-bound), by the rates of {source}",
                 decode.sequences
             );
             let seconds = (handing + steps * step) / decode.sequences.max(1) as f64;

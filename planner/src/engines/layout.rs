@@ -20,6 +20,8 @@ pub struct Layout {
     pub context: u64,
     /// Sequences at once, over all replicas.
     pub sequences: u64,
+    /// Whether the engine makes 8 bits of the weights as it loads them.
+    pub quantizes: bool,
 }
 
 /// A flag and its value; a switch has none.
@@ -35,19 +37,26 @@ pub(super) struct Told {
     pub(super) length: &'static str,
     /// The flag for the sequences at once.
     pub(super) sequences: &'static str,
+    /// The flag by which it makes 8 bits of weights that a checkpoint has in full, where there is one.
+    pub(super) quantizes: Option<(&'static str, &'static str)>,
     /// What it is told; `None` of what it cannot be told.
     pub(super) flags: fn(&Layout) -> Option<Vec<LayoutFlag>>,
 }
+
+/// Of a checkpoint in 16 bits.
+const FP8: (&str, &str) = ("--quantization", "fp8");
 
 pub(super) static VLLM: Told = Told {
     program: "vllm serve",
     sizes: &["--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel"],
     length: "--max-model-len",
     sequences: "--max-num-seqs",
+    quantizes: Some(FP8),
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
         let mut told = sizes(VLLM.sizes, &[tp, pp, dp]);
         told.extend((ep > 1).then_some(("--enable-expert-parallel", None)));
+        told.extend(quantized(&VLLM, layout)?);
         // Its word for 8 bits is that for a sparse latent's records too.
         let kv = |dtype| if dtype == DType::F8E4m3 { Some("fp8") } else { flags::VLLM.word(Class::Kv, dtype) };
         told.extend(told_dtype("--kv-cache-dtype", layout.kv_dtype, kv)?);
@@ -63,6 +72,7 @@ pub(super) static SGLANG: Told = Told {
     sizes: &["--tp-size", "--pp-size", "--dp-size", "--ep-size"],
     length: "--context-length",
     sequences: "--max-running-requests",
+    quantizes: Some(FP8),
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
         // Its experts are divided over the ranks of one replica.
@@ -70,6 +80,7 @@ pub(super) static SGLANG: Told = Told {
             return None;
         }
         let mut told = sizes(SGLANG.sizes, &[tp, pp, dp, ep]);
+        told.extend(quantized(&SGLANG, layout)?);
         let word = |of| move |dtype| flags::SGLANG.word(of, dtype);
         told.extend(told_dtype("--kv-cache-dtype", layout.kv_dtype, word(Class::Kv))?);
         told.extend(told_dtype("--mamba-ssm-dtype", layout.state_dtype, word(Class::Ssm))?);
@@ -83,10 +94,11 @@ pub(super) static TENSORRT_LLM: Told = Told {
     sizes: &["--tensor_parallel_size", "--pipeline_parallel_size", "--moe_expert_parallel_size"],
     length: "--max_seq_len",
     sequences: "--max_batch_size",
+    quantizes: None,
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
         // Its file of options says dtypes, its flags do not; replicas are started one by one.
-        let is_told = layout.kv_dtype.is_none() && layout.state_dtype.is_none() && dp == 1;
+        let is_told = layout.kv_dtype.is_none() && layout.state_dtype.is_none() && dp == 1 && !layout.quantizes;
         let mut told = sizes(TENSORRT_LLM.sizes, &[tp, pp, ep]);
         told.extend([count(TENSORRT_LLM.length, layout.context), count(TENSORRT_LLM.sequences, layout.sequences)]);
         is_told.then_some(told)
@@ -98,9 +110,10 @@ pub(super) static LLAMA_CPP: Told = Told {
     sizes: &[],
     length: "--ctx-size",
     sequences: "--parallel",
+    quantizes: None,
     flags: |layout| {
         // It divides a model over devices by its layers alone, and takes the cells of all sequences at its start.
-        if layout.parallel.world_size() > 1 || layout.state_dtype.is_some() {
+        if layout.parallel.world_size() > 1 || layout.state_dtype.is_some() || layout.quantizes {
             return None;
         }
         let cells = layout.context.saturating_mul(layout.sequences.max(1));
@@ -118,7 +131,8 @@ pub(super) static LLAMA_CPP: Told = Told {
 impl Layout {
     /// So many sequences of so many tokens on one device, in the dtypes that are stated.
     pub fn alone(context: u64, sequences: u64, stated: Dtypes) -> Self {
-        Self { parallel: Parallel::default(), kv_dtype: stated.kv, state_dtype: stated.ssm, context, sequences }
+        let parallel = Parallel::default();
+        Self { parallel, kv_dtype: stated.kv, state_dtype: stated.ssm, context, sequences, quantizes: false }
     }
 
     fn of_replica(&self) -> u64 {
@@ -130,6 +144,14 @@ impl Layout {
 fn sizes(names: &[&'static str], sizes: &[u32]) -> Vec<LayoutFlag> {
     let divides = names.iter().zip(sizes).filter(|(_, size)| **size > 1);
     divides.map(|(name, size)| (*name, Some(size.to_string()))).collect()
+}
+
+/// What makes 8 bits of the weights, where it is told to; `None` where it cannot.
+fn quantized(engine: &Told, layout: &Layout) -> Option<Option<LayoutFlag>> {
+    match (layout.quantizes, engine.quantizes) {
+        (false, _) => Some(None),
+        (true, of) => of.map(|(name, word)| Some((name, Some(word.to_owned())))),
+    }
 }
 
 /// A dtype as the engine calls it; `None` of one that it has no word for.

@@ -166,6 +166,11 @@ impl Engine {
         self.0.told.sequences
     }
 
+    /// Whether a flag has it make 8 bits of weights that a checkpoint has in full.
+    pub(crate) const fn quantizes(self) -> bool {
+        self.0.told.quantizes.is_some()
+    }
+
     pub(crate) const fn file(self) -> Option<&'static TargetFile> {
         self.0.file
     }

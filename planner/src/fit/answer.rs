@@ -5,8 +5,11 @@ use serde::Serialize;
 
 use crate::budget::Dtypes;
 use crate::device::{DeviceInfo, DeviceKind};
-use crate::engines::{EngineSpec, Layout};
+use crate::engines::{Engine, EngineSpec, Layout};
 use crate::parallel::Parallel;
+use crate::request::PlanRequest;
+use crate::size::ByteSize;
+use crate::weight_bits::StatedWeights;
 
 /// What was asked, and every layout that was tried.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,12 +23,12 @@ pub struct Answer {
     /// The words of the command that was asked about, told the best layout; they stand in place of commands that are made up.
     #[serde(skip)]
     pub command: Option<Vec<String>>,
+    /// The weights that were stated.
+    #[serde(skip)]
+    pub(crate) weights: Option<Weights>,
     /// The dtypes that were stated, which no row varies.
     #[serde(skip_serializing_if = "is_default")]
     pub dtypes: Dtypes,
-    /// The element type of recurrent states in the plan's own pools, where vLLM would choose another.
-    #[serde(skip)]
-    pub states: Option<DType>,
     /// Tokens of each sequence.
     pub context: u64,
     /// Sequences at once.
@@ -44,6 +47,39 @@ pub struct Answer {
     /// What weights of fewer bits would take, where they are wider and nobody states them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fewer_bits: Vec<FewerBits>,
+}
+
+/// Weights that are stated in place of the model's own.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Weights {
+    stated: StatedWeights,
+    /// Bytes of them, and the same in blocks.
+    bytes: [Option<ByteSize>; 2],
+    /// Bytes of the model's own, where these are known.
+    pub(crate) own: Option<ByteSize>,
+    in_full: bool,
+}
+
+impl Weights {
+    pub(super) fn of(request: &PlanRequest, stated: StatedWeights) -> Self {
+        let in_blocks = Engine::all().iter().copied().find(|engine| engine.rules().weights_in_blocks);
+        Self {
+            stated,
+            bytes: [None, in_blocks].map(|engine| request.weights_as(stated, engine)),
+            own: request.info().weights.map(|weights| ByteSize(weights.bytes)),
+            in_full: request.model().is_in_full(),
+        }
+    }
+
+    /// Whether the engine makes them itself of those that a checkpoint has in full.
+    pub(crate) fn are_made_by(&self, engine: Option<EngineSpec>) -> bool {
+        engine.is_some_and(|engine| self.stated.are_made_by(engine.engine, self.in_full))
+    }
+
+    /// Bytes of them, as an engine has them.
+    pub(crate) fn bytes(&self, engine: Option<EngineSpec>) -> Option<ByteSize> {
+        self.bytes[usize::from(engine.is_some_and(|engine| engine.engine.rules().weights_in_blocks))]
+    }
 }
 
 fn is_default(dtypes: &Dtypes) -> bool {
@@ -71,10 +107,19 @@ impl Answer {
         })
     }
 
-    /// The best that holds what was asked for: of what an engine admits where one was asked, since that is what starts.
+    /// The best that holds what was asked for.
     pub fn best(&self) -> Option<&Fit> {
-        let asked = self.fits.iter().any(|fit| fit.engine.is_some());
-        self.fits.iter().find(|fit| fit.holds && fit.engine.is_some() == asked)
+        self.fits.iter().find(|fit| fit.holds && self.decides(fit))
+    }
+
+    /// Whether a row that answers may hold what was asked for.
+    pub fn may_hold(&self) -> bool {
+        self.fits.iter().any(|fit| fit.may_hold && self.decides(fit))
+    }
+
+    /// Whether a row answers: of a device on which an engine was asked it is what that admits, since that is what starts.
+    pub(crate) fn decides(&self, fit: &Fit) -> bool {
+        fit.engine.is_some() || !self.fits.iter().any(|other| other.engine.is_some() && other.device == fit.device)
     }
 
     /// A row as an engine is told it: for as many sequences as it holds, or where cells are taken at the start, as are asked for.
@@ -86,15 +131,13 @@ impl Answer {
             state_dtype: fit.state_dtype.or(self.dtypes.ssm),
             context: self.context,
             sequences: if takes_all { fit.sequences.min(self.sequences) } else { fit.sequences },
+            quantizes: self.weights.as_ref().is_some_and(|weights| weights.are_made_by(Some(engine))),
         }
     }
 
     /// The flags by which an engine is told a row; `None` where it cannot be.
     pub fn told(&self, fit: &Fit, engine: EngineSpec) -> Option<String> {
-        let layout = self.layout_of(fit, engine);
-        // Of the plan's own pools it is told what it would else choose otherwise, where it can be.
-        let states = layout.state_dtype.or(self.states.filter(|_| fit.engine.is_none()));
-        let flags = engine.flags_of(&Layout { state_dtype: states, ..layout }).or_else(|| engine.flags_of(&layout))?;
+        let flags = engine.flags_of(&self.layout_of(fit, engine))?;
         let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
         Some(words.flatten().collect::<Vec<_>>().join(" "))
     }
@@ -271,11 +314,30 @@ impl Fit {
         [self.kv_dtype, self.state_dtype].into_iter().flatten().count()
     }
 
-    /// Engine, sizes and dtypes, for people.
+    /// Sizes and dtypes, for people.
+    pub(crate) fn division(&self) -> String {
+        let flags = self.flags().replace("--", "").replace("-dtype", "");
+        if flags.is_empty() { "alone".to_owned() } else { flags }
+    }
+
+    fn engine_name(&self) -> Option<&str> {
+        self.engine.as_deref()?.split('@').next()
+    }
+
+    /// The same with the engine whose rules they are.
     pub(crate) fn layout(&self) -> String {
         let engine = self.engine.as_ref().map(|engine| format!("{engine}: ")).unwrap_or_default();
-        let flags = self.flags().replace("--", "").replace("-dtype", "");
-        engine + if flags.is_empty() { "alone" } else { &flags }
+        engine + &self.division()
+    }
+
+    /// The same where these are not those of another row.
+    pub(crate) fn layout_beside(&self, other: &Self) -> String {
+        match &self.engine {
+            engine if *engine == other.engine => self.division(),
+            // Its version stands below the rows, where it is not asked of two.
+            Some(_) if self.engine_name() == other.engine_name() => self.layout(),
+            _ => format!("{}: {}", self.engine_name().unwrap_or("plan"), self.division()),
+        }
     }
 
     /// The layout as flags of `cacheplan plan`.

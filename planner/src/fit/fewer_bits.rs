@@ -5,8 +5,7 @@ use super::trial::Variant;
 use super::{Engines, FitQuestion, OnDevice};
 use crate::engines::EngineSpec;
 use crate::request::PlanRequest;
-use crate::size::ByteSize;
-use crate::weight_bits::WeightBits;
+use crate::weight_bits::{StatedWeights, WeightBits};
 
 impl PlanRequest {
     /// What weights of fewer bits would need, of what costs less than `best`; by the engines where any are asked.
@@ -25,7 +24,7 @@ impl PlanRequest {
             if weights_bytes as f64 > 0.8 * own.0 as f64 {
                 return None;
             }
-            let question = FitQuestion { weights: Some(ByteSize(weights_bytes)), ..question.clone() };
+            let question = FitQuestion { weights: Some(StatedWeights::Bits(bits)), ..question.clone() };
             let fit = self.cheapest(layouts, best, &question, Engines { asked, ..engines });
             Some(FewerBits { bits: bits.count(), weights_bytes, fit })
         };

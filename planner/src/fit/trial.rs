@@ -21,7 +21,8 @@ pub(super) fn tried(
     question: &FitQuestion,
     work: Option<&Work>,
 ) -> Option<Tried> {
-    let request = of_device(request, device, question).changed(|budget| {
+    let weights = question.weights.and_then(|stated| request.weights_as(stated, None));
+    let request = of_device(request, device, weights).changed(|budget| {
         budget.max_seq_len = Some(question.context);
         budget.max_batch_size = None;
         budget.parallel = parallel;
@@ -31,6 +32,8 @@ pub(super) fn tried(
 
 /// An engine that is asked what it admits on such devices.
 pub(super) struct Asking<'a> {
+    /// The model.
+    pub(super) model: &'a PlanRequest,
     pub(super) engines: Engines<'a>,
     pub(super) engine: EngineSpec,
     pub(super) device: &'a DeviceInfo,
@@ -40,30 +43,29 @@ pub(super) struct Asking<'a> {
 
 impl Asking<'_> {
     /// The most that it holds of what it is told; `None` where it cannot be told the layout, or its rules for the model are not
-    /// known.
+    /// known. It is looked for from `near` on.
     ///
     /// Its steps and graphs grow with the sequences that it is told, so that what it holds of few is more than what it holds of
     /// many.
-    pub(super) fn most(&self, layout: Layout) -> Option<Tried> {
+    pub(super) fn most(&self, layout: Layout, near: u64) -> Option<Tried> {
         let replicas = u64::from(layout.parallel.dp);
         let admits = |sequences: u64| self.of(Layout { sequences, ..layout });
         let holds = |told: u64| admits(told * replicas).map_or(0, |found| (found.sequences / replicas).min(told));
-        let asked = self.question.needed().div_ceil(replicas).clamp(1, MOST_SEQUENCES);
-        let first = admits(asked * replicas)?;
+        let needed = self.question.needed();
+        let of_replica = |all: u64| all.div_ceil(replicas).clamp(1, MOST_SEQUENCES);
+        // It may refuse to be told of as many as the plan's own pools hold.
+        let tries = [needed.max(near), needed].map(of_replica);
+        let (asked, first) = tries.into_iter().find_map(|asked| Some((asked, admits(asked * replicas)?)))?;
         // Between both lies the most of which it holds as many as it is told: what it holds of too many it holds of fewer too,
-        // most often no more than that.
+        // most often little less than that.
         let mut held = (first.sequences / replicas).min(asked);
         let mut most = if held < asked { asked - 1 } else { MOST_SEQUENCES };
-        let mut is_near = held < asked;
+        let mut step = Some(1);
         while held < most {
-            let told = match is_near {
-                true => held + 1,
-                false if most == MOST_SEQUENCES => most.min(held * 2),
-                false => most - (most - held) / 2,
-            };
+            let told = step.map_or(most - (most - held) / 2, |step| most.min(held.saturating_add(step)));
             let found = holds(told);
-            is_near = found < told && found > held;
             held = held.max(found);
+            step = step.filter(|_| found == told).map(|step: u64| step.saturating_mul(2));
             most = if found < told { told - 1 } else { most };
         }
         // Of none it says what ends them.
@@ -72,11 +74,12 @@ impl Asking<'_> {
 
     /// What it admits where it is told just the sequences of the layout.
     pub(super) fn of(&self, layout: Layout) -> Option<Tried> {
-        let Self { engines, engine, device, question, work } = *self;
+        let Self { engines, engine, device, question, work, .. } = *self;
         let AskedOf { request, cache_bytes, longest } = (engines.asks)(self.told(&layout))?;
         let parallel = layout.parallel;
         let tried = match cache_bytes {
-            None => planned(&of_device(&request, device, question), device, parallel, Some(engine), question, work)?,
+            // Weights that are stated are in it.
+            None => planned(&of_device(&request, device, None), device, parallel, Some(engine), question, work)?,
             Some(bytes) => allocating(&request, device, parallel, bytes, engine, question, work)?,
         };
         Some(match longest.filter(|longest| *longest < layout.context) {
@@ -91,7 +94,9 @@ impl Asking<'_> {
     }
 
     fn told<'l>(&'l self, layout: &'l Layout) -> Told<'l> {
-        Told { engine: self.engine, device: self.device, layout, weights: self.question.weights }
+        let stated = self.question.weights.filter(|_| !layout.quantizes);
+        let weights = stated.and_then(|stated| self.model.weights_as(stated, Some(self.engine.engine)));
+        Told { engine: self.engine, device: self.device, layout, weights }
     }
 }
 
@@ -99,14 +104,14 @@ impl Asking<'_> {
 const MOST_SEQUENCES: u64 = 1 << 32;
 
 /// The same on such a device, of which a share is divided unless somebody says what is.
-fn of_device(request: &PlanRequest, device: &DeviceInfo, question: &FitQuestion) -> PlanRequest {
+fn of_device(request: &PlanRequest, device: &DeviceInfo, weights: Option<ByteSize>) -> PlanRequest {
     request.clone().with_devices(device.clone()).changed(|budget| {
         let stated = budget.memory.clone().unwrap_or_default();
         budget.memory = Some(Memory {
             bytes: None,
             fraction: stated.fraction.or(Some(device.usual_share())),
             of: stated.of.or(Some(Base::Total)),
-            weights: question.weights.or(stated.weights),
+            weights: weights.or(stated.weights),
             ..stated
         });
     })
@@ -152,7 +157,7 @@ fn planned(
         lines.map(|line| line.bytes).sum::<u64>()
     };
     let found = match engine {
-        Some(engine) => admitted(request, engine)?,
+        Some(engine) => admitted(request, engine, &plans)?,
         None => {
             let capped_by = match poorest.capacity.capped_by {
                 Cap::Memory => Ending::of(poorest, &plans),
@@ -176,12 +181,12 @@ fn allocating(
     question: &FitQuestion,
     work: Option<&Work>,
 ) -> Option<Tried> {
-    let found = admitted(&with_bytes(request, device, bytes), engine)?;
     let of_one = request.changed(|budget| {
         budget.memory = None;
         budget.max_batch_size = Some(1);
     });
     let plans = of_one.made().ok()?.stages;
+    let found = admitted(&with_bytes(request, device, bytes), engine, &plans)?;
     let for_caches = bytes.min(device.total_bytes);
     Some(Tried::of(found, &plans, [device.total_bytes - for_caches, for_caches], parallel, device, question, work))
 }
@@ -312,12 +317,13 @@ impl Variant {
     }
 
     /// As its engine is told it, in the dtypes that are stated where it varies none.
-    pub(super) fn layout(&self, parallel: Parallel, stated: Dtypes, question: &FitQuestion) -> Layout {
+    pub(super) fn layout(&self, of: &PlanRequest, parallel: Parallel, stated: Dtypes, question: &FitQuestion) -> Layout {
         let alone = Layout::alone(question.context, question.sequences, stated);
         Layout {
             parallel,
             kv_dtype: self.kv_dtype.or(stated.kv),
             state_dtype: self.state_dtype.or(stated.ssm),
+            quantizes: self.engine.is_some_and(|engine| of.quantizes(question.weights, engine)),
             ..alone
         }
     }
@@ -344,10 +350,13 @@ impl Ending {
     }
 }
 
-/// What an engine admits, and what ends it.
-fn admitted(request: &PlanRequest, engine: EngineSpec) -> Option<(u64, Ending)> {
+/// What an engine admits, and which of its caches ends that, as the plans of its stages have them.
+fn admitted(request: &PlanRequest, engine: EngineSpec, plans: &[CachePlan]) -> Option<(u64, Ending)> {
     match request.settled().ok()?.inputs().predict_among(engine) {
-        Ok(prediction) => Some((prediction.sequences, Ending::named("the engine".to_owned()))),
+        Ok(prediction) => {
+            let plan = plans.iter().max_by_key(|plan| plan.pools.iter().map(|pool| pool.bytes).max())?;
+            Some((prediction.sequences, Ending { name: "the engine".to_owned(), ..Ending::of(plan, plans) }))
+        }
         Err(PlanError::DoesNotFit(short)) => Some((0, Ending::named(short.capped_by))),
         Err(_) => None,
     }

@@ -18,7 +18,7 @@ const GAP: f64 = 8.0;
 /// numbers that are tried would fill no page.
 fn cells(answer: &Answer) -> Vec<(usize, &Fit)> {
     let mut seen = BTreeSet::new();
-    let plain = answer.fits.iter().enumerate().filter(|(_, fit)| fit.is_plain());
+    let plain = answer.fits.iter().enumerate().filter(|(_, fit)| fit.changed_dtypes() == 0 && answer.decides(fit));
     plain.filter(|(_, fit)| seen.insert((&fit.device, fit.devices))).collect()
 }
 

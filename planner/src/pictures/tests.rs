@@ -201,7 +201,7 @@ fn maps_of_devices_have_labels_that_never_overlap() {
             devices: devices.map(|name| (name.to_owned(), name.parse().unwrap())).into(),
             max_devices: 16,
             margin: 0,
-            weights: Some(ByteSize(470_000_000_000)),
+            weights: Some(ByteSize(470_000_000_000).into()),
             prices: Prices::from_toml(prices).unwrap(),
         };
         let answer = PlanRequest::of(model("Qwen__Qwen3-235B-A22B")).fit(&question).unwrap();

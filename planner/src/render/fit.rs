@@ -1,5 +1,7 @@
 //! Which devices hold what was asked for, for people and for tables elsewhere.
 
+use std::cmp::Ordering;
+
 use cacheplan_handlers::DType;
 
 use super::columns::{WIDTH, align, wrap};
@@ -26,7 +28,7 @@ impl Answer {
         let folds = self.best().is_some_and(is_priced);
         let (shown, unpriced): (Vec<&Fit>, Vec<&Fit>) =
             self.best_of_devices().into_iter().partition(|fit| !folds || is_priced(fit));
-        rows.extend(shown.into_iter().map(|fit| self.row(fit)));
+        rows.extend(shown.iter().map(|fit| self.row(fit, shown[0])));
         text.extend(
             align(&rows, if self.currency.is_some() { &[2, 4, 5] } else { &[2, 4] })
                 .into_iter()
@@ -34,7 +36,7 @@ impl Answer {
         );
         text.push_str(&self.none());
         text.push_str(&without_prices(&unpriced));
-        text.push_str(&self.whose());
+        text.push_str(&self.whose(&shown));
         match self.best() {
             Some(best) => text.push_str(&self.details(best)),
             None => {
@@ -45,28 +47,50 @@ impl Answer {
         text
     }
 
-    /// Whose rules the rows go by, where there are several.
-    fn whose(&self) -> String {
-        if self.fits.iter().all(|fit| fit.engine.is_none()) {
-            return String::new();
+    /// Whose rules the rows go by, and what their short words mean.
+    fn whose(&self, shown: &[&Fit]) -> String {
+        let mut engines: Vec<&str> = Vec::new();
+        for engine in self.fits.iter().filter_map(|fit| fit.engine.as_deref()) {
+            if !engines.contains(&engine) {
+                engines.push(engine);
+            }
         }
-        let states = self.states.map(|dtype| format!(", with states in {dtype}")).unwrap_or_default();
-        wrap(
-            &format!(
-                "rows with an engine: what its own command gets, by its defaults; others: the plan's own pools{states}"
-            ),
-            5,
-        )
+        let own = self.fits.iter().any(|fit| fit.engine.is_none());
+        let ranges = shown.iter().any(|fit| fit.least() < fit.most());
+        let ranges = if ranges { "; of a range what it finds at its start decides" } else { "" };
+        let whose = match (&*engines, own) {
+            ([], _) => "the planner's own pools, which no engine has; --as vllm: what that holds".to_owned(),
+            ([one], false) => {
+                format!("by the rules of {one} and its own command{ranges}; --as plan: the planner's own pools")
+            }
+            (several, own) => {
+                let first = shown.first().and_then(|fit| fit.engine.as_deref()).unwrap_or("the planner");
+                let own = if own { "; plan: the planner's own pools" } else { "" };
+                format!("by the rules of {} and their own commands{ranges}; a row that names none: {first}{own}", several.join(", "))
+            }
+        };
+        let of = |has: fn(&Fit) -> bool, what: &'static str| shown.iter().any(|fit| has(fit)).then_some(what);
+        let words = [
+            of(|fit| fit.parallel.tp > 1, "tp: each layer over so many"),
+            of(|fit| fit.parallel.pp > 1, "pp: stages of layers"),
+            of(|fit| fit.parallel.dp > 1, "dp: replicas"),
+            of(|fit| fit.parallel.ep > 1, "ep: experts over so many"),
+            of(|fit| fit.kv_dtype.is_some(), "kv: dtype of keys and values"),
+            of(|fit| fit.state_dtype.is_some(), "ssm: dtype of states"),
+        ];
+        let words: Vec<&str> = words.into_iter().flatten().collect();
+        wrap(&whose, 5) + &if words.is_empty() { String::new() } else { wrap(&words.join(", "), 5) }
     }
 
     /// Why nothing surely holds what was asked for, and what would.
     fn without_best(&self) -> Vec<String> {
         let asked: Vec<&Fit> = self.fits.iter().filter(|fit| fit.engine.is_some()).collect();
-        let tried = if asked.is_empty() { "nothing tried" } else { "none of the engines" };
+        let decides = |fit: &&Fit| self.decides(fit);
+        let tried = "nothing tried";
         let mut said = Vec::new();
         // Where a sequence is too long for an engine no device helps.
         if let Some(fit) = asked.first()
-            && asked.iter().all(|fit| fit.longest.is_some())
+            && self.fits.iter().filter(decides).all(|fit| fit.longest.is_some())
         {
             let engine = fit.engine.as_deref().unwrap_or_default();
             let cap = &fit.capped_by;
@@ -75,13 +99,13 @@ impl Answer {
             ));
             return said;
         }
-        let may = self.fits.iter().find(|fit| fit.may_hold && (fit.engine.is_some() || asked.is_empty()));
+        let may = self.fits.iter().filter(decides).find(|fit| fit.may_hold);
         said.push(match may {
             Some(fit) => format!(
                 "{tried} surely holds that; {} x {}, {}, holds {}, as what it finds at its start decides: more devices (--max-gpus), or a larger share of them, would surely",
                 fit.devices,
                 fit.device,
-                fit.layout(),
+                fit.division(),
                 fit.held()
             ),
             None if self.fewer_bits.is_empty() => format!("{tried} holds that; raise --max-gpus, or ask for less"),
@@ -90,7 +114,7 @@ impl Answer {
                 let bits: Vec<String> =
                     bits.map(|fewer| format!("in {} bits some {}", fewer.bits, ByteSize(fewer.weights_bytes))).collect();
                 format!(
-                    "{tried} holds that; raise --max-gpus, or state with --weights what quantised ones take: {}",
+                    "{tried} holds that; raise --max-gpus, or ask about quantised weights with --weights fp8 or int4: {}",
                     bits.join(", ")
                 )
             }
@@ -110,11 +134,12 @@ impl Answer {
         };
         let said = |fewer: &FewerBits| {
             let fit = fewer.fit.as_ref()?;
-            let price = fit.per_hour.map(|price| format!(", {}", self.money(price, 2, "an hour"))).unwrap_or_default();
+            let price = fit.per_hour.map(|price| format!(", {}", self.price(price))).unwrap_or_default();
             let weights = ByteSize(fewer.weights_bytes);
-            let (bits, layout, held) = (fewer.bits, fit.layout(), fit.held());
+            let (bits, layout, held) = (fewer.bits, fit.division(), fit.held());
+            let word = if bits == 8 { "fp8" } else { "int4" };
             Some(format!(
-                "with {bits}-bit weights, assumed {weights}: {} x {}, {layout}, holds {held}{price}; --weights states them",
+                "with {bits}-bit weights, assumed {weights}: {} x {}, {layout}, holds {held}{price}; ask with --weights {word}",
                 fit.devices, fit.device
             ))
         };
@@ -127,7 +152,7 @@ impl Answer {
         let (full, left): (Vec<&Fit>, Vec<&Fit>) = self.too_small().into_iter().partition(|fit| fit.cache_bytes == 0);
         let listed = |fits: Vec<&Fit>, why: String| {
             let names: Vec<String> = fits.iter().map(|fit| format!("{} x {}", fit.devices, fit.device)).collect();
-            let listed = wrap(&format!("{}: hold none, {why}", names.join(", ")), 5);
+            let listed = wrap(&format!("{}: room for no sequence, {why}", names.join(", ")), 5);
             if fits.is_empty() { String::new() } else { format!("no{}", &listed[2..]) }
         };
         let too_long = format!("what weights and a step leave is less than one sequence of {} tokens", self.context);
@@ -136,12 +161,7 @@ impl Answer {
 
     /// The best layout, and the commands that plan and serve it.
     fn details(&self, best: &Fit) -> String {
-        let price = best.per_hour.map(|hour| {
-            let each = hour / self.sequences.max(1) as f64;
-            let each = self.money(each, 4, &format!("an hour for each of the {}", sequences(self.sequences)));
-            let each = if self.sequences > 1 { format!("; {each}") } else { String::new() };
-            wrap(&(self.money(hour, 2, "an hour") + &each), 2)
-        });
+        let price = best.per_hour.map(|hour| wrap(&self.price(hour), 2));
         let why = if best.per_hour.is_some() { "the cheapest that holds" } else { "the least memory that holds" };
         let best_of = format!("{} x {}, {why}{}", best.devices, best.device, self.margin(best));
         let mut text = format!("\nBEST\n{}", wrap(&best_of, 2));
@@ -152,21 +172,22 @@ impl Answer {
         let is_whole = |fit: &&Fit| fit.holds && fit.changed_dtypes() == 0 && fit.engine == best.engine;
         let whole = self.fits.iter().find(is_whole).filter(|_| best.changed_dtypes() > 0);
         text.extend(whole.map(|whole| {
-            let price = whole.per_hour.map(|hour| format!(", {}", self.money(hour, 2, "an hour"))).unwrap_or_default();
+            let price = whole.per_hour.map(|hour| format!(", {}", self.price(hour))).unwrap_or_default();
             let held = format!("holds {}{price}", whole.held());
             let said = format!(
                 "with caches in the model's own dtypes: {} x {}, {}, {held}",
                 whole.devices,
                 whole.device,
-                whole.layout()
+                whole.division()
             );
             wrap(&said, 2)
         }));
         self.fewer_bits().iter().for_each(|said| text.push_str(&wrap(said, 2)));
         text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
         if let Some(told) = &self.command {
-            let words = self.stated.iter().map(String::as_str).chain(["--"]).chain(told.iter().map(String::as_str));
-            let words = words.map(|word| quoted(word).into_owned()).collect();
+            let engine = best.engine.as_deref().and_then(|engine| engine.parse().ok());
+            let stated = self.stated.iter().cloned().chain(self.stated_weights(engine)).chain(["--".to_owned()]);
+            let words = stated.chain(told.iter().cloned()).map(|word| quoted(&word).into_owned()).collect();
             return text + &lines(format!("cacheplan plan --device {}", best.counted()), words);
         }
         text.push_str(&self.asked(best));
@@ -174,14 +195,23 @@ impl Answer {
         text
     }
 
+    /// What an hour costs, also for each sequence.
+    fn price(&self, hour: f64) -> String {
+        let each = hour / self.sequences.max(1) as f64;
+        let each = self.money(each, 4, &format!("for each of the {}", sequences(self.sequences)));
+        let each = if self.sequences > 1 { format!(", {each}") } else { String::new() };
+        self.money(hour, 2, "an hour") + &each
+    }
+
     /// The command that asks about a row alone: of an engine's row with the engine's own command, as the row was asked.
     fn asked(&self, best: &Fit) -> String {
         let engine = best.engine.as_deref().and_then(|engine| engine.parse::<EngineSpec>().ok());
         let Some((engine, told)) = engine.and_then(|engine| Some((engine, self.told(best, engine)?))) else {
-            let named = [&self.model].into_iter().chain(&self.stated);
+            let weights = self.stated_weights(None);
+            let named = [&self.model].into_iter().chain(&self.stated).chain(&weights);
             return command("cacheplan plan", named, &best.plan_flags(self.context));
         };
-        let mut words = self.stated_of_files();
+        let mut words = [self.stated_of_files(), self.stated_weights(Some(engine))].concat();
         if engine.version != engine.engine.newest() {
             words.extend(["--engine-version".to_owned(), engine.version_name()]);
         }
@@ -202,6 +232,13 @@ impl Answer {
         pairs.flatten().map(|word| quoted(word).into_owned()).collect()
     }
 
+    /// The weights that are stated, as flags of `cacheplan plan`; none where the engine makes them itself, as its own command says.
+    fn stated_weights(&self, engine: Option<EngineSpec>) -> Vec<String> {
+        let weights = self.weights.as_ref().filter(|weights| !weights.are_made_by(engine));
+        let bytes = weights.and_then(|weights| weights.bytes(engine));
+        bytes.into_iter().flat_map(|bytes| ["--weights".to_owned(), bytes.stated()]).collect()
+    }
+
     /// An amount, in the currency where one is stated.
     fn money(&self, amount: f64, digits: usize, of: &str) -> String {
         format!("{} {of}", money(amount, digits, self.currency.as_deref().unwrap_or_default()))
@@ -209,9 +246,10 @@ impl Answer {
 
     /// The command that serves it, to be pasted; a description without weights is no model that can be served.
     fn served(&self, best: &Fit) -> String {
+        let named = best.engine.as_deref().map(str::parse::<EngineSpec>);
+        // The plan's own pools are no engine's.
+        let Some(Ok(engine)) = named else { return String::new() };
         let is_gguf = self.model.to_lowercase().ends_with(".gguf");
-        let usual = if is_gguf { "llama.cpp" } else { "vllm" };
-        let Ok(engine) = best.engine.as_deref().unwrap_or(usual).parse::<EngineSpec>() else { return String::new() };
         let takes_files = engine.engine.name() == "llama.cpp";
         if !takes_files && (is_gguf || best.is_integrated()) {
             return String::new();
@@ -219,20 +257,22 @@ impl Answer {
         let Some(flags) = self.told(best, engine) else { return String::new() };
         let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
+        let others = self.weights.as_ref().filter(|weights| !weights.are_made_by(Some(engine)) && weights.own.is_some());
         let name = match takes_files {
             true if is_gguf => folder,
             // Where its layers do not fit it is to say so, in place of running some of them on the host.
             true => "MODEL.gguf",
+            false if others.is_some() => "CHECKPOINT",
             false if folder.ends_with(".json") || folder == "-" => "MODEL",
             false => folder,
         };
         let layers = if takes_files { "-ngl 99 " } else { "" };
         let served = command(program, [&name.to_owned()], &format!("{layers}{flags}"));
-        match best.engine {
-            Some(_) => served,
-            // The plan's own pools are no engine's.
-            None => served + &wrap(&format!("--as {0} says what {0} itself admits", engine.engine), 2),
-        }
+        let said = others.and_then(|weights| Some((weights.bytes(Some(engine))?, weights.own?))).map(|(bytes, own)| {
+            let other = if takes_files { "MODEL.gguf: a file" } else { "CHECKPOINT: one" };
+            wrap(&format!("{other} of this model whose weights take {bytes}, as --weights says; its own take {own}"), 2)
+        });
+        served + &said.unwrap_or_default()
     }
 
     /// How much more than was asked for it holds.
@@ -243,7 +283,7 @@ impl Answer {
         let told = engine.map_or(fit.sequences, |engine| self.layout_of(fit, engine).sequences);
         match told < fit.sequences {
             true => format!(": {told} asked for, and room for {}, margin {more} %", fit.held()),
-            false => format!(": {} of {} asked for, margin {more} %", fit.held(), self.sequences),
+            false => format!(": room for {}, {} asked for, margin {more} %", fit.held(), self.sequences),
         }
     }
 
@@ -253,28 +293,32 @@ impl Answer {
         let mut more: Vec<&Fit> = self.fits.iter().filter(same).filter(|fit| fit.sequences > best.sequences).collect();
         more.sort_by_key(|fit| (fit.changed_dtypes(), std::cmp::Reverse(fit.sequences)));
         more.dedup_by_key(|fit| (fit.kv_dtype, fit.state_dtype));
-        let more: String = more.iter().map(|fit| format!("; {} holds {}", fit.layout(), fit.held())).collect();
+        let more: String = more.iter().map(|fit| format!("; {}: {}", fit.division(), fit.held())).collect();
         match best.capped_by == best.capped_by_words {
             true => format!("capped by {}{more}", best.capped_by_words),
-            false => format!("capped by memory, of the caches most for {}{more}", best.capped_by_words),
+            false => format!("capped by memory, most of the caches being {}{more}", best.capped_by_words),
         }
     }
 
     /// What of that which costs less, or has less memory where nothing has a price, falls the least short.
     fn next_cheaper(&self, best: &Fit) -> Option<String> {
-        let is_asked = |fit: &&Fit| fit.engine.is_some() == best.engine.is_some();
         let cost = |fit: &Fit| fit.per_hour.map_or((0.0, fit.memory_bytes), |price| (price, 0));
         let cheaper = |fit: &&Fit| fit.per_hour.is_some() == best.per_hour.is_some() && cost(fit) < cost(best);
-        let cheaper: Vec<&Fit> = self.fits.iter().filter(is_asked).filter(cheaper).collect();
+        let cheaper: Vec<&Fit> = self.fits.iter().filter(|fit| self.decides(fit)).filter(cheaper).collect();
         // In the order of rows those come first that hold, at the least cost, then those that fall the least short.
         let (name, next) =
             (if best.per_hour.is_some() { "next cheaper" } else { "with less memory" }, cheaper.first()?);
-        if next.sequences == 0 {
-            return Some(format!("{name}: nothing that was tried holds any"));
+        let said = |fit: &Fit| {
+            let price = fit.per_hour.map(|hour| format!(" at {}", self.money(hour, 2, "an hour"))).unwrap_or_default();
+            format!("{} x {}, {}{price}", fit.devices, fit.device, fit.layout_beside(best))
+        };
+        if next.sequences > 0 {
+            return Some(format!("{name}: {}: room for {} of {}", said(next), next.held(), self.sequences));
         }
-        let price = next.per_hour.map(|hour| format!(" at {}", self.money(hour, 2, "an hour"))).unwrap_or_default();
-        let (layout, held) = (next.layout(), next.held());
-        Some(format!("{name}: {} x {}, {layout},{price} holds {held} of {}", next.devices, next.device, self.sequences))
+        // What holds none falls the least short where it costs the most.
+        let nearest = cheaper.into_iter().max_by(|one, other| cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal))?;
+        let weights = if self.fewer_bits.iter().any(|fewer| fewer.fit.is_some()) { " with weights as they are" } else { "" };
+        Some(format!("{name}: {}: room for no sequence{weights}", said(nearest)))
     }
 
     /// The bound of speed in words.
@@ -283,10 +327,11 @@ impl Answer {
         let price = best
             .per_million_tokens
             .map(|price| format!(" ({})", self.money(price, 3, "for a million tokens that are written")));
+        let limit = if *bound_by == "memory" { "memory's bandwidth is the limit" } else { "arithmetic is the limit" };
         let each = *all / (*sequences).max(1) as f64;
         let each = if *sequences > 1 { format!(", {:.0} for each", each.ceil()) } else { String::new() };
         format!(
-            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{each}{}: {bound_by} ends it; at least {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
+            "at most {:.0} tokens/s for one sequence alone, {:.0} for {sequences}{each}{}: {limit}; at least {prompt_seconds:.2} s to read a prompt of {}; a bound, which no engine reaches",
             alone.ceil(),
             all.ceil(),
             price.unwrap_or_default(),
@@ -294,14 +339,14 @@ impl Answer {
         )
     }
 
-    fn row(&self, fit: &Fit) -> Vec<String> {
+    fn row(&self, fit: &Fit, first: &Fit) -> Vec<String> {
         let mut row = vec![
             fit.verdict().into(),
             format!("{} x {}", fit.devices, fit.device),
             fit.held(),
             fit.capped_by_words.clone(),
             fit.at_best.as_ref().map_or_else(|| "-".into(), |best| format!("{:.0}", best.tokens_per_second.ceil())),
-            fit.layout(),
+            fit.layout_beside(first),
         ];
         if self.currency.is_some() {
             row.insert(5, fit.per_hour.map_or_else(|| "-".into(), |price| format!("{price:.2}")));

@@ -105,9 +105,10 @@ def fit(
     """Which devices, how many and divided how hold so many sequences of ``context`` tokens: ``cacheplan fit``.
 
     ``source`` is whatever :func:`cacheplan.model` takes. ``prices`` is a path, TOML text or a mapping with ``currency``
-    and ``per_hour``; ``weights`` are the bytes of the weights over all devices, where no file tells them. ``kv_dtype``
-    and ``ssm_dtype`` are stated in place of being varied; ``engines``, such as ``"vllm@0.33.0"``, say what they admit
-    beside the plan's own pools; ``margin`` is room for so many percent more sequences.
+    and ``per_hour``; ``weights`` are the bytes of the weights over all devices, where no file tells them, or bits such
+    as ``"fp8"``. ``kv_dtype`` and ``ssm_dtype`` are stated in place of being varied; ``engines``, such as
+    ``"vllm@0.33.0"``, are those whose rules answer, vLLM where none are named, and ``"plan"`` is the planner with pools
+    of its own; ``margin`` is room for so many percent more sequences.
 
     Raises :class:`ModelError`, :class:`BudgetError` with the argument as its ``key``, :class:`PlanError`.
     """

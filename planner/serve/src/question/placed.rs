@@ -8,7 +8,7 @@ use std::ops::Range;
 use cacheplan_planner::engines::{EnginePrediction, OfLayer, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
-use cacheplan_planner::{ByteSize, Devices, ModelCaches};
+use cacheplan_planner::{ByteSize, Devices, GgufType, ModelCaches};
 use cacheplan_transforms::{Resources, WeightBytes};
 
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
@@ -34,7 +34,8 @@ pub(crate) struct Placed {
     devices: Vec<Holder>,
     /// The layers, the output among them.
     layers: u64,
-    weights: Option<u64>,
+    /// At least, as they are taken to be, and at most.
+    weights: [u64; 3],
     /// What is stated or was measured of steps; else they are estimated.
     compute: Option<u64>,
     /// Bytes of a step's attention scores for each cell that a sequence sees, where they are kept.
@@ -43,8 +44,8 @@ pub(crate) struct Placed {
     context: Option<u64>,
     /// Whether slots share their cells.
     is_shared: bool,
-    /// Graphs and what is reserved on each device, as they are stated or were measured.
-    others: u64,
+    /// Graphs, as they are stated or were measured, and what is reserved, on each device.
+    others: [u64; 2],
     /// Layers with states, with what each takes of them.
     states: Vec<(u64, u64)>,
     /// What of the weights `--fit` takes to be lost where it shrinks a context of several devices.
@@ -111,20 +112,31 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let stated_weights = either(stated.weights, measured(lines.weights));
     // Told no budget, it has them as those of the model.
     question.weights = stated_weights.map(|bytes| WeightBytes::new(bytes, false));
-    let weights = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
+    let own = stated_weights.or(model.info().weights.map(|weights| weights.bytes)).unwrap_or(0);
     let compute = either(stated.activations, measured(lines.activations));
     let context = either(stated.context, measured(lines.context));
-    let others = [either(stated.graphs, measured(lines.graphs)), stated.reserve.map(|size| size.0)];
-    let others = others.into_iter().flatten().fold(0, u64::saturating_add);
+    let graphs = either(stated.graphs, measured(lines.graphs)).unwrap_or(0);
+    let others = [graphs, stated.reserve.map_or(0, |size| size.0)];
     let caches = question.caches(model)?;
     let layers = layers(model, &caches) + 1;
     let names = spread::devices(question)?;
     let short = short(question, layers, names.len());
     let of_config =
         model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && question.device().is_some());
-    let quantised = quantised(&question.model).map(str::to_owned).filter(|_| of_config.is_some());
+    // A file whose name says how it is quantised has not the weights of the config.
+    let named = GgufType::of_file(&question.model).filter(|_| of_config.is_some());
+    let named = named.and_then(|of| Some((of, model.weights_in(of)?)));
+    let quantised = quantised(&question.model).map(str::to_owned).filter(|_| of_config.is_some() && named.is_none());
     let doubts_weights = quantised.is_some();
-    if let Some(weights) = of_config {
+    let weights = named.map_or([own; 3], |(_, bytes)| bytes);
+    if let (Some((of, bytes)), Some(config)) = (named, of_config) {
+        question.weights = Some(WeightBytes::new(bytes[1], false));
+        let ([least, assumed, most], config) = (bytes.map(ByteSize), ByteSize(config.bytes));
+        question.notes.push(format!(
+            "weights of {assumed} are assumed from the name, {least} to {most} of a file in {}, where the config's are {config}: state the file's size with --weights",
+            of.name
+        ));
+    } else if let Some(weights) = of_config {
         let (weights, dtype) = (ByteSize(weights.bytes), model.info().dtype);
         question.cautions.extend(quantised.map(|name| {
             format!(
@@ -145,13 +157,16 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
             "a layer lies whole on a device: {name} has {most} of {layers}, the output among these, and none has more"
         ));
     }
+    if matches!(short, Short::Cells { .. }) && devices.iter().any(|device| device.room.is_some()) {
+        question.notes.push("no --ctx-size is stated, so that it takes as many cells as fit beside what --fit-target leaves free; as many as are stated it allocates".into());
+    }
     // Layers are divided over devices, and no layer's cells are.
     question.devices = question.device().cloned().map(Devices::from);
     let is_shared = question.is_stated("engine.context");
     let scores = if llama_cpp::is_without_flash_attention(question) { scores(question, model) } else { 0 };
     let states = caches.iter().filter(|cache| cache.handler.is_state());
     let states = states.map(|cache| (cache.layer.unwrap_or(0).into(), cache.handler.unit_bytes())).collect();
-    let cut = cut(model, weights.unwrap_or(0), layers, devices.len());
+    let cut = cut(model, weights[1], layers, devices.len());
     let stays = question.flag("--kv-offload").is_some_and(|setting| !setting.on);
     Ok(Placed {
         devices,
@@ -276,9 +291,11 @@ impl Holder {
     }
 }
 
-/// What a device needs: weights, other memory, caches.
+/// What a device needs: each of [`PARTS`].
 #[derive(Clone, Copy, Default)]
-struct Needs([u64; 3]);
+struct Needs([u64; 5]);
+
+const PARTS: [&str; 5] = ["weights", "graphs", "what is reserved", "steps and the device's context", "caches"];
 
 impl Needs {
     fn all(self) -> u64 {
@@ -286,18 +303,21 @@ impl Needs {
     }
 
     fn and(self, other: Self) -> Self {
-        Self([0, 1, 2].map(|part| self.0[part].saturating_add(other.0[part])))
+        Self(std::array::from_fn(|part| self.0[part].saturating_add(other.0[part])))
     }
 
-    fn words(self) -> String {
-        let Self([weights, others, caches]) = self;
-        let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
-        let parts = [
-            part(weights, "weights"),
-            part(others, "other memory"),
-            Some(format!("{} of caches", ByteSize(caches))),
-        ];
-        parts.into_iter().flatten().collect::<Vec<_>>().join(" and ")
+    /// The parts in words, with as much as there is at least, and at most.
+    fn words(self, most: Self, joined: &str) -> String {
+        let all = PARTS.into_iter().zip(self.0.into_iter().zip(most.0));
+        let some = all.filter(|(what, (_, most))| *most > 0 || *what == "caches");
+        some.map(|(what, (least, most))| format!("{} of {what}", span(least, most))).collect::<Vec<_>>().join(joined)
+    }
+}
+
+fn span(least: u64, most: u64) -> String {
+    match least == most {
+        true => ByteSize(least).to_string(),
+        false => format!("{} to {}", ByteSize(least), ByteSize(most)),
     }
 }
 
@@ -322,16 +342,23 @@ impl Placed {
         [0, 1, 2].map(|at| compute[at].saturating_add(context[at]))
     }
 
-    /// What is assumed beside weights and caches, in words.
-    pub(crate) fn assumed(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> Option<String> {
-        let [least, _, most] = self.beside(predicted, context).map(ByteSize);
-        let some = self.is_judged() && least != most;
-        let of = if self.devices.len() > 1 { " on each device" } else { "" };
-        some.then(|| {
-            format!(
-                "steps and the device's context take {least} to {most} beside weights and caches{of}, estimated; state them with --activations"
-            )
-        })
+    /// What takes the devices' memory, in words: at least and at most, as far as that is not known exactly.
+    pub(crate) fn taken(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> Option<String> {
+        let room = self.devices.iter().map(|device| device.room).reduce(|all, room| all?.checked_add(room?))??;
+        if !self.is_judged() {
+            return None;
+        }
+        let beside = self.beside(predicted, context);
+        let [least, most] = [0, 2].map(|at| {
+            let of_each = self.devices.iter().map(|device| self.needs(device, predicted, at, beside[at]));
+            of_each.fold(Needs::default(), Needs::and)
+        });
+        let left = span(room.saturating_sub(most.all()), room.saturating_sub(least.all()));
+        let estimated = match beside[0] < beside[2] {
+            true => "; steps and the context are estimated, --activations states them",
+            false => "",
+        };
+        Some(format!("{} on the devices: {}; {left} are left{estimated}", ByteSize(room), least.words(most, ", ")))
     }
 
     /// Whether it is known what lies on the devices: all layers, on devices that are named.
@@ -355,9 +382,11 @@ impl Placed {
         pages.saturating_add(u64::try_from(states).unwrap_or(u64::MAX))
     }
 
-    fn needs(&self, device: &Holder, predicted: &EnginePrediction, beside: u64) -> Needs {
-        let weights = (self.weights.unwrap_or(0) as f64 * device.weights).round() as u64;
-        Needs([weights, self.others.saturating_add(beside), self.caches(device, predicted)])
+    /// What a device needs at least (0) or at most (2).
+    fn needs(&self, device: &Holder, predicted: &EnginePrediction, at: usize, beside: u64) -> Needs {
+        let weights = (self.weights[at] as f64 * device.weights).round() as u64;
+        let [graphs, reserve] = self.others;
+        Needs([weights, graphs, reserve, beside, self.caches(device, predicted)])
     }
 
     /// What is left for caches beside weights and steps; all there is where they lie elsewhere, or no device is named.
@@ -369,8 +398,9 @@ impl Placed {
         let [_, _, beside] = self.beside(predicted, context);
         let all = self.devices.iter().map(|device| self.caches(device, predicted)).fold(0, u64::saturating_add);
         let of_all = |device: &Holder| {
-            let Needs([weights, others, own]) = self.needs(device, predicted, beside);
-            let left = device.room?.saturating_sub(weights).saturating_sub(others);
+            let own = self.caches(device, predicted);
+            let others = self.needs(device, predicted, 2, beside).all().saturating_sub(own);
+            let left = device.room?.saturating_sub(others);
             let of_all = (u128::from(left) * u128::from(all)).checked_div(own.into())?;
             Some(u64::try_from(of_all).unwrap_or(u64::MAX))
         };
@@ -392,12 +422,12 @@ impl Placed {
         if !self.is_judged() {
             return [None, None];
         }
-        let [least, _, most] = self.beside(predicted, context);
-        [least, most].map(|beside| {
+        let beside = self.beside(predicted, context);
+        [0, 2].map(|at| {
             // Of those that are alike the first decides.
             let of_each = self.devices.iter().rev().map(|device| {
                 let named = if self.devices.len() > 1 { device.name.as_str() } else { "the device" };
-                (self.needs(device, predicted, beside), device.room.unwrap_or(0), named)
+                (self.needs(device, predicted, at, beside[at]), device.room.unwrap_or(0), named)
             });
             let together = |(needs, all): (Needs, u64), (more, room, _): (Needs, u64, &str)| {
                 (needs.and(more), all.saturating_add(room))
@@ -418,7 +448,7 @@ impl Placed {
                 }
                 name => format!("failed to allocate {name} buffer"),
             };
-            let (parts, size) = (needs.words(), ByteSize(room));
+            let (parts, size) = (needs.words(needs, " and "), ByteSize(room));
             (needs.all() > room).then(|| format!("{does}: {parts} are more than the {size} of {named}"))
         })
     }

@@ -80,11 +80,17 @@ impl Question {
         }
         above::refuse_unconsumed(&self)?;
         let engine = self.engine.engine.name();
+        let above = self.above.clone();
         let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
         let outside = if engine == "sglang" { sglang::beside_share(&mut self)? } else { Memory::default() };
         self.leave_out_dtypes(model)?;
         self.refuse_layout()?;
-        let config = Config::resolve(None, &self.stated, &self.above)?;
+        let mut config = Config::resolve(None, &self.stated, &self.above)?;
+        // What an engine that divides no bytes has taken out of its question is stated all the same.
+        for taken in above.iter().filter(|stated| !self.above.contains(stated)) {
+            let setting = config.settings.iter_mut().find(|setting| setting.key == taken.key);
+            setting.into_iter().for_each(|setting| setting.origin = taken.origin.clone());
+        }
         let of_model = |model: ModelCaches| {
             let request = PlanRequest::of(model).with_config(config.clone());
             let request = request.for_engine(self.engine).stated_in(Stated::Command);

@@ -1,0 +1,95 @@
+//! What is said of cells that a llama.cpp server takes: whose they are, what ends them, and what lies beside them.
+
+mod common;
+
+use cacheplan_planner::Override;
+use cacheplan_serve::{Answer, Options, Starts, answer};
+use common::{launch, models, on};
+use rstest::rstest;
+
+const QWEN: &str = "Qwen__Qwen3-8B";
+
+fn of(name: &str, flags: &str, stated: &[(&str, &str)]) -> Answer {
+    let overrides = stated.iter().map(|(key, value)| Override::by_flag(*key, *value, *key)).collect();
+    let options = Options { model_is_given: true, overrides, ..on("rtx-4090") };
+    let words = format!("llama-server {}", flags.trim_end());
+    answer(&launch(&words), models(name), &options).unwrap_or_else(|said| panic!("{words}: {said}"))
+}
+
+/// What is printed, with its lines joined.
+fn joined(found: &Answer) -> String {
+    found.text().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn text(flags: &str, stated: &[(&str, &str)]) -> String {
+    joined(&of(QWEN, flags, stated))
+}
+
+/// Four who share their cells are no single one, and what nobody stated caps nothing.
+#[rstest]
+#[case("-np 4 -kvu -c 65536", "4 slots share 65536 tokens, at most 40960 each; capped by the cells that are stated")]
+#[case("", "4 slots share 40960 tokens, at most 40960 each; capped by the cells that it takes where")]
+#[case("-np 1 -c 131072", "1 sequence of 40960 tokens; capped by the 40960 tokens that the model was made for")]
+#[case("-np 4 -c 16384", "4 sequences of 4096 tokens; capped by the cells that are stated")]
+fn slots_and_their_cells_are_told_apart(#[case] flags: &str, #[case] expected: &str) {
+    let said = text(&format!("-m q.gguf -ngl 99 {flags}"), &[("memory.weights", "5GB")]);
+    assert!(said.contains(expected), "{said}");
+}
+
+#[test]
+fn cells_that_were_fitted_are_capped_by_memory() {
+    let said = text("-m q.gguf", &[("memory.weights", "20GB")]);
+    assert!(said.contains("capped by the memory that --fit finds"), "{said}");
+}
+
+/// A file's type is in its name, and its size follows from that between two.
+#[rstest]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf", 4_920_000_000)]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct-Q8_0.gguf", 8_540_000_000)]
+#[case(QWEN, "Qwen3-8B-Q4_K_M.gguf", 5_030_000_000)]
+#[case(QWEN, "x/qwen3-8b-q5_k_m.gguf", 5_850_000_000)]
+fn a_files_type_tells_its_weights(#[case] name: &str, #[case] file: &str, #[case] size: u64) {
+    let of_type = cacheplan_planner::GgufType::of_file(file).unwrap();
+    let [least, assumed, most] = models(name).model.weights_in(of_type).unwrap();
+    assert!((least..=most).contains(&size) && least < assumed && assumed < most, "{least} {assumed} {most}");
+    assert!((assumed as f64 / size as f64 - 1.0).abs() < 0.05, "{assumed}");
+    let found = of(name, &format!("-m {file} -ngl 99 -np 4 -c 65536"), &[]);
+    assert_eq!((found.starts, found.cautions.len()), (Starts::Yes, 0), "{}", found.text());
+    assert!(found.notes.iter().any(|note| note.contains("assumed from the name")), "{:?}", found.notes);
+}
+
+/// What lies beside the caches is named one by one, whether it starts or not, and what is stated is not asked for.
+#[rstest]
+#[case("-c 32768", Starts::Yes)]
+#[case("-c 262144", Starts::No)]
+fn what_takes_the_memory_is_named(#[case] cells: &str, #[case] expected: Starts) {
+    let stated = [("memory.weights", "'4.68GiB'"), ("memory.reserve", "'1GiB'")];
+    let found = of("meta-llama__Llama-3.1-8B-Instruct", &format!("-m l.gguf -ngl 99 -np 4 {cells}"), &stated);
+    assert_eq!(found.starts, expected, "{}", found.text());
+    let said = found.reason.clone().unwrap_or_else(|| found.notes.join(" "));
+    for part in ["4.68 GiB of weights", "1.00 GiB of what is reserved", "of steps and the device's context", "of caches"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!joined(&found).contains("what a screen takes"), "{}", found.text());
+    assert!(text("-m l.gguf -c 4096", &stated[..1]).contains("with --reserve what a screen takes"));
+}
+
+/// Cells that no slot is given are as well not taken.
+#[test]
+fn fewer_cells_that_hold_as_much_are_offered() {
+    let stated = [("memory.weights", "'4.68GiB'")];
+    let found = of(QWEN, "-m q.gguf -ngl 99 -np 1 -c 131072 -ctk q8_0 -ctv q8_0", &stated);
+    let change = &found.changes[0];
+    assert!(change.command.ends_with(&["--ctx-size".to_owned(), "40960".to_owned()]), "{change:?}");
+    assert!(found.text().contains("--ctx-size 40960, not 131072: as much in "), "{}", found.text());
+    assert!(of(QWEN, "-m q.gguf -ngl 99 -np 1 -c 40960", &stated).changes.is_empty());
+}
+
+/// Of fewer cells each slot has fewer, which is said where it changes.
+#[test]
+fn a_change_says_how_long_its_sequences_are() {
+    let found = of("meta-llama__Llama-3.1-8B-Instruct", "-m l.gguf -ngl 99 -np 4 -c 131072", &[("memory.weights", "16GB")]);
+    assert_eq!(found.starts, Starts::No);
+    let each = found.changes[0].command.last().unwrap().parse::<u64>().unwrap() / 4;
+    assert!(joined(&found).contains(&format!("4 sequences of {each} tokens")), "{}", found.text());
+}
