@@ -111,7 +111,7 @@ export function meantBy(name: string, zoo: string[], places: Place[]): Chosen[] 
   const own = letters(name);
   const isOf = (known: string) => known !== '' && own.startsWith(known);
   const known: [string, Chosen][] = [
-    ...places.map(({ path }): [string, Chosen] => [letters(path), { from: 'path', path }]),
+    ...places.map(({ name, path }): [string, Chosen] => [letters(name), { from: 'path', path }]),
     ...zoo.map((name): [string, Chosen] => [letters(name), { from: 'zoo', name }]),
   ];
   // The longest name says most.

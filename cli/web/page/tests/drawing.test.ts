@@ -97,7 +97,7 @@ test('counts of devices, tokens and prices are said as people do', () => {
 
 test('a file of weights is of the model that its name begins with', () => {
   const zoo = ['Qwen/Qwen3-8B', 'Qwen/Qwen3-32B', 'google/gemma-3-1b-it'];
-  const places = [{ name: 'q', path: '/m/Qwen__Qwen3-8B.json', named: true }, { name: 'c', path: '/cache/models--a--b', named: false }];
+  const places = [{ name: 'Qwen__Qwen3-8B.json', path: '/m/Qwen__Qwen3-8B.json', named: true }, { name: 'a/b', path: '/cache/snapshots/0f', named: false }];
   expect(meantBy('/m/Qwen3-8B-Q4_K_M.gguf', zoo, [])).toEqual([{ from: 'zoo', name: 'Qwen/Qwen3-8B' }]);
   expect(meantBy('gemma-3-1b-it-Q8_0-00001-of-00002.gguf', zoo, places)).toEqual([{ from: 'zoo', name: 'google/gemma-3-1b-it' }]);
   expect(meantBy('Qwen3-8B-Q4_K_M.gguf', zoo, places)[0]).toEqual({ from: 'path', path: '/m/Qwen__Qwen3-8B.json' });
