@@ -127,12 +127,16 @@ impl CacheBook {
     }
 
     fn planned_stats(&self) -> Vec<PlannedStats> {
-        let used = |indexing: &Indexing, units: u64| match indexing {
-            Indexing::Blocks(paged) => self.blocks[*paged].used().into(),
-            Indexing::Slots => [SlotRole::Live, SlotRole::Checkpoint].map(|role| u64::from(self.slots.used(role))).iter().sum(),
-            Indexing::DraftRows => (self.layout.draft_rows.len() - self.free_rows.len()) as u64,
-            Indexing::Checkpoints => self.checkpoints().used(SlotRole::Checkpoint).into(),
-            Indexing::Fixed => units,
+        let used = |indexing: &Indexing, units: u64| -> u64 {
+            match indexing {
+                Indexing::Blocks(paged) => self.blocks[*paged].used().into(),
+                Indexing::Slots => {
+                    [SlotRole::Live, SlotRole::Checkpoint].into_iter().map(|role| u64::from(self.slots.used(role))).sum()
+                }
+                Indexing::DraftRows => self.layout.draft_rows.len().saturating_sub(self.free_rows.len()) as u64,
+                Indexing::Checkpoints => self.checkpoints().used(SlotRole::Checkpoint).into(),
+                Indexing::Fixed => units,
+            }
         };
         let pools = self.layout.planned.iter().zip(&self.layout.indexing);
         pools

@@ -1,7 +1,7 @@
 //! What an engine logged beside what its command gives.
 
-use cacheplan_planner::ByteSize;
 use cacheplan_planner::logs::{Drift, EngineLog, Fact, Logged, Unit};
+use cacheplan_planner::{ByteSize, EngineSpec};
 use serde::Serialize;
 
 use crate::answer::Answer;
@@ -93,7 +93,10 @@ impl CommandCheck {
                 _ if row.drift == Drift::None => row,
                 Some(bytes) if bytes.meets(row.logged) => row.following(&flags()),
                 Some(bytes) => row.with_bytes_apart(bytes),
-                None => row.with_bytes_apart(row.planned),
+                None => {
+                    let planned = row.planned;
+                    row.with_bytes_apart(planned)
+                }
             });
         }
         let mut open = Vec::new();
@@ -133,7 +136,7 @@ impl CommandCheck {
             engine: answer.engine,
             version: answer.version.clone(),
             drifted: stated_version.is_some() || rows.iter().any(|row| row.drift == Drift::Unexplained),
-            logged_version: log.version.map(|version| version.to_string()),
+            logged_version: log.version.map(|version| EngineSpec { engine: log.engine, version }.version_name()),
             stated_version,
             rows,
             notes: without_bytes.into_iter().collect(),
