@@ -4,7 +4,7 @@
 //! request a *copy* goes into the tree, or a buffer that it donates. A finished one *moves* its live slot. A state
 //! that the tree has already is released. A lease that is dropped, for whatever reason, gives its slot back.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::config::{CheckpointFormat, TenantId, TreeConfig};
 use super::error::PrefixError;
