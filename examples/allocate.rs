@@ -68,7 +68,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stats = manager.book().stats();
     for resource in &plan.resources {
         let Some(pool) = stats.planned_pool(&resource.pool) else { continue };
-        println!("{:<13} {} of {} units in {}, {} of them padding", resource.name, pool.used, pool.units, pool.id, pool.reserved);
+        println!(
+            "{:<13} {} of {} units in {}, {} of them padding",
+            resource.name, pool.used, pool.units, pool.id, pool.reserved
+        );
     }
 
     // 6. Decode one token each, then give everything back.

@@ -529,7 +529,8 @@ fn configs_of_several_models_are_stated_by_their_names() {
     let file = folder.path().join("two.sh");
     fs::write(&file, "vllm serve org/a --max-model-len 4096\nvllm serve /srv/b --max-model-len 4096\n").unwrap();
     let file = file.to_str().unwrap();
-    let [a, b] = [(QWEN, "org/a"), ("google__gemma-2-2b", "/srv/b")].map(|(model, name)| format!("{name}={}", config(model)));
+    let [a, b] =
+        [(QWEN, "org/a"), ("google__gemma-2-2b", "/srv/b")].map(|(model, name)| format!("{name}={}", config(model)));
     let plan = |configs: &[&str]| {
         let configs = configs.iter().flat_map(|config| ["--model-config", config]);
         let args: Vec<&str> = ["plan", "--device", "h100", "--weights", "5GB"].into_iter().chain(configs).collect();
@@ -537,7 +538,9 @@ fn configs_of_several_models_are_stated_by_their_names() {
     };
     let (code, out, err) = plan(&[&a, &b]);
     assert_eq!(code, Some(0), "{err}");
-    let size = |out: &str| out.lines().filter(|line| line.contains("GPU KV cache size")).map(str::to_owned).collect::<Vec<_>>();
+    let size = |out: &str| {
+        out.lines().filter(|line| line.contains("GPU KV cache size")).map(str::to_owned).collect::<Vec<_>>()
+    };
     assert!(size(&out).len() == 2 && size(&out)[0] != size(&out)[1], "{out}");
     let (code, _, err) = plan(&[&a]);
     assert!(code == Some(1) && err.contains("--model-config /srv/b=MODEL would"), "{err}");

@@ -94,7 +94,11 @@ fn a_wrong_description_says_what_is_wrong() {
     "lok = ",
     "line 7, `names.lok`: layer 2 is of unknown kind `look` (near: lok) by config.json"
 )]
-#[case::own_kind("glance = ", "glence = ", "line 11, `kinds.glence`: layer 5 is of unknown kind `glance` (near: glence)")]
+#[case::own_kind(
+    "glance = ",
+    "glence = ",
+    "line 11, `kinds.glence`: layer 5 is of unknown kind `glance` (near: glence)"
+)]
 #[case::model_type(
     "model_types = [\"heron\"]",
     "model_types = [\"herno\"]",

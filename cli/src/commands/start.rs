@@ -367,7 +367,8 @@ impl StartArgs {
             return Ok(());
         }
         let (config, models) = (config.path.display(), models.join(", "));
-        let said = format!("--model-config {config} is of one model, and there are {models}; state it as NAME=MODEL for each");
+        let said =
+            format!("--model-config {config} is of one model, and there are {models}; state it as NAME=MODEL for each");
         Err(Failure::new(2, said))
     }
 

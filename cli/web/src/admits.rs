@@ -50,7 +50,9 @@ pub(crate) fn admits(request: &PlanRequest, of: &PlanQuestion, people: u64) -> R
         let [low, high] = held.map_or([0; 2], |held| [held.low, held.high].map(of_all));
         let low = if found.starts == Starts::Yes { low } else { 0 };
         let command = line(&found.command);
-        Some(json!({ "engine": engine.name(), "version": version, "sequences": { "low": low, "high": high }, "command": command }))
+        Some(
+            json!({ "engine": engine.name(), "version": version, "sequences": { "low": low, "high": high }, "command": command }),
+        )
     };
     Ok(json!({ "engines": Engine::all().iter().filter_map(of_engine).collect::<Vec<_>>() }))
 }

@@ -186,8 +186,7 @@ pub(crate) fn plan(
     let plan = ranks.into_stage(request.stage())?;
     let pictures = plan.pictures(request.device(), layers(request), into, width);
     let kind = |pool: &Pool| plan.resources.iter().find(|resource| resource.pool == pool.id)?.handler.kind().about();
-    let terms: Vec<(&str, &str)> =
-        plan.pools.iter().filter_map(|pool| Some((pool.id.as_str(), kind(pool)?))).collect();
+    let terms: Vec<(&str, &str)> = plan.pools.iter().filter_map(|pool| Some((pool.id.as_str(), kind(pool)?))).collect();
     let planned = match request.engine() {
         Some(engine) => json_of(&request.predict(engine)?.beside(&plan))?,
         None => json_of(&plan)?,

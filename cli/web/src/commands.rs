@@ -186,7 +186,8 @@ mod tests {
             model_is_given: true,
             ..text("a.sh", command)
         };
-        let line = format!("cacheplan plan --device rtx-4090 --weights 4GB --reserve 1GiB --model-config a.json -- {command}");
+        let line =
+            format!("cacheplan plan --device rtx-4090 --weights 4GB --reserve 1GiB --model-config a.json -- {command}");
         let pasted = CommandText { device: String::new(), ..text("a.sh", &line) };
         let said = found(&pasted).unwrap();
         assert_eq!([&said["commands"][0]["model_config"], &said["commands"][0]["device"]], ["a.json", "rtx-4090"]);

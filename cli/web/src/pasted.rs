@@ -33,7 +33,8 @@ impl Pasted {
             return Ok(None);
         };
         let Some(at) = words.iter().position(|word| word == "--") else {
-            let said = "this line of cacheplan has no command of an engine behind `--`; a model is planned by the other way";
+            let said =
+                "this line of cacheplan has no command of an engine behind `--`; a model is planned by the other way";
             return Err(Refused::usage(said));
         };
         let launches = Launch::from_words(words[at + 1..].to_vec(), &BTreeMap::new()).map_err(Refused::usage)?;

@@ -130,9 +130,10 @@ impl CacheBook {
         let used = |indexing: &Indexing, units: u64| -> u64 {
             match indexing {
                 Indexing::Blocks(paged) => self.blocks[*paged].used().into(),
-                Indexing::Slots => {
-                    [SlotRole::Live, SlotRole::Checkpoint].into_iter().map(|role| u64::from(self.slots.used(role))).sum()
-                }
+                Indexing::Slots => [SlotRole::Live, SlotRole::Checkpoint]
+                    .into_iter()
+                    .map(|role| u64::from(self.slots.used(role)))
+                    .sum(),
                 Indexing::DraftRows => self.layout.draft_rows.len().saturating_sub(self.free_rows.len()) as u64,
                 Indexing::Checkpoints => self.checkpoints().used(SlotRole::Checkpoint).into(),
                 Indexing::Fixed => units,

@@ -67,7 +67,10 @@ fn a_resource_of_the_plan_finds_its_pool_by_its_id() {
     assert_eq!(slots, 2);
     for resource in &plan.resources {
         let (found, planned) = (stats.planned_pool(&resource.pool).unwrap(), plan.pool(&resource.pool).unwrap());
-        assert_eq!((found.units, found.reserved, found.unit_bytes), (planned.units, planned.reserved, planned.unit_bytes));
+        assert_eq!(
+            (found.units, found.reserved, found.unit_bytes),
+            (planned.units, planned.reserved, planned.unit_bytes)
+        );
         let used = match stats.pools.iter().find(|pool| pool.id == resource.pool) {
             Some(blocks) => blocks.used,
             None => slots,

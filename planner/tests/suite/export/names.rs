@@ -106,7 +106,8 @@ fn a_model_type_ends_no_comment() {
     for separator in ['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'] {
         let mut plan = hybrid();
         plan.model.model_type = format!("m{separator}trust-remote-code: true");
-        let is_yaml = |target: &Target| !["edge-llm", "aiconfigurator", "sglang", "vidur", "llama.cpp"].contains(&target.name());
+        let is_yaml =
+            |target: &Target| !["edge-llm", "aiconfigurator", "sglang", "vidur", "llama.cpp"].contains(&target.name());
         for target in Target::all().filter(is_yaml) {
             let export = plan.export(target, None, &Serving::default()).unwrap();
             assert!(!export.text.contains(separator) || separator == '\n', "{}", export.text);

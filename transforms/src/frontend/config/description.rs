@@ -326,8 +326,9 @@ pub(super) fn nearly_of(file: &str, found: &str, custom: &[String]) -> Option<Fr
         let meant = near.split(", ").next().filter(|near| !near.is_empty())?;
         let place = Box::new(DescriptionPlace::of(&["model_types"]).at(meant));
         let near = Near(&near);
-        let reason =
-            format!("unknown model_type `{found}`{near} in {file}; correct one of them, or pass --assume model_type=NAME");
+        let reason = format!(
+            "unknown model_type `{found}`{near} in {file}; correct one of them, or pass --assume model_type=NAME"
+        );
         let error = FrontendError::Description { model_type: meant.to_owned(), place, reason };
         Some(Custom { text, which }.located(error))
     })
