@@ -4,7 +4,7 @@ import { fact } from './answer';
 import { byId, folded, h } from './dom';
 import { count } from './format';
 import { modelField } from './ask';
-import { Model, chosenBy, meantBy, nameOf, placeNamed, type Chosen } from './model';
+import { Model, chosenBy, meantBy, nameOf, placeNamed, plainName, type Chosen } from './model';
 import { Refused, type Planner } from './planner';
 import { hint, meant, MEANING, type Meant } from './term';
 import type { Change, Choices, Interval, Found, Place, Started } from './types';
@@ -35,6 +35,7 @@ export class Command {
   private readonly files: Record<string, string> = {};
   /** What was chosen in the place of models, by the names that commands have for them. */
   private readonly configs = new Map<string, Chosen>();
+  private readonly models = new WeakMap<Chosen, Model>();
   /** The model that the command names. */
   private named = '';
   private at = 0;
@@ -176,7 +177,7 @@ export class Command {
     if (name === null) return { chosen: null, model: null };
     const chosen = this.configs.get(name) ?? this.chosenBy(model_config ?? name);
     if (chosen.from === 'hub' && !chosen.asked && !this.around.choices.reads_disk) return { chosen, model: null };
-    const model = this.around.modelOf(chosen);
+    const model = this.opened(chosen);
     try {
       await model.opened(this.around.planner);
       return { chosen, model };
@@ -188,7 +189,15 @@ export class Command {
 
   private chosenBy(name: string): Chosen {
     const { zoo, places, choices } = this.around;
-    return placeNamed(name, places) ?? chosenBy(name, Object.keys(zoo), choices.reads_disk);
+    const known = Object.keys(zoo).find((known) => known.toLowerCase() === plainName(name));
+    return placeNamed(name, places) ?? (known ? { from: 'zoo', name: known } : chosenBy(name, Object.keys(zoo), choices.reads_disk));
+  }
+
+  /** Opened once for each time that it was chosen. */
+  private opened(chosen: Chosen): Model {
+    const model = this.models.get(chosen) ?? this.around.modelOf(chosen);
+    this.models.set(chosen, model);
+    return model;
   }
 
   /** A model that is on the hub, or a file that is not here: its config may be given, and the name says of which it may be. */
@@ -197,9 +206,9 @@ export class Command {
     const name = nameOf(chosen);
     const onHub = !choices.reads_disk && /^[^/.~][^/]*\/[^/]+/.test(name) && !name.endsWith('.gguf');
     const ask = () => this.use({ from: 'hub', name, asked: true });
-    const meant = meantBy(name, Object.keys(zoo), places);
+    const meant = meantBy(found.model ?? name, Object.keys(zoo), places);
     return [
-      h('p', { class: 'verdict' }, 'Its model is ', h('b', {}, name), '.'),
+      h('p', { class: 'verdict' }, 'Its model is ', h('b', {}, found.model ?? name), '.'),
       h('p', {}, onHub ? 'It is not in the zoo. Ask Hugging Face for its config and the headers of its weights, or drop its config.json here.' : 'Its config is not here: choose it in the field “Its model’s config”, or drop its config.json, or its .gguf file, here.'),
       onHub ? h('button', { type: 'button', class: 'main', click: ask }, 'Ask huggingface.co') : '',
       ...meant.map((one) => h('button', { type: 'button', click: () => this.use(one) }, `It is ${nameOf(one).split(/[/\\]/).at(-1)}`)),

@@ -93,7 +93,7 @@ export function chosenBy(text: string, zoo: string[], readsDisk: boolean): Chose
 }
 
 /** A name as models have them in folders: without its folder and endings, `org__name` as `org/name`. */
-function plain(name: string): string {
+export function plainName(name: string): string {
   const file = name.split(/[/\\]/).at(-1)!;
   return file.replace(/(-\d+-of-\d+)?\.(json|gguf|safetensors)$/i, '').replace('__', '/').toLowerCase();
 }
@@ -101,13 +101,13 @@ function plain(name: string): string {
 /** One of the models that the command was given, by its path or by how its file is called. */
 export function placeNamed(name: string, places: Place[]): Chosen | null {
   const file = (text: string) => text.split(/[/\\]/).at(-1)!;
-  const found = places.find(({ path }) => path === name) ?? places.find(({ named, path }) => named && (file(path) === file(name) || plain(path) === name.toLowerCase()));
+  const found = places.find(({ path }) => path === name) ?? places.find(({ named, path }) => named && (file(path) === file(name) || plainName(path) === name.toLowerCase()));
   return found ? { from: 'path', path: found.path } : null;
 }
 
 /** Models that a file's name may be of: `Qwen3-8B-Q4_K_M.gguf` is of Qwen3-8B. Those of this machine first. */
 export function meantBy(name: string, zoo: string[], places: Place[]): Chosen[] {
-  const letters = (text: string) => plain(text).split('/').at(-1)!.replace(/[^a-z0-9]/g, '');
+  const letters = (text: string) => plainName(text).split('/').at(-1)!.replace(/[^a-z0-9]/g, '');
   const own = letters(name);
   const isOf = (known: string) => known !== '' && own.startsWith(known);
   const known: [string, Chosen][] = [
