@@ -217,7 +217,7 @@ fn check_sets_a_log_beside_the_command_that_it_is_of() {
 fn check_holds_logged_bytes_to_the_device_and_what_they_hold_to_what_is_expected(
     #[case] flags: &[&str],
     #[case] code: i32,
-    #[case] [bytes, tokens]: [&str; 2],
+    #[case] verdicts: [&str; 2],
 ) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("start.log");
@@ -230,7 +230,7 @@ fn check_holds_logged_bytes_to_the_device_and_what_they_hold_to_what_is_expected
     let (found, out, err) = said(&cacheplan(&args));
     assert_eq!(found, Some(code), "{out}{err}");
     let ends = |name: &str, end: &str| out.lines().any(|line| line.starts_with(name) && line.ends_with(end));
-    assert!(ends("cache_bytes ", bytes) && ends("tokens ", tokens), "{out}");
+    assert!(ends("cache_bytes ", verdicts[0]) && ends("tokens ", verdicts[1]), "{out}");
 }
 
 /// Bytes that vLLM measures decide: by default that is an answer, with `--strict` a failure.
