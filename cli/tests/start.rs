@@ -211,7 +211,8 @@ fn check_sets_a_log_beside_the_command_that_it_is_of() {
 
 /// What follows from bytes is held to those that were logged, and these to what the device gives the command.
 #[rstest]
-#[case::another_device(&["--device", "24GiB"], 5, ["DRIFT", "follows"])]
+#[case::another_device(&["--device", "48GiB"], 5, ["DRIFT", "follows"])]
+#[case::one_on_which_it_does_not_start(&["--device", "24GiB"], 5, ["DRIFT", "equal"])]
 #[case::as_it_was(&["--device", "80GiB"], 0, ["equal"; 2])]
 #[case::fewer_than_expected(&["--device", "80GiB", "--expect-tokens", "400000"], 3, ["equal"; 2])]
 fn check_holds_logged_bytes_to_the_device_and_what_they_hold_to_what_is_expected(

@@ -68,11 +68,12 @@ impl CommandCheck {
         let version = options.version.clone().or_else(|| log.version.map(|version| version.to_string()));
         let stated_version = stated_version(launch, options, log)?;
         let with = |cache_bytes| Options { cache_bytes, version: version.clone(), ..options.clone() };
-        let (unknown, of_bytes) = (with(None), with(log.get(Fact::CacheBytes).or(options.cache_bytes)));
+        let stated = options.cache_bytes;
+        let (unlogged, of_bytes) = (with(stated), with(log.get(Fact::CacheBytes).or(stated)));
         let (own, launch) = (launch, &as_logged(launch, version.as_deref(), options, log)?);
         let answer = answer_alone(launch, models, &of_bytes)?;
-        let alone = answer_alone(launch, models, &unknown);
-        let share = share(launch, models, &unknown);
+        let alone = answer_alone(launch, models, &unlogged);
+        let share = share(launch, models, &unlogged);
         let told = Told::of(launch, version.as_deref(), share, &answer, log)?;
         let flags = || told.flags.iter().map(|(_, flag)| *flag).collect::<Vec<_>>().join(" and ");
         let as_told = if told.flags.is_empty() { None } else { answer_alone(&told.launch, models, &of_bytes).ok() };
@@ -88,7 +89,7 @@ impl CommandCheck {
             share.into_iter().filter_map(|share| compare.row(Fact::MemoryShare, share)).map(told_row).collect();
         let bytes = |answer: &Answer| answer.facts.get(&Fact::CacheBytes).copied();
         if let Some(row) = alone.as_ref().ok().and_then(bytes).and_then(|bytes| compare.row(Fact::CacheBytes, bytes)) {
-            let as_told = as_told.as_ref().and_then(|_| outcome(&told.launch, models, &unknown).ok());
+            let as_told = as_told.as_ref().and_then(|_| outcome(&told.launch, models, &unlogged).ok());
             rows.push(match as_told.as_ref().and_then(bytes) {
                 _ if row.drift == Drift::None => row,
                 Some(bytes) if bytes.meets(row.logged) => row.following(&flags()),
