@@ -783,8 +783,9 @@ test('a command of a file that is not here is answered with its config, its weig
     assert.match(await asksCommand(page, command.replace('32768', '16384')), /^Yes, it starts/);
   });
   // The line of the command line says the same, but for what is a file of its machine.
-  await open(address, fragment({ zoo: NANO, device: '' }), async (opened) => {
+  await open(address, fragment({ zoo: SMALL, device: 'h100' }), async (opened) => {
     page = opened;
+    await settled(page);
     const line = `cacheplan plan ${flags.join(' ')} --strict -- ${command}`;
     const said = await asksCommand(page, line);
     assert.match(said, /^Not taken of the line of cacheplan: --strict/);

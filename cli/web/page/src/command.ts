@@ -38,6 +38,8 @@ export class Command {
   private readonly models = new WeakMap<Chosen, Model>();
   /** The model that the command names. */
   private named = '';
+  /** The GPU that nobody typed: one that the text names stands above it. */
+  private shown = '';
   private at = 0;
   private asked = 0;
   private readonly text = h('textarea', { id: 'command-text', rows: 5, spellcheck: 'false', autocomplete: 'off', placeholder: 'vllm serve …' });
@@ -107,7 +109,7 @@ export class Command {
 
   /** Where nobody said another. */
   showDevice(name: string): void {
-    if (this.device.value === '') this.device.value = name;
+    if (this.device.value === '') this.device.value = this.shown = name;
   }
 
   set(text: string): void {
@@ -160,6 +162,7 @@ export class Command {
       this.which.value = String(this.at);
       const found = commands[this.at]!;
       this.named = found.model ?? '';
+      if (found.device !== null && this.device.value === this.shown) this.device.value = of.device = '';
       if (found.device !== null && this.device.value === '') this.device.placeholder = found.device;
       const { chosen, model, why } = await this.modelNamed(found);
       if (chosen) this.model.show(chosen);
