@@ -126,7 +126,12 @@ impl CommandCheck {
         };
         let change = if open.is_empty() { None } else { explained(&told.launch, &of_bytes, is_as_logged) };
         for row in open {
-            let none = "the bytes that were logged do not give it, nor does a usual change of the command";
+            let none = match &stated_version {
+                Some(_) => {
+                    "the bytes that were logged do not give it by these rules, and the log is of another version"
+                }
+                None => "the bytes that were logged do not give it, nor does a usual change of the command",
+            };
             rows[row].reason = change.clone().unwrap_or_else(|| none.to_owned());
         }
         let started = (!told.flags.is_empty()).then(|| format!("it was started with another {}", flags()));
