@@ -64,7 +64,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
     }
 
-    // 5. Decode one token each, then give everything back.
+    // 5. What was planned beside what is used, by the pool that each resource names.
+    let stats = manager.book().stats();
+    for resource in &plan.resources {
+        let Some(pool) = stats.planned_pool(&resource.pool) else { continue };
+        println!(
+            "{:<13} {} of {} units in {}, {} of them padding",
+            resource.name, pool.used, pool.units, pool.id, pool.reserved
+        );
+    }
+
+    // 6. Decode one token each, then give everything back.
     manager.step(&[Work { sequence: first, tokens: 1 }, Work { sequence: second, tokens: 1 }], &mut step)?;
     println!("\ndecode: positions {:?}, kv_lens {:?}", step.positions, step.kv_lens);
     manager.finish(first)?;

@@ -218,17 +218,26 @@ fn check_sets_a_log_beside_the_command_that_it_is_of() {
     assert!(out.lines().any(|line| line.starts_with("tokens ") && line.ends_with("equal")), "{out}");
     let (code, out, _) = said(&cacheplan(&[&command[..], &["--kv-cache-dtype", "fp8"]].concat()));
     assert_eq!(code, Some(5), "{out}");
+    // What is expected of a start that drifts is answered too.
+    let expects = |number: &str| {
+        let flags = ["check", "--expect-sequences", number];
+        said(&cacheplan(&[&flags[..], &command[1..], &["--kv-cache-dtype", "fp8"]].concat()))
+    };
+    let ((few, _, holds), (many, _, short)) = (expects("1"), expects("1000"));
+    assert!(few == Some(5) && holds.contains("as it was started, what is expected it holds all the same"), "{holds}");
+    assert!(many == Some(5) && short.contains("as it was started, 1000 sequences are expected"), "{short}");
 }
 
 /// What follows from bytes is held to those that were logged, and these to what the device gives the command.
 #[rstest]
-#[case::another_device(&["--device", "24GiB"], 5, "DRIFT")]
-#[case::as_it_was(&["--device", "80GiB"], 0, "equal")]
-#[case::fewer_than_expected(&["--device", "80GiB", "--expect-tokens", "400000"], 3, "equal")]
+#[case::another_device(&["--device", "48GiB"], 5, ["DRIFT", "follows"])]
+#[case::one_on_which_it_does_not_start(&["--device", "24GiB"], 5, ["DRIFT", "equal"])]
+#[case::as_it_was(&["--device", "80GiB"], 0, ["equal"; 2])]
+#[case::fewer_than_expected(&["--device", "80GiB", "--expect-tokens", "400000"], 3, ["equal"; 2])]
 fn check_holds_logged_bytes_to_the_device_and_what_they_hold_to_what_is_expected(
     #[case] flags: &[&str],
     #[case] code: i32,
-    #[case] verdict: &str,
+    #[case] verdicts: [&str; 2],
 ) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("start.log");
@@ -241,7 +250,7 @@ fn check_holds_logged_bytes_to_the_device_and_what_they_hold_to_what_is_expected
     let (found, out, err) = said(&cacheplan(&args));
     assert_eq!(found, Some(code), "{out}{err}");
     let ends = |name: &str, end: &str| out.lines().any(|line| line.starts_with(name) && line.ends_with(end));
-    assert!(ends("cache_bytes ", verdict) && ends("tokens ", "equal"), "{out}");
+    assert!(ends("cache_bytes ", verdicts[0]) && ends("tokens ", verdicts[1]), "{out}");
 }
 
 /// Bytes that vLLM measures decide: by default that is an answer, with `--strict` a failure.
@@ -531,6 +540,34 @@ fn the_config_of_a_model_that_is_elsewhere_is_named() {
     assert_eq!(code, Some(0), "{err}");
     assert!(err.contains("/models/qwen-q4.gguf is planned by the config ") && err.contains(&model), "{err}");
     assert!(out.contains("/models/qwen-q4.gguf: starts") && out.contains("n_ctx = 8192"), "{out}");
+}
+
+/// A repository of many models: each command by the config of its own.
+#[test]
+fn configs_of_several_models_are_stated_by_their_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("two.sh");
+    fs::write(&file, "vllm serve org/a --max-model-len 4096\nvllm serve /srv/b --max-model-len 4096\n").unwrap();
+    let file = file.to_str().unwrap();
+    let [a, b] =
+        [(QWEN, "org/a"), ("google__gemma-2-2b", "/srv/b")].map(|(model, name)| format!("{name}={}", config(model)));
+    let plan = |configs: &[&str]| {
+        let configs = configs.iter().flat_map(|config| ["--model-config", config]);
+        let args: Vec<&str> = ["plan", "--device", "h100", "--weights", "5GB"].into_iter().chain(configs).collect();
+        said(&cacheplan(&[&args[..], &["--", file]].concat()))
+    };
+    let (code, out, err) = plan(&[&a, &b]);
+    assert_eq!(code, Some(0), "{err}");
+    let size = |out: &str| {
+        out.lines().filter(|line| line.contains("GPU KV cache size")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(size(&out).len() == 2 && size(&out)[0] != size(&out)[1], "{out}");
+    let (code, _, err) = plan(&[&a]);
+    assert!(code == Some(1) && err.contains("--model-config /srv/b=MODEL would"), "{err}");
+    let (code, _, err) = plan(&[&config(QWEN)]);
+    assert!(code == Some(2) && err.contains("/srv/b, org/a; state it as NAME=MODEL"), "{err}");
+    // What is stated by its name stands above what is stated for any.
+    assert_eq!(plan(&[&config(QWEN), &b]).1, out);
 }
 
 #[test]

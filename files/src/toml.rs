@@ -4,6 +4,7 @@ use std::fmt::{self, Display, Formatter};
 use std::ops::Range;
 
 use serde::de::DeserializeOwned;
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use toml_parser::lexer::TokenKind;
 
@@ -42,15 +43,16 @@ impl Source {
         parse(text)
     }
 
-    /// The bytes of a key of TOML, and its line from 1; `path` has dots between names.
+    /// The bytes of a word in the value of a key of TOML, or of the key where its value has no such word, and their line from 1;
+    /// `path` has dots between names.
     #[must_use]
-    pub fn find_toml(text: &str, path: &str) -> Option<(Range<usize>, usize)> {
+    pub fn find_toml(text: &str, path: &str, word: &str) -> Option<(Range<usize>, usize)> {
         check_nesting(text).ok()?;
         let table = DeTable::parse(text).ok()?;
         let (mut level, mut found) = (table.get_ref(), None);
         for name in path.split('.') {
             let (key, value) = level.iter().find(|(key, _)| key.get_ref().as_ref() == name)?;
-            found = Some(key.span());
+            found = Some(word_in(text, value, word).unwrap_or_else(|| key.span()));
             match value.get_ref() {
                 DeValue::Table(inner) => level = inner,
                 // Nothing is told apart within a list.
@@ -69,6 +71,26 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T, TomlError> {
             TomlError { message: error.message().to_owned(), span, line }
         })
     })
+}
+
+/// Where a value has a whole word first.
+fn word_in(text: &str, value: &Spanned<DeValue<'_>>, word: &str) -> Option<Range<usize>> {
+    match value.get_ref() {
+        DeValue::String(_) if !word.is_empty() => {
+            let (from, own) = (value.span().start, text.get(value.span())?);
+            let is_inside = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '.');
+            let (first, last) = (word.starts_with(is_inside), word.ends_with(is_inside));
+            let is_whole = |&(at, _): &(usize, &str)| {
+                let goes_on = last && own[at + word.len()..].starts_with(is_inside);
+                !goes_on && !(first && own[..at].ends_with(is_inside))
+            };
+            let (at, _) = own.match_indices(word).find(is_whole)?;
+            Some(from + at..from + at + word.len())
+        }
+        DeValue::Array(list) => list.iter().find_map(|value| word_in(text, value, word)),
+        DeValue::Table(table) => table.iter().find_map(|(_, value)| word_in(text, value, word)),
+        _ => None,
+    }
 }
 
 /// Refuses what is nested too deep, and brackets that do not match: where they do not, the parser guesses how to go on,
@@ -126,6 +148,25 @@ mod tests {
     fn what_is_wrong_has_a_line(#[case] text: &str, #[case] expected: &str) {
         let error = parse::<toml::Table>(text).unwrap_err().to_string();
         assert!(error.starts_with(expected) && !error.contains('\n'), "{error}");
+    }
+
+    #[rstest]
+    #[case::a_key("a.b", "", "b", 2)]
+    #[case::a_word_of_its_value("a.b", "rows", "rows", 2)]
+    #[case::not_a_part_of_another("a.b", "row", "b", 2)]
+    #[case::of_a_list("a.c", "two", "two", 4)]
+    #[case::of_a_list_of_tables("d", "far", "far", 7)]
+    #[case::a_whole_expression("a.b", "2 * rows", "2 * rows", 2)]
+    fn a_key_or_a_word_of_its_value_has_a_place(
+        #[case] path: &str,
+        #[case] word: &str,
+        #[case] found: &str,
+        #[case] line: usize,
+    ) {
+        let text = "[a]\nb = \"2 * rows\"\nc = [\"one\",\n\"two\"]\n[[d]]\ne = 1\nf = \"far.away far\"\n";
+        let (span, at) = Source::find_toml(text, path, word).unwrap();
+        assert_eq!((&text[span], at), (found, line));
+        assert_eq!(Source::find_toml(text, "a.x", word), None);
     }
 
     #[rstest]

@@ -95,6 +95,21 @@ impl DType {
         }
     }
 
+    /// The names by which it is read, its own first.
+    pub fn spellings(self) -> impl Iterator<Item = &'static str> {
+        let others: &[&str] = match self {
+            Self::F32 => &["float32", "fp32", "float"],
+            Self::F16 => &["float16", "fp16", "half"],
+            Self::Bf16 => &["bfloat16"],
+            Self::F8E4m3 => &["fp8", "fp8_e4m3", "float8_e4m3fn"],
+            Self::F8E5m2 => &["fp8_e5m2", "float8_e5m2"],
+            Self::Int8 => &["i8"],
+            Self::Int32 => &["i32"],
+            _ => &[],
+        };
+        std::iter::once(self.name()).chain(others.iter().copied())
+    }
+
     /// The cache dtype that `stated` asks for, where `auto` is the dtype of the tensor that is cached.
     ///
     /// # Errors
@@ -184,26 +199,8 @@ impl FromStr for DType {
     /// Accepts our names and the spellings of PyTorch, safetensors and the engines (`torch.bfloat16`, `BF16`, `fp8`).
     fn from_str(text: &str) -> Result<Self, UnknownDType> {
         let lower = text.strip_prefix("torch.").unwrap_or(text).to_ascii_lowercase();
-        Ok(match lower.as_str() {
-            "f32" | "float32" | "fp32" | "float" => Self::F32,
-            "f16" | "float16" | "fp16" | "half" => Self::F16,
-            "bf16" | "bfloat16" => Self::Bf16,
-            "f8_e4m3" | "fp8" | "fp8_e4m3" | "float8_e4m3fn" => Self::F8E4m3,
-            "f8_e5m2" | "fp8_e5m2" | "float8_e5m2" => Self::F8E5m2,
-            "i8" | "int8" => Self::Int8,
-            "int8_per_token_head" => Self::Int8PerTokenHead,
-            "i32" | "int32" => Self::Int32,
-            "nvfp4" => Self::Nvfp4,
-            "mxfp4" => Self::Mxfp4,
-            "q8_0" => Self::Q8_0,
-            "q4_0" => Self::Q4_0,
-            "mxfp8" => Self::Mxfp8,
-            "q4_1" => Self::Q4_1,
-            "q5_0" => Self::Q5_0,
-            "q5_1" => Self::Q5_1,
-            "iq4_nl" => Self::Iq4Nl,
-            _ => return Err(UnknownDType(text.to_owned())),
-        })
+        let mut all = Self::ALL.into_iter();
+        all.find(|dtype| dtype.spellings().any(|known| known == lower)).ok_or_else(|| UnknownDType(text.to_owned()))
     }
 }
 

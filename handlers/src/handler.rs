@@ -15,12 +15,12 @@ const MAX_UNIT_BYTES: u64 = 1 << 40;
 
 /// Declares the kinds with their names in plans: each is stated once, here.
 macro_rules! kinds {
-    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+    ($(#[doc = $doc:literal] $kind:ident = $name:literal,)*) => {
         /// Names what a resource is for. Only resources of one kind can share a pool.
         #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
         #[serde(into = "String", try_from = "String")]
         pub enum Kind {
-            $($(#[$doc])* $kind,)*
+            $(#[doc = $doc] $kind,)*
             /// A kind of a framework's own, named `namespace.name`.
             Custom(String),
         }
@@ -31,6 +31,14 @@ macro_rules! kinds {
                 match self {
                     $(Self::$kind => $name,)*
                     Self::Custom(name) => name,
+                }
+            }
+
+            /// What it is, in one sentence; `None` of a framework's own.
+            pub fn about(&self) -> Option<&'static str> {
+                match self {
+                    $(Self::$kind => Some($doc.trim_ascii()),)*
+                    Self::Custom(_) => None,
                 }
             }
 

@@ -111,6 +111,6 @@ impl PrefixReuse {
 
     /// What it has achieved so far, as JSON.
     fn metrics(&self) -> PyResult<String> {
-        serde_json::to_string(self.lock().metrics()).map_err(|failed| error("BookError", failed, Said::default()))
+        serde_json::to_string(&self.lock().metrics()).map_err(|failed| error("BookError", failed, Said::default()))
     }
 }

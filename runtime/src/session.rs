@@ -367,7 +367,7 @@ impl Session {
     }
 
     /// What reuse of prefixes has achieved, or why the plan allows none. `None` where it is switched off.
-    pub fn reuse(&self) -> Option<Result<&Metrics, &NoReuse>> {
+    pub fn reuse(&self) -> Option<Result<Metrics, &NoReuse>> {
         self.prefixes.as_ref().map(|prefixes| prefixes.as_ref().map(PrefixReuse::metrics))
     }
 
@@ -486,8 +486,7 @@ impl Session {
     /// # Errors
     /// Caches that were shut down.
     pub fn stats(&self) -> Result<Stats> {
-        let prefixes = self.reuse().and_then(Result::ok).copied();
-        Ok(Stats { prefixes, ..self.caches.manager()?.book().stats() })
+        Ok(self.caches.manager()?.book().stats())
     }
 
     /// All that is known of pools, prefixes and what was served, in the text format that Prometheus reads: what a server

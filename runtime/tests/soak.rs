@@ -153,7 +153,7 @@ fn all_requests_finish_or_are_cancelled_with_their_own_outputs_and_nothing_is_le
     for pool in crowded.caches().bytes().unwrap() {
         assert_eq!(pool.actual_bytes, Some(pool.planned_bytes), "{}", pool.id);
     }
-    let metrics = *crowded.reuse().unwrap().unwrap();
+    let metrics = crowded.reuse().unwrap().unwrap();
     crowded.forget_prefixes().unwrap();
     let stats = crowded.stats().unwrap();
     assert!(stats.pools.iter().all(|pool| pool.used == 0), "{stats:?}");

@@ -87,10 +87,33 @@ fn a_wrong_description_says_what_is_wrong() {
 #[case::pattern(
     "\"mixer_types\"",
     "\"mixer_type\"",
-    "line 3, `pattern`: none of `mixer_type` is in config.json (near: mixer_types"
+    "line 4, `pattern`: none of `mixer_type` is in config.json (near: mixer_types"
 )]
-#[case::spelling("look = ", "lok = ", "layer 2 is of unknown kind `look` (near: lok")]
-#[case::model_type("model_types = [\"heron\"]", "model_types = [\"herno\"]", "unknown model_type `heron` (near: herno")]
+#[case::spelling(
+    "look = ",
+    "lok = ",
+    "line 7, `names.lok`: layer 2 is of unknown kind `look` (near: lok) by config.json"
+)]
+#[case::own_kind(
+    "glance = ",
+    "glence = ",
+    "line 11, `kinds.glence`: layer 5 is of unknown kind `glance` (near: glence)"
+)]
+#[case::model_type(
+    "model_types = [\"heron\"]",
+    "model_types = [\"herno\"]",
+    "line 1, `model_types`: unknown model_type `heron` (near: herno) in config.json"
+)]
+#[case::dtype(
+    "d_state = ",
+    "dtype = \"fp17 ?? f32\"\nd_state = ",
+    "line 16, `blocks.mamba2.dtype`: block `mamba2`: `fp17` is no dtype (near: fp16"
+)]
+#[case::dtype_that_there_is_none_of(
+    "d_state = ",
+    "dtype = \"f64 ?? f32\"\nd_state = ",
+    "block `mamba2`: `f64` is no dtype"
+)]
 fn what_is_misspelt_in_a_description_is_told_with_its_place(
     #[case] from: &str,
     #[case] to: &str,
@@ -104,9 +127,12 @@ fn what_is_misspelt_in_a_description_is_told_with_its_place(
     let error = Model::read_config("config.json", &block("json"), &options).unwrap_err();
     let message = error.to_string();
     assert!(message.contains(expected), "{message}");
-    if let FrontendError::Description { place, .. } = error {
-        assert_eq!(place.which, Some(1));
-    }
+    let FrontendError::Description { place, .. } = error else { panic!("{message}") };
+    assert_eq!(place.which, Some(1));
+    // The word itself, not what stands around it.
+    let wrong: Vec<&str> = to.split(|sign: char| !(sign.is_alphanumeric() || sign == '_')).collect();
+    let marked = &options.descriptions[1][place.span.unwrap()];
+    assert!(wrong.contains(&marked) || to.contains(&format!("\"{marked}\"")), "{marked}");
 }
 
 /// A config's key that could say what is cached, beside a description that does not read it.
@@ -165,4 +191,6 @@ fn the_dtype_of_a_state_that_nothing_states_is_said_to_be_assumed() {
     };
     assert!(shown("").contains("state.dtype"), "{}", shown(""));
     assert!(!shown("dtype = \"f32\"\n").contains("state.dtype"));
+    let by_default = shown("dtype = \"cache_precision ?? f32\"\n");
+    assert!(by_default.contains("the description, as `cache_precision` is not there"), "{by_default}");
 }

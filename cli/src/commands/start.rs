@@ -1,6 +1,7 @@
 //! A command that starts an engine, behind `--`: what it would log, what caps it, and which flags would change that.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -38,9 +39,10 @@ pub(crate) struct StartArgs {
     #[arg(long, value_name = "N", help_heading = "Command behind --", hide_short_help = true)]
     expect_tokens: Option<u64>,
 
-    /// Config of the model that the command names, where that is a path of another machine or a file that is not here
-    #[arg(long, value_name = "MODEL", value_parser = hub::model(), help_heading = "Command behind --", hide_short_help = true)]
-    model_config: Option<PathBuf>,
+    /// Config of the model that the command names, where that is a path of another machine or a file that is not here;
+    /// `NAME=MODEL`, repeated, for those that name NAME
+    #[arg(long, value_name = "[NAME=]MODEL", value_parser = model_config, help_heading = "Command behind --", hide_short_help = true)]
+    model_config: Vec<ModelConfig>,
 
     /// Leave a file out that holds no command of an engine
     #[arg(long, help_heading = "Command behind --", hide_short_help = true)]
@@ -49,6 +51,20 @@ pub(crate) struct StartArgs {
     /// A command that starts vLLM, SGLang, TensorRT-LLM or llama.cpp, with its variables before it; or a file that holds one, or `-`
     #[arg(last = true, value_name = "COMMAND")]
     words: Vec<String>,
+}
+
+/// The config of a model that a command names.
+#[derive(Clone)]
+struct ModelConfig {
+    /// The name in the command; any where absent.
+    of: Option<String>,
+    path: PathBuf,
+}
+
+fn model_config(text: &str) -> Result<ModelConfig, Infallible> {
+    let named = text.split_once('=').filter(|_| !Path::new(text).exists());
+    let (of, path) = named.map_or((None, text), |(of, path)| (Some(of.to_owned()), path));
+    Ok(ModelConfig { of, path: hub::find(Path::new(path)) })
 }
 
 /// How many sequences a command shall hold.
@@ -139,7 +155,7 @@ impl StartArgs {
             ("--engine-version", self.engine_version.is_some()),
             ("--expect-sequences", self.expect_sequences.is_some()),
             ("--expect-tokens", self.expect_tokens.is_some()),
-            ("--model-config", self.model_config.is_some()),
+            ("--model-config", !self.model_config.is_empty()),
             ("--if-any", self.if_any),
         ];
         let stated = stated.iter().find(|(_, is)| *is && !self.is_stated());
@@ -191,6 +207,7 @@ impl StartArgs {
     /// Answers commands one after another, each below its place where there are several; the first failure is that of all.
     pub(crate) fn answer_all(&self, launches: &[Launch], beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
         let [first, more @ ..] = launches else { return Ok(()) };
+        self.refuse_one_config_of_several(launches, &self.options(beside))?;
         if more.is_empty() {
             return self.answer(first, beside, print_as);
         }
@@ -257,22 +274,20 @@ impl StartArgs {
         let options = self.options(beside);
         let (question, models) = self.question(&launch, &options, beside)?;
         let found = CommandCheck::of(&launch, &models, &options, log).map_err(failed)?;
-        if let Some(why) = &found.without_bytes {
-            note(&format!("the bytes for caches are not compared: {why}"));
-        }
         match print_as {
-            Print::Json => print_json(&found.rows)?,
+            Print::Json => print_json(&found)?,
             Print::Text | Print::Markdown => print_table(&found.table())?,
         }
-        let drifting = found.drifting();
-        if !drifting.is_empty() {
-            let why = found.would_be.map_or(String::new(), |why| format!("; {why}"));
-            return Err(Failure::new(
-                DRIFT,
-                format!("the log is not as the command gives it: {}{why}", drifting.join(", ")),
-            ));
+        let expected = self.expected(question.stated_sequences());
+        let short = found.answer.short_of(expected, self.expect_tokens);
+        if found.drifted {
+            let (names, why) = (found.drifting().join(", "), found.would_be.map(|why| format!("; {why}")));
+            let expects = expected.is_some() || self.expect_tokens.is_some();
+            let holds = expects.then(|| short.unwrap_or("what is expected it holds all the same".to_owned()));
+            let holds = holds.map_or(String::new(), |holds| format!("; as it was started, {holds}"));
+            let said = format!("the log is not as the command gives it: {names}{}{holds}", why.unwrap_or_default());
+            return Err(Failure::new(DRIFT, said));
         }
-        let short = found.answer.short_of(self.expected(question.stated_sequences()), self.expect_tokens);
         short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
     }
 
@@ -337,7 +352,8 @@ impl StartArgs {
     pub(crate) fn stated(&self, sought: &Sought) -> Vec<String> {
         let is_said = self.engine_version.is_some() || sought.launch.version.is_some();
         let version = is_said.then(|| ["--engine-version".to_owned(), sought.engine.version_name()]);
-        let config = self.model_config.as_ref().map(|path| ["--model-config".to_owned(), path.display().to_string()]);
+        let config = self.config_of(&sought.name);
+        let config = config.map(|config| ["--model-config".to_owned(), config.path.display().to_string()]);
         version.into_iter().chain(config).flatten().collect()
     }
 
@@ -353,9 +369,33 @@ impl StartArgs {
             cache_bytes: None,
             overrides: beside.overrides.to_vec(),
             measured: beside.measured.cloned(),
-            model_is_given: self.model_config.is_some(),
+            model_is_given: !self.model_config.is_empty(),
             expected_sequences: self.expected(None),
         }
+    }
+
+    /// The config that is stated for a model by its name, with or without a revision, else for any.
+    fn config_of(&self, model: &str) -> Option<&ModelConfig> {
+        let plain = model.split('@').next();
+        let is_its = |of: &str| of == model || Some(of) == plain;
+        let named = self.model_config.iter().rev().find(|config| config.of.as_deref().is_some_and(is_its));
+        named.or_else(|| self.model_config.iter().rev().find(|config| config.of.is_none()))
+    }
+
+    /// One config is not that of several models.
+    fn refuse_one_config_of_several(&self, launches: &[Launch], options: &Options) -> Result<(), Failure> {
+        let is_any = |config: &&ModelConfig| config.of.is_none();
+        let Some(config) = self.model_config.iter().find(is_any) else { return Ok(()) };
+        let named = launches.iter().filter_map(|launch| Some(Question::of(launch, options).ok()?.model));
+        let any = named.filter(|model| self.config_of(model).is_some_and(|config| config.of.is_none()));
+        let models: Vec<String> = any.collect::<BTreeSet<_>>().into_iter().collect();
+        if models.len() < 2 {
+            return Ok(());
+        }
+        let (config, models) = (config.path.display(), models.join(", "));
+        let said =
+            format!("--model-config {config} is of one model, and there are {models}; state it as NAME=MODEL for each");
+        Err(Failure::new(2, said))
     }
 
     /// The models that a command names, as the hub or a disk has them.
@@ -366,16 +406,19 @@ impl StartArgs {
         };
         let draft = beside.draft.map(|draft| draft.to_string_lossy().into_owned()).or_else(|| question.draft.clone());
         let draft = draft.map(|name| open(&name, &ReadOptions::default())).transpose()?;
-        let given = self.model_config.as_ref().map(|path| path.to_string_lossy().into_owned());
-        if let Some(given) = &given {
+        let given = self.config_of(&question.model);
+        if let Some(ModelConfig { of: None, path }) = given {
             // Of several files it may be the config of one.
-            note(&format!("{} is planned by the config {given}, as --model-config says", question.model));
+            note(&format!("{} is planned by the config {}, as --model-config says", question.model, path.display()));
         }
+        let given = given.map(|config| config.path.to_string_lossy().into_owned());
         let model = open(given.as_ref().unwrap_or(&question.model), &beside.read);
         let is_elsewhere = given.is_none() && !hub::find(&PathBuf::from(&question.model)).exists();
-        let model = model.map_err(|failure| match is_elsewhere {
-            true => failure.with_advice("where its config lies elsewhere, name it with --model-config"),
-            false => failure,
+        let model = model.map_err(|failure| match (is_elsewhere, self.model_config.is_empty()) {
+            (false, _) => failure,
+            (true, true) => failure.with_advice("where its config lies elsewhere, name it with --model-config"),
+            (true, false) => failure
+                .with_advice(&format!("no --model-config names it; --model-config {}=MODEL would", question.model)),
         })?;
         Ok(Models { model: model.into(), draft: draft.map(Into::into) })
     }

@@ -3,7 +3,7 @@
 use cacheplan_managers::simulate::{Policy, Scenario, Workload};
 use cacheplan_planner::{
     Budget, BudgetError, BudgetKey, ByteSize, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion,
-    MeasuredLedger, ModelCaches, Override, Parallel, PlanError, PlanRequest, Prices, Serving, Target, Values,
+    MeasuredLedger, ModelCaches, Override, Parallel, PlanError, PlanRequest, Pool, Prices, Serving, Target, Values,
     WeightBits,
 };
 use cacheplan_transforms::Model;
@@ -185,6 +185,8 @@ pub(crate) fn plan(
     });
     let plan = ranks.into_stage(request.stage())?;
     let pictures = plan.pictures(request.device(), layers(request), into, width);
+    let kind = |pool: &Pool| plan.resources.iter().find(|resource| resource.pool == pool.id)?.handler.kind().about();
+    let terms: Vec<(&str, &str)> = plan.pools.iter().filter_map(|pool| Some((pool.id.as_str(), kind(pool)?))).collect();
     let planned = match request.engine() {
         Some(engine) => json_of(&request.predict(engine)?.beside(&plan))?,
         None => json_of(&plan)?,
@@ -201,6 +203,7 @@ pub(crate) fn plan(
     Ok(json!({
         "plan": planned,
         "pictures": json_of(&pictures)?,
+        "terms": terms,
         "ranks": heading,
         "stages": stages,
         "knobs": knobs,

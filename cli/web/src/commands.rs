@@ -5,21 +5,46 @@ use cacheplan_serve::{Asked, Launch, Models, Options, Question, Refusal, ServeEr
 use serde_json::{Value, json};
 
 use crate::answers::{Refused, json_of};
+use crate::pasted::Pasted;
 use crate::question::CommandText;
 
-impl CommandText {
-    fn launches(&self) -> Result<Vec<Launch>, Refused> {
-        manifest::read(&self.name, self.text.as_bytes()).map_err(Refused::usage)
-    }
+/// The commands of a text, and what is asked of them.
+struct Read {
+    launches: Vec<Launch>,
+    options: Options,
+    pasted: Pasted,
+}
 
-    fn options(&self) -> Result<Options, Refused> {
-        let devices = match self.device.trim() {
-            "" => None,
-            text => Some(text.parse::<Devices>().map_err(Refused::usage)?),
+impl CommandText {
+    fn read(&self) -> Result<Read, Refused> {
+        let mut pasted = Pasted::of(&self.text)?.unwrap_or_default();
+        let launches = match std::mem::take(&mut pasted.launches) {
+            none if none.is_empty() => manifest::read(&self.name, self.text.as_bytes()).map_err(Refused::usage)?,
+            launches => launches,
         };
-        let bytes = Some(self.cache_bytes.trim()).filter(|text| !text.is_empty());
-        let overrides = bytes.map(|bytes| Override::by_argument("engine.cache_bytes", bytes, "the bytes of caches"));
-        Ok(Options { devices, overrides: overrides.into_iter().collect(), ..Options::default() })
+        let device = Some(self.device.trim()).filter(|text| !text.is_empty()).or(pasted.device.as_deref());
+        let devices = device.map(str::parse::<Devices>).transpose().map_err(Refused::usage)?;
+        let fields = [
+            ("engine.cache_bytes", &self.cache_bytes, "the bytes of caches"),
+            ("memory.weights", &self.weights, "the weights"),
+            ("memory.reserve", &self.reserve, "what others take"),
+        ];
+        // A field stands above the line.
+        let mut overrides = pasted.overrides.clone();
+        for (key, field, name) in fields {
+            let Some(value) = Some(field.trim()).filter(|text| !text.is_empty()) else { continue };
+            overrides.retain(|stated| stated.key != key);
+            overrides.push(Override::by_argument(key, value, name));
+        }
+        let options = Options {
+            version: pasted.version.clone(),
+            devices,
+            overrides,
+            expected_sequences: pasted.expected_sequences,
+            model_is_given: self.model_is_given || pasted.model_config.is_some(),
+            ..Options::default()
+        };
+        Ok(Read { launches, options, pasted })
     }
 
     /// The command with the options of the file that it names.
@@ -35,7 +60,7 @@ impl CommandText {
 
 /// The commands that start engines in a text, with the names of their models.
 pub(crate) fn found(text: &CommandText) -> Result<Value, Refused> {
-    let options = text.options()?;
+    let Read { launches, options, pasted } = text.read()?;
     let one = |launch: Launch| {
         let (place, shown) = (launch.place.clone(), launch.to_string());
         // What a file of options says is asked for when the command is.
@@ -50,16 +75,19 @@ pub(crate) fn found(text: &CommandText) -> Result<Value, Refused> {
             "shown": shown,
             "model": named(|question| Some(&question.model)),
             "draft": named(|question| question.draft.as_ref()),
-            "device": launch.device,
+            "device": launch.device.as_ref().or(pasted.device.as_ref()),
+            "model_config": pasted.model_config,
+            "left_out": pasted.left_out,
         })
     };
-    Ok(json!({ "commands": text.launches()?.into_iter().map(one).collect::<Vec<_>>() }))
+    Ok(json!({ "commands": launches.into_iter().map(one).collect::<Vec<_>>() }))
 }
 
 /// What one of them would do; its models are there where they could be had.
 pub(crate) fn start(text: &CommandText, at: usize, models: Option<&Models>) -> Result<Value, Refused> {
-    let launch = text.launches()?.into_iter().nth(at).ok_or_else(|| Refused::usage("there is no such command"))?;
-    let (launch, options) = (text.whole(launch)?, text.options()?);
+    let Read { launches, options, .. } = text.read()?;
+    let launch = launches.into_iter().nth(at).ok_or_else(|| Refused::usage("there is no such command"))?;
+    let launch = text.whole(launch)?;
     let error = match (Asked::of(&launch, &options), models) {
         (Asked::Taken(_), Some(models)) => match answer(&launch, models.clone(), &options) {
             Ok(answer) => {
@@ -93,8 +121,6 @@ fn refused(refusal: &Refusal) -> Result<Value, Refused> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use cacheplan_transforms::{Model, ReadOptions};
     use rstest::rstest;
 
@@ -104,8 +130,7 @@ mod tests {
         "intermediate_size": 256, "vocab_size": 256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16" }"#;
 
     fn text(name: &str, text: &str) -> CommandText {
-        let (name, text, files) = (name.into(), text.into(), BTreeMap::new());
-        CommandText { name, text, files, device: "h100".into(), cache_bytes: String::new() }
+        CommandText { name: name.into(), text: text.into(), device: "h100".into(), ..CommandText::default() }
     }
 
     fn llama() -> Option<Models> {
@@ -147,6 +172,29 @@ mod tests {
         assert!(why["message"].as_str().unwrap().contains("`/etc/options.yaml`; drop that file"), "{why}");
         of.files.insert("options.yaml".into(), "max-model-len: 2048\n".into());
         assert_eq!(start(&of, 0, llama().as_ref()).unwrap()["answer"]["limits"]["max_seq_len"], 2048);
+    }
+
+    /// Of a file that is not here: its config given apart, with the size of its weights and what a screen takes.
+    #[test]
+    fn what_fields_say_is_what_a_pasted_line_says() {
+        let command = "llama-server -m /m/llama-Q4_K_M.gguf -c 4096 -np 1";
+        let lines = |of: &CommandText| start(of, 0, llama().as_ref()).unwrap()["answer"].clone();
+        let fields = CommandText {
+            device: "rtx-4090".into(),
+            weights: "4GB".into(),
+            reserve: "1GiB".into(),
+            model_is_given: true,
+            ..text("a.sh", command)
+        };
+        let line =
+            format!("cacheplan plan --device rtx-4090 --weights 4GB --reserve 1GiB --model-config a.json -- {command}");
+        let pasted = CommandText { device: String::new(), ..text("a.sh", &line) };
+        let said = found(&pasted).unwrap();
+        assert_eq!([&said["commands"][0]["model_config"], &said["commands"][0]["device"]], ["a.json", "rtx-4090"]);
+        let [fields, pasted] = [lines(&fields), lines(&pasted)];
+        assert_eq!([&fields["facts"], &fields["starts"]], [&pasted["facts"], &pasted["starts"]]);
+        let small = CommandText { weights: "23GB".into(), device: "rtx-4090".into(), ..text("a.sh", &line) };
+        assert_eq!(lines(&small)["starts"], "no");
     }
 
     #[test]

@@ -6,11 +6,13 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+mod admits;
 mod answers;
 mod asset;
 mod budget_text;
 mod commands;
 mod open_models;
+mod pasted;
 mod question;
 #[cfg(not(target_family = "wasm"))]
 mod server;

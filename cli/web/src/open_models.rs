@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::answers::{self, Refused};
 use crate::question::{File, PlanQuestion, Question};
 use crate::slices::{missing, sources};
-use crate::{budget_text, commands, tiers};
+use crate::{admits, budget_text, commands, tiers};
 
 /// Models that are kept; the page opens one again that was dropped.
 const KEPT: usize = 8;
@@ -76,6 +76,7 @@ impl OpenModels {
             Question::Plan { of, into, width, people, price } => {
                 self.about(&of, |about| answers::plan(about, &into, width.0, people, price))
             }
+            Question::Admits { of, people } => self.about(&of, |about| admits::admits(about, &of, people)),
             Question::Commands { of } => commands::found(&of),
             Question::Start { of, at, model, draft } => {
                 let draft = draft.map(|draft| self.model(draft)).transpose()?;

@@ -97,6 +97,8 @@ pub(crate) enum Question {
         #[serde(default)]
         width: Width,
     },
+    /// What engines would hold of the plan, each by its own command, for so many people.
+    Admits { of: PlanQuestion, people: u64 },
     /// The commands in a text that start engines.
     Commands { of: CommandText },
     /// What one of them would do with these models.
@@ -106,7 +108,7 @@ pub(crate) enum Question {
 }
 
 /// A text with commands in it, and what else is said of them.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CommandText {
     /// Of its file, `deployment.yaml`.
@@ -121,6 +123,15 @@ pub(crate) struct CommandText {
     /// What the engine's log says that it has for caches.
     #[serde(default)]
     pub(crate) cache_bytes: String,
+    /// What its weights take, where they are others than the model's.
+    #[serde(default)]
+    pub(crate) weights: String,
+    /// What others take of the device.
+    #[serde(default)]
+    pub(crate) reserve: String,
+    /// Whether the model is given otherwise than by its name.
+    #[serde(default)]
+    pub(crate) model_is_given: bool,
 }
 
 /// A format of files.

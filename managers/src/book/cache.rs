@@ -1,6 +1,6 @@
 //! The bookkeeping of all pools at once: sequences that own their blocks and slots.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 
 use cacheplan_planner::CachePlan;
 
@@ -12,6 +12,7 @@ use super::slots::checkpoint_only;
 use super::table::BlockTable;
 use super::{BlockAllocator, BlockId, PoolOp, SequenceId, SlotAllocator, SlotId, SlotRole};
 use crate::book::error::{BookError, Result};
+use crate::prefix::Metrics;
 
 /// Who holds which block and slot.
 ///
@@ -36,6 +37,8 @@ pub struct CacheBook {
     pub(crate) free_rows: Vec<u32>,
     /// Bytes of the host tier.
     pub(crate) host: HostUse,
+    /// What a prefix cache over these books has achieved, while it is there.
+    pub(crate) prefixes: Weak<Mutex<Metrics>>,
     /// Sequences that leases hold, or held.
     guarded: Arc<Guarded>,
     /// Checkpoints that hold no state, since none could be stored in them.
@@ -85,6 +88,7 @@ impl CacheBook {
             steps: 0,
             free_rows: layout.draft_rows.clone().rev().collect(),
             host: HostUse::default(),
+            prefixes: Weak::new(),
             guarded: Arc::default(),
             spoiled: Vec::new(),
             growths: Vec::new(),

@@ -59,6 +59,19 @@ pub struct PagedSpec {
     pub block_bytes: u64,
 }
 
+/// What a plan has of one of its pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedUnits {
+    /// The pool's id.
+    pub id: String,
+    /// Its units, reserved ones included.
+    pub units: u64,
+    /// Units at the front that pad.
+    pub reserved: u64,
+    /// Bytes of one unit.
+    pub unit_bytes: u64,
+}
+
 /// Chooses what becomes of a windowed pool's blocks when the window has passed them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Windows {
@@ -101,6 +114,8 @@ pub struct Layout {
     pub paged: Vec<PagedSpec>,
     /// How each pool of the plan is indexed.
     pub indexing: Vec<Indexing>,
+    /// And its units.
+    pub planned: Vec<PlannedUnits>,
     /// The slot domain.
     pub slots: SlotDomain,
     /// The plan's limits.
@@ -130,6 +145,7 @@ impl Layout {
         let mut layout = Self {
             paged: Vec::new(),
             indexing: Vec::new(),
+            planned: Vec::new(),
             slots: plan.slots,
             limits: plan.limits.clone(),
             windows,
@@ -142,6 +158,8 @@ impl Layout {
         };
         for pool in &plan.pools {
             layout.add(pool, &resources)?;
+            let Pool { units, reserved, unit_bytes, .. } = *pool;
+            layout.planned.push(PlannedUnits { id: pool.id.clone(), units, reserved, unit_bytes });
         }
         // Pools are in another order than resources: a layer's first of a kind is the first that the plan lists.
         for resource in &plan.resources {

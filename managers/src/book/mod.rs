@@ -35,12 +35,12 @@ pub use error::NoReuse;
 pub use exposition::Exposition;
 pub use host::SetAside;
 pub use ids::{BlockId, SequenceId, SlotId, SlotRole};
-pub use layout::{Indexing, Layout, PagedSpec, PoolIndex, Windows};
+pub use layout::{Indexing, Layout, PagedSpec, PlannedUnits, PoolIndex, Windows};
 pub use ops::PoolOp;
 pub use pages::{PassedPages, RaggedPages};
 pub use sequence::Residency;
 pub use slots::SlotAllocator;
-pub use stats::{HostStats, PoolStats, SequenceStats, Stats};
+pub use stats::{HostStats, PlannedStats, PoolStats, SequenceStats, Stats};
 pub use step::{PoolStep, StepMetadata};
 
 pub(crate) use checkpoints::StateAt;

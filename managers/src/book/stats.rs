@@ -1,26 +1,46 @@
 //! How full the pools are.
 
 use std::fmt;
+use std::sync::PoisonError;
 
 use serde::{Deserialize, Serialize};
 
 use super::cache::CacheBook;
 use super::exposition::Exposition;
+use super::layout::{Indexing, PlannedUnits};
 use super::sequence::Residency;
 use super::{SlotAllocator, SlotRole};
 use crate::prefix::Metrics;
 
 /// A snapshot of every pool.
+///
+/// What was planned for a resource stands beside what is used of it, by the id of its pool:
+///
+/// ```
+/// # use cacheplan_managers::book::CacheBook;
+/// # use cacheplan_planner::CachePlan;
+/// # fn shown(plan: &CachePlan, book: &CacheBook) {
+/// let stats = book.stats();
+/// for resource in &plan.resources {
+///     if let Some(pool) = stats.planned_pool(&resource.pool) {
+///         println!("{}: {} of {} units of {} bytes", resource.name, pool.used, pool.units, pool.unit_bytes);
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
-    /// One per paged pool, then one per slot role.
+    /// What can be held and is: one per paged pool, then one per slot role, over all pools that have slots.
     pub pools: Vec<PoolStats>,
+    /// Every pool of the plan, in its order, beside what is used of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub planned: Vec<PlannedStats>,
     /// Sequences by where their caches are.
     pub sequences: SequenceStats,
     /// The host tier; absent if the plan has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostStats>,
-    /// What prompts took over of one another; absent where nobody keeps prefixes.
+    /// What prompts took over of one another; absent where no [`PrefixReuse`](crate::prefix::PrefixReuse) is over these books.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefixes: Option<Metrics>,
 }
@@ -45,6 +65,21 @@ pub struct PoolStats {
     pub fragmentation: f64,
     /// Requests that were refused because this pool was short.
     pub refused: u64,
+}
+
+/// A pool of the plan beside what is used of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedStats {
+    /// Its id, by which the plan's resources name it.
+    pub id: String,
+    /// Its units, as planned.
+    pub units: u64,
+    /// Those of them that pad, and that nobody can hold.
+    pub reserved: u64,
+    /// Those that somebody holds: a slot of it is a running sequence's or a checkpoint.
+    pub used: u64,
+    /// Bytes of one unit.
+    pub unit_bytes: u64,
 }
 
 /// The host tier, in bytes.
@@ -87,7 +122,33 @@ impl CacheBook {
                 Residency::Offloaded => &mut sequences.offloaded,
             } += 1;
         }
-        Stats { pools, sequences, host: self.host_stats(), prefixes: None }
+        let prefixes = self.prefixes.upgrade().map(|metrics| *metrics.lock().unwrap_or_else(PoisonError::into_inner));
+        Stats { pools, planned: self.planned_stats(), sequences, host: self.host_stats(), prefixes }
+    }
+
+    fn planned_stats(&self) -> Vec<PlannedStats> {
+        let used = |indexing: &Indexing, units: u64| -> u64 {
+            match indexing {
+                Indexing::Blocks(paged) => self.blocks[*paged].used().into(),
+                Indexing::Slots => [SlotRole::Live, SlotRole::Checkpoint]
+                    .into_iter()
+                    .map(|role| u64::from(self.slots.used(role)))
+                    .sum(),
+                Indexing::DraftRows => self.layout.draft_rows.len().saturating_sub(self.free_rows.len()) as u64,
+                Indexing::Checkpoints => self.checkpoints().used(SlotRole::Checkpoint).into(),
+                Indexing::Fixed => units,
+            }
+        };
+        let pools = self.layout.planned.iter().zip(&self.layout.indexing);
+        pools
+            .map(|(PlannedUnits { id, units, reserved, unit_bytes }, indexing)| PlannedStats {
+                id: id.clone(),
+                units: *units,
+                reserved: *reserved,
+                used: used(indexing, *units),
+                unit_bytes: *unit_bytes,
+            })
+            .collect()
     }
 
     /// Slots that sequences hold, and checkpoints that prefixes do.
@@ -158,6 +219,12 @@ fn slot_stats(slots: &SlotAllocator, role: SlotRole, refused: u64) -> PoolStats 
 }
 
 impl Stats {
+    /// The pool of the plan that has this id.
+    #[must_use]
+    pub fn planned_pool(&self, id: &str) -> Option<&PlannedStats> {
+        self.planned.iter().find(|pool| pool.id == id)
+    }
+
     /// The snapshot in the Prometheus text format.
     pub fn prometheus(&self) -> String {
         let mut out = Exposition::default();
@@ -171,6 +238,12 @@ impl Stats {
             out.family(&format!("pool_{name}"), kind, help);
             for pool in &self.pools {
                 out.sample(&[("pool", &pool.id)], value(pool));
+            }
+        }
+        for (name, help, value) in PLANNED_METRICS {
+            out.family(&format!("planned_{name}"), "gauge", help);
+            for pool in &self.planned {
+                out.sample(&[("pool", &pool.id)], value(pool) as f64);
             }
         }
         out.family("sequences", "gauge", "Sequences by where their caches are.");
@@ -202,8 +275,21 @@ impl fmt::Display for Stats {
             counts.iter().try_for_each(|count| write!(f, "{count:>10}"))?;
             writeln!(f, "{:>6.1}%", 100.0 * pool.fragmentation)?;
         }
+        if !self.planned.is_empty() {
+            writeln!(f, "\n{:<30}{:>10}{:>10}{:>10}{:>16}", "PLANNED", "UNITS", "PADDING", "USED", "BYTES OF ONE")?;
+        }
+        for PlannedStats { id, units, reserved, used, unit_bytes } in &self.planned {
+            writeln!(f, "{id:<30.30}{units:>10}{reserved:>10}{used:>10}{unit_bytes:>16}")?;
+        }
         let SequenceStats { resident, preempted, offloaded } = self.sequences;
         writeln!(f, "\nsequences: {resident} resident, {preempted} preempted, {offloaded} offloaded")?;
+        if let Some(Metrics { hit_tokens, prompt_tokens, recomputed_for_state, .. }) = self.prefixes {
+            let short = match recomputed_for_state {
+                0 => String::new(),
+                tokens => format!("; {tokens} more but for want of a state"),
+            };
+            writeln!(f, "prefixes: {hit_tokens} of {prompt_tokens} prompt tokens were cached{short}")?;
+        }
         let Some(HostStats { capacity_bytes, used_bytes, high_water_bytes, refused }) = self.host else {
             return Ok(());
         };
@@ -224,6 +310,14 @@ const POOL_METRICS: [PoolMetric; 7] = [
     ("high_water_units", "gauge", "The most units held at once.", |pool| pool.high_water as f64),
     ("fragmentation_ratio", "gauge", "Share of the sequences' room that no token fills.", |pool| pool.fragmentation),
     ("refused_total", "counter", "Requests refused because the pool was short.", |pool| pool.refused as f64),
+];
+
+type PlannedMetric = (&'static str, &'static str, fn(&PlannedStats) -> u64);
+
+const PLANNED_METRICS: [PlannedMetric; 3] = [
+    ("units", "Units of a pool of the plan, padding included.", |pool| pool.units),
+    ("used_units", "Those of them that somebody holds.", |pool| pool.used),
+    ("unit_bytes", "Bytes of one unit.", |pool| pool.unit_bytes),
 ];
 
 type HostMetric = (&'static str, &'static str, &'static str, fn(&HostStats) -> u64);

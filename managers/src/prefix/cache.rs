@@ -4,7 +4,7 @@
 //! request a *copy* goes into the tree, or a buffer that it donates. A finished one *moves* its live slot. A state
 //! that the tree has already is released. A lease that is dropped, for whatever reason, gives its slot back.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::config::{CheckpointFormat, TenantId, TreeConfig};
 use super::error::PrefixError;
@@ -24,7 +24,7 @@ use crate::book::{BlockId, SlotId};
 pub(crate) struct PrefixCache {
     tree: Tree,
     strategy: Strategy,
-    metrics: Metrics,
+    metrics: Arc<Mutex<Metrics>>,
     dropped: Arc<Mutex<Vec<PinnedPrefix>>>,
 }
 
@@ -108,7 +108,7 @@ impl PrefixCache {
     /// # Errors
     /// As [`Tree::new`].
     pub(crate) fn new(config: TreeConfig, strategy: Strategy) -> Result<Self, PrefixError> {
-        Ok(Self { tree: Tree::new(config)?, strategy, metrics: Metrics::default(), dropped: Arc::default() })
+        Ok(Self { tree: Tree::new(config)?, strategy, metrics: Arc::default(), dropped: Arc::default() })
     }
 
     /// The tree, for inspection.
@@ -122,8 +122,17 @@ impl PrefixCache {
     }
 
     /// What it has achieved so far.
-    pub(crate) fn metrics(&self) -> &Metrics {
+    pub(crate) fn metrics(&self) -> Metrics {
+        *self.counters()
+    }
+
+    /// The same for whoever reads it as long as the cache is there.
+    pub(crate) fn shared_metrics(&self) -> &Arc<Mutex<Metrics>> {
         &self.metrics
+    }
+
+    fn counters(&self) -> MutexGuard<'_, Metrics> {
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether reuse can work at all with pools of so many checkpoint slots and typical prompts of so many tokens.
@@ -212,7 +221,7 @@ impl PrefixCache {
 
     /// Counts a request that was admitted.
     pub(crate) fn admitted(&mut self, prompt: Key<'_>, found: &Match) {
-        self.metrics.admitted(&self.tree, prompt, found);
+        self.counters().admitted(&self.tree, prompt, found);
     }
 
     /// Gives up the hold on window blocks, for a request that has references of its own to them.
@@ -274,7 +283,7 @@ impl PrefixCache {
         let kept = aligned == at.key.tokens.len();
         let inserted = self.tree.insert(&self.insertion(lease, at, state.filter(|_| kept)), out)?;
         out.slots.extend(state.filter(|_| !kept));
-        self.metrics.stored(state.is_some(), kept, inserted.state_taken);
+        self.counters().stored(state.is_some(), kept, inserted.state_taken);
         if let (Some(node), Some(pinned)) = (inserted.node, &mut lease.pinned) {
             let receipt = self.tree.lock_node(node, Hold::Path)?;
             let old = std::mem::replace(&mut pinned.receipt, receipt);
@@ -310,7 +319,7 @@ impl PrefixCache {
             Final::Discard => None,
         };
         let inserted = self.tree.insert(&self.insertion(&lease, at, slot.filter(|_| fits)), out)?;
-        self.metrics.stored(slot.is_some(), fits, inserted.state_taken);
+        self.counters().stored(slot.is_some(), fits, inserted.state_taken);
         let kept = aligned.max(lease.owned) / page;
         out.blocks.extend(at.blocks.iter().skip(kept));
         let Some(pinned) = lease.pinned.take() else {
@@ -368,21 +377,21 @@ impl PrefixCache {
     /// As [`Tree::evict_kv`].
     pub(crate) fn evict_kv(&mut self, tokens: usize, out: &mut Released) -> Evicted {
         let evicted = self.tree.evict_kv(tokens, out);
-        self.metrics.evicted(evicted);
+        self.counters().evicted(evicted);
         evicted
     }
 
     /// As [`Tree::evict_state`].
     pub(crate) fn evict_state(&mut self, states: usize, out: &mut Released) -> Evicted {
         let evicted = self.tree.evict_state(states, out);
-        self.metrics.evicted(evicted);
+        self.counters().evicted(evicted);
         evicted
     }
 
     /// As [`Tree::evict_window`].
     pub(crate) fn evict_window(&mut self, tokens: usize, out: &mut Released) -> Evicted {
         let evicted = self.tree.evict_window(tokens, out);
-        self.metrics.evicted(evicted);
+        self.counters().evicted(evicted);
         evicted
     }
 

@@ -41,7 +41,7 @@ impl Scenario {
         while !run.open.is_empty() {
             run.finish_oldest()?;
         }
-        let metrics = *run.cache.metrics();
+        let metrics = run.cache.metrics();
         let mean = metrics.prompt_tokens / metrics.requests.max(1);
         Ok(Report {
             scenario: self,

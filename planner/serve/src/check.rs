@@ -1,7 +1,7 @@
 //! What an engine logged beside what its command gives.
 
-use cacheplan_planner::ByteSize;
-use cacheplan_planner::logs::{EngineLog, Fact, Logged, Unit};
+use cacheplan_planner::logs::{Drift, EngineLog, Fact, Logged, Unit};
+use cacheplan_planner::{ByteSize, EngineSpec};
 use serde::Serialize;
 
 use crate::answer::Answer;
@@ -15,15 +15,29 @@ use crate::question::{Models, Options};
 use crate::remedy::Remedy;
 
 /// The log of a start beside the command that it is of.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct CommandCheck {
+    /// The engine.
+    pub engine: &'static str,
+    /// The version whose rules were used: the one that is stated, else the log's, else the command's.
+    pub version: String,
+    /// The version that is stated or that the command's image has, where the log is of another.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stated_version: Option<String>,
+    /// The log's, where it says one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logged_version: Option<String>,
+    /// Whether the engine is not what the command gives.
+    pub drifted: bool,
     /// Each number that both have.
     pub rows: Vec<Compared>,
-    /// What the command holds with the bytes that were logged.
+    /// What to know of this.
+    pub notes: Vec<String>,
+    /// What it holds as it was started, with the bytes that were logged.
+    #[serde(skip)]
     pub answer: Answer,
-    /// Why the bytes for caches are not among the rows, if they are not.
-    pub without_bytes: Option<ServeError>,
-    /// The one change of the command with which all that follows from bytes is as logged, where there is one.
+    /// What else was started, or the one change of the command with which all that follows is as logged, where there is one.
+    #[serde(skip)]
     pub would_be: Option<String>,
 }
 
@@ -31,71 +45,209 @@ pub struct CommandCheck {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Compared {
     /// What it is.
-    pub fact: Fact,
+    pub name: Fact,
+    /// How it is counted.
+    pub unit: Unit,
     /// What the command gives.
-    pub predicted: Logged,
+    pub planned: Logged,
     /// What the log says.
     pub logged: Logged,
-    /// Whether they have a value in common.
-    pub equal: bool,
-    /// Why they have none, as far as both say.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    /// Whether they have a value in common, and what follows where they have none.
+    pub drift: Drift,
+    /// Why they have none, as far as both say; empty where they have one.
+    pub reason: String,
 }
 
 impl CommandCheck {
-    /// Sets both beside each other: what follows from bytes for those that were logged, and these beside what the command gives
-    /// alone.
+    /// Sets both beside each other. What follows from bytes is put to the engine's rules again with those that were logged, and
+    /// with the flags that were.
     ///
     /// # Errors
     /// As [`answer`](crate::answer).
     pub fn of(launch: &Launch, models: &Models, options: &Options, log: &EngineLog) -> Result<Self, ServeError> {
         let version = options.version.clone().or_else(|| log.version.map(|version| version.to_string()));
+        let stated_version = stated_version(launch, options, log)?;
         let with = |cache_bytes| Options { cache_bytes, version: version.clone(), ..options.clone() };
-        let logged = as_logged(launch, version.as_deref(), options, log)?;
-        let (own, launch) = (launch, &logged);
-        let answer = answer_alone(launch, models, &with(log.get(Fact::CacheBytes).or(options.cache_bytes)))?;
-        let alone = answer_alone(launch, models, &with(None));
-        let bytes = alone.as_ref().ok().and_then(|alone| alone.facts.get(&Fact::CacheBytes)).copied();
-        let share = share(launch, models, &with(None)).map(|share| (Fact::MemoryShare, share));
-        let of_bytes = bytes.map(|bytes| (Fact::CacheBytes, bytes));
+        let stated = options.cache_bytes;
+        let (unlogged, of_bytes) = (with(stated), with(log.get(Fact::CacheBytes).or(stated)));
+        let (own, launch) = (launch, &as_logged(launch, version.as_deref(), options, log)?);
+        let answer = answer_alone(launch, models, &of_bytes)?;
+        let alone = answer_alone(launch, models, &unlogged);
+        let share = share(launch, models, &unlogged);
+        let told = Told::of(launch, version.as_deref(), share, &answer, log)?;
+        let flags = || told.flags.iter().map(|(_, flag)| *flag).collect::<Vec<_>>().join(" and ");
+        let as_told = if told.flags.is_empty() { None } else { answer_alone(&told.launch, models, &of_bytes).ok() };
+
         // A draft's buffers are of another context.
         let drafts = answer.read.iter().any(|flag| flag.flag == "--spec-type");
-        let own_rows = share.into_iter().chain(of_bytes).filter_map(|row| compared(row, log, drafts));
-        let mut rows: Vec<Compared> = own_rows.collect();
-        of_bytes_reason(&mut rows, launch, models, &with(None));
-        let mut follow = following(&answer, log, drafts);
-        // Nobody says on which device the default would be another.
-        follow.retain(|row| own.words == launch.words || row.fact != Fact::MaxNumTokens);
-        let differs = follow.iter().any(|row| !row.equal);
-        let bytes = with(log.get(Fact::CacheBytes).or(options.cache_bytes));
-        let is_as_logged = |changed: &Launch| {
-            let answer = outcome(changed, models, &bytes);
-            answer.is_ok_and(|answer| following(&answer, log, drafts).iter().all(|row| row.equal))
+        let compare = Compare { log, drafts };
+        let told_row = |row: Compared| match told.flag(row.name) {
+            Some(flag) => row.drifting(format!("it was started with another {flag}")),
+            None => row,
         };
-        let would_be = if differs { explained(launch, &bytes, is_as_logged) } else { None };
-        for row in follow.iter_mut().filter(|row| !row.equal) {
-            let none = "the bytes that were logged do not give it, nor does a usual change of the command";
-            row.reason = Some(would_be.clone().unwrap_or_else(|| none.to_owned()));
+        let mut rows: Vec<Compared> =
+            share.into_iter().filter_map(|share| compare.row(Fact::MemoryShare, share)).map(told_row).collect();
+        let bytes = |answer: &Answer| answer.facts.get(&Fact::CacheBytes).copied();
+        if let Some(row) = alone.as_ref().ok().and_then(bytes).and_then(|bytes| compare.row(Fact::CacheBytes, bytes)) {
+            let as_told = as_told.as_ref().and_then(|_| outcome(&told.launch, models, &unlogged).ok());
+            rows.push(match as_told.as_ref().and_then(bytes) {
+                _ if row.drift == Drift::None => row,
+                Some(bytes) if bytes.meets(row.logged) => row.following(&flags()),
+                Some(bytes) => row.with_bytes_apart(bytes),
+                None => {
+                    let planned = row.planned;
+                    row.with_bytes_apart(planned)
+                }
+            });
         }
-        rows.extend(follow);
-        Ok(Self { rows, answer, without_bytes: alone.err(), would_be })
+        let mut open = Vec::new();
+        for (fact, value) in answer.facts.iter().filter(|(fact, _)| **fact != Fact::CacheBytes) {
+            // Nobody says on which device the default would be another.
+            if *fact == Fact::MaxNumTokens && own.words != launch.words {
+                continue;
+            }
+            let planned = alone.as_ref().ok().and_then(|alone| alone.facts.get(fact)).unwrap_or(value);
+            let Some(row) = compare.row(*fact, *planned) else { continue };
+            let meets = |answer: &Answer| answer.facts.get(fact).is_some_and(|value| value.meets(row.logged));
+            rows.push(match told.flag(*fact) {
+                _ if row.drift == Drift::None => row,
+                Some(_) => told_row(row),
+                None if meets(&answer) => row.following("cache_bytes"),
+                None if as_told.as_ref().is_some_and(meets) => row.following(&flags()),
+                None => {
+                    open.push(rows.len());
+                    row
+                }
+            });
+        }
+        let is_as_logged = |changed: &Launch| {
+            let answer = outcome(changed, models, &of_bytes);
+            answer.is_ok_and(|answer| compare.is_as_logged(&answer))
+        };
+        let change = if open.is_empty() { None } else { explained(&told.launch, &of_bytes, is_as_logged) };
+        for row in open {
+            let none = match &stated_version {
+                Some(_) => {
+                    "the bytes that were logged do not give it by these rules, and the log is of another version"
+                }
+                None => "the bytes that were logged do not give it, nor does a usual change of the command",
+            };
+            rows[row].reason = change.clone().unwrap_or_else(|| none.to_owned());
+        }
+        let started = (!told.flags.is_empty()).then(|| format!("it was started with another {}", flags()));
+        let would_be: Vec<String> = started.into_iter().chain(change).collect();
+        let would_be = Some(would_be.join("; ")).filter(|would_be| !would_be.is_empty());
+        let without_bytes = alone.err().map(|why| format!("the bytes for caches are not compared: {why}"));
+        Ok(Self {
+            engine: answer.engine,
+            version: answer.version.clone(),
+            drifted: stated_version.is_some() || rows.iter().any(|row| row.drift == Drift::Unexplained),
+            logged_version: log.version.map(|version| EngineSpec { engine: log.engine, version }.version_name()),
+            stated_version,
+            rows,
+            notes: without_bytes.into_iter().collect(),
+            answer: as_told.unwrap_or(answer),
+            would_be,
+        })
     }
 
     /// What is not as the command gives it.
     pub fn drifting(&self) -> Vec<&'static str> {
-        self.rows.iter().filter(|row| !row.equal).map(|row| row.fact.name()).collect()
+        let rows = self.rows.iter().filter(|row| row.drift == Drift::Unexplained).map(|row| row.name.name());
+        self.stated_version.iter().map(|_| "version").chain(rows).collect()
     }
 
     /// As a table.
     pub fn table(&self) -> String {
-        let head = format!("{:18}  {:>24}  {:>24}\n", "", "the command gives", "logged");
-        head + &self.rows.iter().map(Compared::line).collect::<String>()
+        let mut table = format!("{:18}  {:>24}  {:>24}\n", "", "the command gives", "logged");
+        if let (Some(stated), Some(logged)) = (&self.stated_version, &self.logged_version) {
+            let rules = format!("the numbers below are by the rules of {}", self.version);
+            table += &format!("{:18}  {stated:>24}  {logged:>24}  DRIFT\n  {rules}\n", "version");
+        }
+        table.extend(self.rows.iter().map(Compared::line));
+        table.extend(self.notes.iter().map(|note| format!("{note}\n")));
+        table
     }
+}
+
+/// The version that is stated, or that the command's image has, where the log says another.
+fn stated_version(launch: &Launch, options: &Options, log: &EngineLog) -> Result<Option<String>, ServeError> {
+    if options.version.is_none() && launch.version.is_none() {
+        return Ok(None);
+    }
+    let engine = Program::of(launch, options.version.as_deref())?.engine;
+    let is_another = engine.engine == log.engine && log.version.is_some_and(|logged| logged != engine.version);
+    Ok(is_another.then(|| engine.version_name()))
+}
+
+/// The flags that were started with other values than the command's, by the numbers that a log says of them.
+struct Told {
+    flags: Vec<(Fact, &'static str)>,
+    /// The command with what was logged.
+    launch: Launch,
 }
 
 /// The flag that says vLLM's share of a device.
 const SHARE: &str = "--gpu-memory-utilization";
+
+/// The flag for the tokens of a step.
+fn step_flag(engine: &str) -> Option<&'static str> {
+    match engine {
+        "vllm" => Some("--max-num-batched-tokens"),
+        "sglang" => Some("--chunked-prefill-size"),
+        "tensorrt-llm" => Some("--max_num_tokens"),
+        "llama.cpp" => Some("--batch-size"),
+        _ => None,
+    }
+}
+
+impl Told {
+    fn of(
+        launch: &Launch,
+        version: Option<&str>,
+        share: Option<Logged>,
+        answer: &Answer,
+        log: &EngineLog,
+    ) -> Result<Self, ServeError> {
+        let Program { engine, start } = Program::of(launch, version)?;
+        let known = flags(engine.engine, engine.version);
+        let name = engine.engine.name();
+        let said = parse(engine, &launch.words, start, &launch.env)?;
+        // SGLang makes a number of them itself where none is stated, and llama.cpp is told the cells of all.
+        let sequences = engine.engine.sequences_flag();
+        let sequences = Some(sequences).filter(|flag| name != "sglang" || said.settings.contains_key(flag));
+        let length = if name == "llama.cpp" { Fact::Tokens } else { Fact::MaxSeqLen };
+        let told = [
+            (Fact::MemoryShare, Some(SHARE)),
+            (length, Some(engine.engine.length_flag())),
+            (Fact::MaxBatchSize, sequences),
+            (Fact::MaxNumTokens, step_flag(name)),
+        ];
+        let (mut flags, mut words) = (Vec::new(), launch.words.clone());
+        for (fact, flag) in told {
+            let planned = if fact == Fact::MemoryShare { share } else { answer.facts.get(&fact).copied() };
+            let (Some(flag), Some(planned), Some(logged)) = (flag, planned, log.get(fact)) else { continue };
+            if planned.meets(logged) || logged.low != logged.high {
+                continue;
+            }
+            let value = match fact.unit() {
+                Unit::Hundredths => format!("{:.2}", logged.low as f64 / 100.0),
+                _ => logged.low.to_string(),
+            };
+            let Some(changed) = Remedy::Set(flag, value).applied(&words, start, &known).into_iter().next() else {
+                continue;
+            };
+            words = changed;
+            flags.push((fact, flag));
+        }
+        Ok(Self { flags, launch: Launch { words, ..launch.clone() } })
+    }
+
+    /// The flag that says the fact, where it was another.
+    fn flag(&self, fact: Fact) -> Option<&'static str> {
+        self.flags.iter().find(|(told, _)| *told == fact).map(|(_, flag)| *flag)
+    }
+}
 
 /// The share of a device that a command takes, where it says or leaves one.
 fn share(launch: &Launch, models: &Models, options: &Options) -> Option<Logged> {
@@ -104,49 +256,32 @@ fn share(launch: &Launch, models: &Models, options: &Options) -> Option<Logged> 
     Some(Logged::exact((f64::from(fraction) * 100.0).round() as u64))
 }
 
-/// Says why another share was logged than the command's, and other bytes.
-fn of_bytes_reason(rows: &mut [Compared], launch: &Launch, models: &Models, options: &Options) {
-    let with_share = |share: u64| {
-        let Program { engine, start } = Program::of(launch, options.version.as_deref()).ok()?;
-        let set = Remedy::Set(SHARE, format!("{:.2}", share as f64 / 100.0));
-        let words = set.applied(&launch.words, start, &flags(engine.engine, engine.version)).into_iter().next()?;
-        let changed = outcome(&Launch { words, ..launch.clone() }, models, options).ok()?;
-        changed.facts.get(&Fact::CacheBytes).copied()
-    };
-    let mut told = None;
-    for row in rows.iter_mut().filter(|row| !row.equal) {
-        if row.fact == Fact::MemoryShare {
-            told = Some(row.logged.low);
-            row.reason = Some(format!("it was started with another {SHARE}"));
-            continue;
-        }
-        let follows = told.and_then(with_share).is_some_and(|bytes| bytes.meets(row.logged));
-        row.reason = Some(if follows {
-            format!("it follows from {SHARE}")
-        } else {
-            let less = row.logged.high < row.predicted.low;
-            let apart = if less { row.predicted.low - row.logged.high } else { row.logged.low - row.predicted.high };
-            let why = if less {
-                "less: others were on its device, or it took more itself"
-            } else {
-                "more: it took less itself"
-            };
-            format!("it had {} {why}", ByteSize(apart))
-        });
+/// Numbers beside a log's.
+struct Compare<'a> {
+    log: &'a EngineLog,
+    /// Whether a draft is there, whose buffers a log lists with the model's.
+    drafts: bool,
+}
+
+impl Compare<'_> {
+    fn logged(&self, fact: Fact) -> Option<Logged> {
+        // Where the sum is left out, the parts stand for it.
+        let parts = || self.log.get(Fact::KvBuffers).filter(|_| fact == Fact::KvBytes && !self.drafts);
+        self.log.get(fact).or_else(parts)
     }
-}
 
-/// What follows from bytes, as the command gives it and as it was logged.
-fn following(answer: &Answer, log: &EngineLog, drafts: bool) -> Vec<Compared> {
-    let others = answer.facts.iter().filter(|(fact, _)| **fact != Fact::CacheBytes);
-    others.filter_map(|(fact, value)| compared((*fact, *value), log, drafts)).collect()
-}
+    /// The row of a fact that the log has too.
+    fn row(&self, name: Fact, planned: Logged) -> Option<Compared> {
+        let logged = self.logged(name)?;
+        let drift = if planned.meets(logged) { Drift::None } else { Drift::Unexplained };
+        Some(Compared { name, unit: name.unit(), planned, logged, drift, reason: String::new() })
+    }
 
-fn compared((fact, predicted): (Fact, Logged), log: &EngineLog, drafts: bool) -> Option<Compared> {
-    // Where the sum is left out, the parts stand for it.
-    let parts = || log.get(Fact::KvBuffers).filter(|_| fact == Fact::KvBytes && !drafts);
-    let logged = log.get(fact).or_else(parts)?;
-    Some(Compared { fact, predicted, logged, equal: predicted.meets(logged), reason: None })
+    /// Whether all that follows from bytes is as it was logged.
+    fn is_as_logged(&self, answer: &Answer) -> bool {
+        let others = answer.facts.iter().filter(|(fact, _)| **fact != Fact::CacheBytes);
+        others.into_iter().all(|(fact, value)| self.logged(*fact).is_none_or(|logged| value.meets(logged)))
+    }
 }
 
 /// The first of usual changes with which a command is as logged.
@@ -195,11 +330,9 @@ fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) 
 /// The command with the steps that were logged, where nobody names the device that its own default of them depends on.
 fn as_logged(launch: &Launch, version: Option<&str>, options: &Options, log: &EngineLog) -> Result<Launch, ServeError> {
     let Program { engine, start } = Program::of(launch, version)?;
-    let flag = match engine.engine.name() {
-        "vllm" => "--max-num-batched-tokens",
-        "sglang" => "--chunked-prefill-size",
-        _ => return Ok(launch.clone()),
-    };
+    // Of these two the default depends on the device.
+    let flag = step_flag(engine.engine.name()).filter(|_| matches!(engine.engine.name(), "vllm" | "sglang"));
+    let Some(flag) = flag else { return Ok(launch.clone()) };
     let is_known = options.devices.is_some() || launch.device.is_some();
     let known = flags(engine.engine, engine.version);
     let is_stated = parse(engine, &launch.words, start, &launch.env).is_ok_and(|said| said.settings.contains_key(flag));
@@ -210,18 +343,41 @@ fn as_logged(launch: &Launch, version: Option<&str>, options: &Options, log: &En
 }
 
 impl Compared {
+    fn drifting(self, reason: String) -> Self {
+        Self { drift: Drift::Unexplained, reason, ..self }
+    }
+
+    /// It is what the engine's rules give for what differs.
+    fn following(self, what: &str) -> Self {
+        Self { drift: Drift::Follows, reason: format!("it follows from {what}"), ..self }
+    }
+
+    /// How far the bytes are from what the command gives as it was started.
+    fn with_bytes_apart(self, planned: Logged) -> Self {
+        let less = self.logged.high < planned.low;
+        let apart = if less { planned.low - self.logged.high } else { self.logged.low.saturating_sub(planned.high) };
+        let why =
+            if less { "less: others were on its device, or it took more itself" } else { "more: it took less itself" };
+        self.drifting(format!("it had {} {why}", ByteSize(apart)))
+    }
+
     fn line(&self) -> String {
-        let number = |value: u64| match self.fact.unit() {
+        let number = |value: u64| match self.unit {
             Unit::Bytes => format!("{:.2} GiB", value as f64 / (1u64 << 30) as f64),
             Unit::Hundredths => format!("{:.2}", value as f64 / 100.0),
             _ => value.to_string(),
         };
-        let [said, logged] = [self.predicted, self.logged].map(|of| {
+        let [said, logged] = [self.planned, self.logged].map(|of| {
             let [low, high] = [of.low, of.high].map(number);
             if low == high { low } else { format!("{low}..{high}") }
         });
-        let verdict = if self.equal { "equal" } else { "DRIFT" };
-        let reason = self.reason.iter().map(|reason| format!("  {reason}\n")).collect::<String>();
-        format!("{:18}  {said:>24}  {logged:>24}  {verdict}\n{reason}", self.fact.name())
+        let verdict = match self.drift {
+            Drift::None => "equal",
+            Drift::Follows => "follows",
+            Drift::Estimate => "estimate",
+            Drift::Unexplained => "DRIFT",
+        };
+        let reason = if self.reason.is_empty() { String::new() } else { format!("  {}\n", self.reason) };
+        format!("{:18}  {said:>24}  {logged:>24}  {verdict}\n{reason}", self.name.name())
     }
 }

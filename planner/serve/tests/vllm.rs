@@ -2,8 +2,8 @@
 
 mod common;
 
-use cacheplan_planner::logs::{EngineLog, Fact, Logged};
-use cacheplan_serve::{Answer, CommandCheck, Models, Options, ServeError, Starts, answer};
+use cacheplan_planner::logs::{Drift, EngineLog, Fact, Logged};
+use cacheplan_serve::{Answer, CommandCheck, Launch, Models, Options, ServeError, Starts, answer};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -401,18 +401,56 @@ fn what_drifts_from_a_command_says_why() {
         told + &lines.join("\n")
     };
     let reasons = |check: &CommandCheck| {
-        let drifting = check.rows.iter().filter(|row| !row.equal);
-        drifting.map(|row| (row.fact, row.reason.clone().unwrap())).collect::<Vec<_>>()
+        let drifting = check.rows.iter().filter(|row| row.drift != Drift::None);
+        drifting.map(|row| (row.name, row.reason.clone())).collect::<Vec<_>>()
     };
     let plain = log_of("vllm serve m --max-model-len 8192", "0.9");
     assert_eq!(check(&plain).drifting(), [""; 0], "{plain}");
     let less = check(&log_of("vllm serve m --max-model-len 8192 --gpu-memory-utilization 0.8", "0.8"));
     let said = reasons(&less);
-    assert_eq!(less.drifting(), ["memory_share", "cache_bytes"]);
-    assert!(said.iter().all(|(_, reason)| reason.contains("--gpu-memory-utilization")), "{said:?}");
+    assert_eq!(less.drifting(), ["memory_share"]);
+    assert_eq!(said[0], (Fact::MemoryShare, "it was started with another --gpu-memory-utilization".to_owned()));
+    assert_eq!(said[1], (Fact::CacheBytes, "it follows from --gpu-memory-utilization".to_owned()));
+    assert!(said.contains(&(Fact::Tokens, "it follows from cache_bytes".to_owned())), "{said:?}");
     // The same share, and less of it.
     let others = check(&log_of("vllm serve m --max-model-len 8192 --gpu-memory-utilization 0.8", "0.9"));
     let said = reasons(&others);
-    assert!(said.len() == 1 && said[0].1.contains("less: others were on its device"), "{said:?}");
+    assert_eq!(others.drifting(), ["cache_bytes"]);
+    assert!(said[0].1.contains("less: others were on its device"), "{said:?}");
     assert!(others.table().contains(&said[0].1), "{}", others.table());
+    // Another length, and then what follows from it, or another dtype beside it.
+    let longer = check(&log_of("vllm serve m --max-model-len 16384", "0.9"));
+    let said = reasons(&longer);
+    assert_eq!(longer.drifting(), ["max_seq_len"], "{said:?}");
+    assert_eq!(said[0], (Fact::MaxSeqLen, "it was started with another --max-model-len".to_owned()));
+    assert!(said.contains(&(Fact::Concurrency, "it follows from --max-model-len".to_owned())), "{said:?}");
+    assert_eq!(longer.answer.limits.max_seq_len, 16384);
+    let both = check(&log_of("vllm serve m --max-model-len 16384 --kv-cache-dtype fp8", "0.9"));
+    let why = both.would_be.as_deref().unwrap();
+    assert!(why.contains("another --max-model-len") && why.contains("--kv-cache-dtype fp8"), "{why}");
+}
+
+/// A log of another version than the command's image, which is the first thing to look for.
+#[test]
+fn a_log_of_another_version_than_the_commands_drifts() {
+    let mut command = launch("vllm serve m --max-model-len 8192");
+    let lines = |version: &str| {
+        let options = Options { version: Some(version.into()), ..on("h100") };
+        let bytes = told("vllm serve m --max-model-len 8192", "Qwen__Qwen3-8B", &options).facts[&Fact::CacheBytes];
+        let options = Options { cache_bytes: Some(Logged::exact(bytes.middle())), ..options };
+        let lines = told("vllm serve m --max-model-len 8192", "Qwen__Qwen3-8B", &options).lines;
+        let text = format!("LLM engine (v{version})\n{}", lines.join("\n"));
+        EngineLog::read(text.as_bytes(), None).unwrap()
+    };
+    let (old, new) = (lines("0.19.0"), lines("0.33.0"));
+    let drifting = |command: &Launch, log: &EngineLog| {
+        let check = CommandCheck::of(command, &models("Qwen__Qwen3-8B"), &on("h100"), log).unwrap();
+        let stated = check.table().lines().any(|line| line.starts_with("version ") && line.ends_with("DRIFT"));
+        assert_eq!(stated, check.stated_version.is_some(), "{}", check.table());
+        check.drifting()
+    };
+    assert_eq!(drifting(&command, &new), [""; 0]);
+    command.version = Some("0.19.0".into());
+    assert_eq!(drifting(&command, &old), [""; 0]);
+    assert_eq!(drifting(&command, &new), ["version"]);
 }

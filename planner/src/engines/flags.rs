@@ -1,17 +1,17 @@
 //! What engines are told: each flag with the key of the budget that it is, and how the plan's value is said.
 //!
 //! vLLM: read in `engine/arg_utils.py` and `config/cache.py` of each version. SGLang: in `server_args.py` and `arg_groups`.
-//! TensorRT-LLM, whose keys are the arguments of its Python API: in its `KvCacheConfig` of September 2026.
+//! llama.cpp: in `common/arg.cpp`. TensorRT-LLM, whose keys are the arguments of its Python API: in its `KvCacheConfig` of September 2026.
 
 use cacheplan_handlers::{DType, Growth, Kind};
 use serde_json::{Value, json};
 
-use super::known::{sglang, vllm};
+use super::known::{llama_cpp, sglang, vllm};
 use super::version::Version;
 use crate::budget::{Budget, EngineOptions};
 use crate::devices::Devices;
 use crate::export::dialect::{Dialect, dtype, flag, own, plan};
-use crate::export::file::{nested, quoted};
+use crate::export::file::{comment, nested, quoted};
 use crate::export::input::{Class, DTypeName, Input, Sourced, listed};
 use crate::export::serving::Setting;
 use crate::export::target_file::TargetFile;
@@ -259,6 +259,89 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
     ],
     chooses_dtypes: true,
     refuses: |_| None,
+};
+
+/// llama.cpp's server: read in `common/arg.cpp`. Its slots share their cells as a plan's sequences share pages.
+pub(crate) static LLAMA_CPP: Dialect = Dialect {
+    name: "llama.cpp",
+    versions: &["b11549"],
+    keys: &[
+        flag("ctx-size", "engine.context", cells),
+        own("kv-unified", |_| Some((json!(true), "slots share the cells, as sequences share pages".into()))),
+        plan("parallel", "max_batch_size"),
+        plan("batch-size", "max_num_tokens"),
+        flag("ubatch-size", "engine.ubatch", |input| input.max_num_tokens()),
+        dtype("cache-type-k", Class::Kv, None, LLAMA_CPP_KV),
+        dtype("cache-type-v", Class::Kv, None, LLAMA_CPP_KV),
+        // Values of fewer bits are read by no other attention.
+        own("flash-attn", |input| {
+            let few = input.resources().any(|it| it.handler.kind().is_kv() && it.dtype.elements_per_block() > 1);
+            few.then(|| (json!("on"), "values of fewer than 16 bits are read by no other attention".into()))
+        }),
+    ],
+    gaps: &[
+        |input| {
+            let limit = input.plan.limits.max_seq_len;
+            Some(format!("max_seq_len {limit}: slots share the cells, so that one alone may take more"))
+        },
+        |input| {
+            let pools = || input.pools().map(|pool| format!("{} ({} units)", pool.id, pool.units));
+            let why = "one count of cells serves them all";
+            (pools().count() > 1).then(|| format!("the sizes of {}: {why}", listed(pools())))
+        },
+        |input| input.no_host_tier("its prompt cache on the host has a size of its own, --cache-ram"),
+    ],
+    chooses_dtypes: true,
+    refuses: |input| {
+        let ranks = input.parallel().world_size();
+        (ranks > 1).then(|| format!("{ranks} ranks: it divides a model over devices by its layers alone"))
+    },
+};
+
+/// What `-ctk` and `-ctv` take, by the names that they have in ggml.
+const LLAMA_CPP_KV: &[DTypeName] = &{
+    let mut names = [(DType::F32, "", EVER); llama_cpp::KV_DTYPES.len()];
+    let mut at = 0;
+    while at < names.len() {
+        let dtype = llama_cpp::KV_DTYPES[at];
+        names[at] = (dtype, dtype.name(), EVER);
+        at += 1;
+    }
+    names
+};
+
+/// llama.cpp's cells: the tokens of the plan's pages, in the steps in which it takes them.
+fn cells(input: &Input<'_>) -> Sourced {
+    let pools: Vec<&Pool> = if full(input).count() > 0 { full(input).collect() } else { windows(input).collect() };
+    let step = |tokens: u64| (tokens / llama_cpp::CELLS).max(1) * llama_cpp::CELLS;
+    Some(match pools.into_iter().min_by_key(|pool| tokens(pool)) {
+        Some(least) => {
+            let source = format!("tokens in {} beside its padding, in steps of {} cells", least.id, llama_cpp::CELLS);
+            (json!(step(tokens(least))), source)
+        }
+        None => {
+            let tokens = input.plan.capacity.sequences.saturating_mul(input.plan.limits.max_seq_len);
+            (json!(tokens), "the plan's sequences, of which it counts tokens that no cache holds".into())
+        }
+    })
+}
+
+/// A script that starts llama.cpp's server, whose parser takes no `=` between a flag and its value.
+pub(crate) static LLAMA_CPP_FILE: TargetFile = TargetFile {
+    gaps: |_| vec!["the file: llama.cpp loads a model from a GGUF file, which --model names".into()],
+    ..TargetFile::new("llama.cpp", "llama-server.sh", &LLAMA_CPP, |file| {
+        let words = file.settings.iter().map(|setting| {
+            let value = match &setting.value {
+                Value::Bool(true) => String::new(),
+                Value::String(word) => format!(" {}", quoted(word)),
+                number => format!(" {number}"),
+            };
+            comment("  ", &setting.source) + &format!("  --{}{value}\n", setting.key)
+        });
+        let start = format!("exec llama-server --model {}", quoted(file.model));
+        let body = format!("args=(\n{})\n{start} \"${{args[@]}}\"\n", words.collect::<String>());
+        format!("#!/usr/bin/env bash\n{}", file.commented("bash FILE", &body))
+    })
 };
 
 /// vLLM's `vllm serve --config`: keys are the flags without their dashes.

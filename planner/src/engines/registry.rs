@@ -70,7 +70,7 @@ static ENGINES: [Engine; 4] = [
     Engine(&Row {
         rules: &llama_cpp::RULES,
         words: &llama_cpp::WORDS,
-        file: None,
+        file: Some(&flags::LLAMA_CPP_FILE),
         kv_dtypes: |_, _| llama_cpp::KV_DTYPES.into(),
         told: &layout::LLAMA_CPP,
     }),

@@ -24,6 +24,8 @@ pub(super) fn predicted(
         parallel: plan.parallel.of_rank(),
         ..budget
     };
+    // An engine without a word for it is asked by sequences of the plan's length too.
+    budget.max_seq_len = budget.max_seq_len.or(Some(plan.limits.max_seq_len));
     // Whatever it is told, it has no more than the plan.
     budget.engine.cache_bytes = budget.engine.cache_bytes.or(plan.cache_bytes().map(ByteSize));
     let resources = held(plan)?;

@@ -79,7 +79,7 @@ class CacheBook:
         return self._native.take_ops()
 
     def stats(self) -> dict[str, Any]:
-        """How full the pools are."""
+        """How full the pools are; ``planned`` has each pool of the plan, by the id that its resources name."""
         stats: dict[str, Any] = json.loads(self._native.stats())
         return stats
 

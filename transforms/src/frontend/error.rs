@@ -212,6 +212,8 @@ pub struct DescriptionPlace {
     pub which: Option<usize>,
     /// The key, with dots: `blocks.mamba2.d_state`.
     pub key: String,
+    /// The word of its value that is wrong; empty where the key is.
+    pub word: String,
     /// Its line, from 1.
     pub line: Option<usize>,
     /// Its bytes.
@@ -230,6 +232,11 @@ impl DescriptionPlace {
     /// A key by the names on the way to it, wherever it stands.
     pub(crate) fn of(path: &[&str]) -> Self {
         Self { key: path.join("."), ..Self::default() }
+    }
+
+    /// A word of its value.
+    pub(crate) fn at(self, word: &str) -> Self {
+        Self { word: word.to_owned(), ..self }
     }
 }
 

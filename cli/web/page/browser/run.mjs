@@ -598,6 +598,10 @@ test('the command serves the same page, with the model that it was given', async
       assert.deepEqual((await shownPlan(page)).capacity, expected.capacity);
       // A command names models as they lie there.
       assert.match(await asksCommand(page, `vllm serve ${fileOf('Qwen/Qwen3-8B').pathname} --max-model-len 8192`), /Using max model len 8192/);
+      // And by how their files are called; what is nowhere is asked for.
+      assert.match(await asksCommand(page, 'vllm serve Qwen__Qwen3-8B.json --max-model-len 8192'), /Using max model len 8192/);
+      const unknown = await asksCommand(page, 'llama-server -m /nowhere/Qwen3-8B-Q4_K_M.gguf -c 8192');
+      assert.match(unknown, /^Its model is \/nowhere\/Qwen3-8B-Q4_K_M\.gguf.*It is Qwen__Qwen3-8B\.json.*no such file/s);
     });
   });
 });
@@ -628,7 +632,18 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
     await page.waitForFunction(() => location.hash.includes('bits=4'));
     await page.type('#price', '3.5');
     await page.keyboard.press('Enter');
-    await becomes(/14\.00 an hour for 4 GPUs; [\d.]+ for a million tokens at that bound/);
+    await becomes(/14\.00 an hour for 4 GPUs, [\d.]+ a person; [\d.]+ for a million tokens at that bound/);
+    // What vLLM holds by itself, and the command that says so.
+    await becomes(/Engines themselves hold.*(\d|none) in vllm [\d.]+/);
+    assert.match(await page.$eval('#summary details.of-engines pre', (pre) => pre.textContent), /^vllm serve Qwen\/Qwen3-Next-80B-A3B-Thinking .*--tensor-parallel-size/);
+    // Prices of several stand in the same place, and are what other devices are chosen of.
+    await page.$eval('#price', (input) => {
+      input.value = 'h200=3.5, h100=2.5';
+      input.dispatchEvent(new Event('change'));
+    });
+    await page.waitForFunction(() => location.hash.includes('h100%3D2.5'));
+    await page.$eval('#fit', (section) => section.scrollIntoView());
+    await page.waitForFunction(() => document.querySelector('#fit .heat .part') && !/l40s|mi300x/.test(document.querySelector('#fit .answer').textContent), { timeout: 60000 });
     // The bound is that of as many as are held, and falls with the people who are there.
     const rate = () => page.$eval('#summary', (card) => Number(/([\d,]+) tokens\/s/.exec(card.textContent)[1].replaceAll(',', '')));
     const all = await rate();
@@ -740,6 +755,41 @@ test('a command is answered as the command line does, and its secrets are not sh
     });
     await none;
     assert.equal(await page.$eval('#command .answer', (answer) => answer.textContent), '');
+  });
+});
+
+test('a command of a file that is not here is answered with its config, its weights and what others take', async ({ address }) => {
+  const command = 'llama-server -m /models/Qwen3-8B-Q4_K_M.gguf -c 32768 -np 1';
+  const flags = ['--device', 'rtx-4090', '--weights', '5GB', '--reserve', '1GiB', '--model-config', fileOf(SMALL).pathname];
+  const { stdout } = await run(COMMAND, ['plan', ...flags, '--', ...command.split(' ')]);
+  const expected = /\nLOG\n((?: {2}.*\n)+)/.exec(stdout)[1].split('\n').map((line) => line.trim()).join('\n').trim();
+  const log = () => page.$eval('#command .log', (log) => log.textContent);
+  let page;
+  await open(address, fragment({ zoo: SMALL, device: 'h100' }), async (opened) => {
+    page = opened;
+    await settled(page);
+    assert.match(await asksCommand(page, command), /Its model is \/models\/Qwen3-8B-Q4_K_M\.gguf/);
+    await page.$$eval('#command .answer button', (buttons) => buttons.find((button) => button.textContent === 'It is Qwen3-8B').click());
+    await page.waitForSelector('#command .log');
+    for (const [id, value] of [['device', 'rtx-4090'], ['weights', '5GB'], ['reserve', '1GiB']]) {
+      await page.$eval(`#command-${id}`, (field, value) => {
+        field.value = value;
+        field.dispatchEvent(new Event('change'));
+      }, value);
+    }
+    await page.waitForFunction((expected) => document.querySelector('#command .log')?.textContent === expected, {}, expected).catch(() => undefined);
+    assert.equal(await log(), expected);
+    // An edit of the command keeps what was said beside it.
+    assert.match(await asksCommand(page, command.replace('32768', '16384')), /^Yes, it starts/);
+  });
+  // The line of the command line says the same, but for what is a file of its machine.
+  await open(address, fragment({ zoo: SMALL, device: 'h100' }), async (opened) => {
+    page = opened;
+    await settled(page);
+    const line = `cacheplan plan ${flags.join(' ')} --strict -- ${command}`;
+    const said = await asksCommand(page, line);
+    assert.match(said, /^Not taken of the line of cacheplan: --strict/);
+    assert.equal(await log(), expected);
   });
 });
 

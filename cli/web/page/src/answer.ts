@@ -1,9 +1,9 @@
 // The answer in large words: whether it serves so many people, how many, what caps it, what it costs, and how fast at best.
 
-import { byId, h } from './dom';
+import { byId, folded, h } from './dom';
 import { count, price, rate, short } from './format';
 import { MEANING, meant, type Meant } from './term';
-import type { Planned } from './types';
+import type { Admits, Interval, Planned } from './types';
 
 /** A fact with its name above it. */
 export function fact(name: HTMLElement | string, value: string, ...more: (Node | string)[]): HTMLElement {
@@ -53,7 +53,7 @@ export function answerCard(found: Planned, people: number, title?: string): Node
   } else {
     const per_million = best?.per_million_tokens;
     cells.push(
-      fact(meant('price', 'Price'), `${price(found.per_hour)} an hour`, ` for ${gpus}`, per_million ? `; ${price(per_million)} for a million tokens at that bound` : ''),
+      fact(meant('price', 'Price'), `${price(found.per_hour)} an hour`, ` for ${gpus}`, all > 0 ? `, ${price(found.per_hour / Math.min(all, people))} a person` : '', per_million ? `; ${price(per_million)} for a million tokens at that bound` : ''),
     );
   }
   return [
@@ -61,6 +61,23 @@ export function answerCard(found: Planned, people: number, title?: string): Node
     h('p', { class: `verdict ${yes ? 'yes' : 'no'}` }, h('b', {}, yes ? 'Yes' : 'No'), `, it holds ${count(all)}${yes ? '' : ` of ${count(people)}`} `, meant('sequences'), ` of ${tokens} tokens at once.`),
     h('dl', { class: 'facts-row' }, ...cells),
   ].filter((node) => node !== '') as Node[];
+}
+
+/** What engines would hold by their own commands, beside what was planned for so many people. */
+export function showEngines({ engines }: Admits, people: number, model: string): void {
+  const [row, first] = [byId('summary').querySelector('.facts-row'), engines[0]];
+  byId('summary').querySelectorAll('.of-engines').forEach((old) => old.remove());
+  if (!row || !first) return;
+  const held = ({ low, high }: Interval) => (high === 0 ? 'none' : low === high ? count(low) : `${count(low)} to ${count(high)}`);
+  const few = ({ sequences: { low, high } }: Admits['engines'][number]) => (high < people ? ', too few' : low < people ? ', not surely enough' : '');
+  const said = engines.map((one) => `${one.engine} ${one.version}${few(one)}`);
+  const rest = engines.slice(1).map((one, at) => `; ${held(one.sequences)} in ${said[at + 1]}`);
+  const cell = fact(meant('engines', 'Engines themselves hold'), held(first.sequences), ` in ${said[0]}`, ...rest);
+  cell.classList.add('of-engines');
+  const commands = folded('Their commands', ...engines.map(({ engine, command }) => h('pre', { tabindex: 0 }, command.replace('MODEL', () => (engine === 'llama.cpp' ? 'FILE.gguf' : model)))));
+  commands.classList.add('of-engines');
+  row.append(cell);
+  row.after(commands);
 }
 
 /** The card of what is refused; the words of the refusal stand below it. */

@@ -3,7 +3,7 @@
 import { byId, folded, h } from './dom';
 import { bytes, devices, devicesText, short, tokensOf } from './format';
 import { chosenBy, filesOf, nameOf, type Chosen } from './model';
-import { priceOf } from './fit';
+import { priceOf, prices } from './fit';
 import { hint, MEANING } from './term';
 import type { Choices, Opened, Place, Planned } from './types';
 import type { State } from './state';
@@ -129,7 +129,7 @@ export class Sentence {
   private readonly people = h('input', { id: 'people', type: 'number', min: 1, class: 'number-in', 'aria-label': 'How many people at once' });
   private readonly context = h('input', { id: 'context', type: 'text', class: 'number-in', 'aria-label': 'Tokens of each, such as 32k', autocomplete: 'off', spellcheck: 'false' });
   private readonly bits = h('select', { id: 'bits' }, ...[0, 8, 4].map((bits) => h('option', { value: bits }, bits === 0 ? 'as stored' : `${bits} bit`)));
-  private readonly price = h('input', { id: 'price', type: 'text', inputmode: 'decimal', class: 'number-in', placeholder: 'not stated', autocomplete: 'off' });
+  private readonly price = h('input', { id: 'price', type: 'text', class: 'number-in', placeholder: '2.5, or h100=2.5, h200=3.1', autocomplete: 'off' });
 
   constructor(choices: Choices, names: string[], places: Place[], on: Asking) {
     this.model = modelField('zoo', names, places, choices, on.choose);
@@ -141,7 +141,7 @@ export class Sentence {
     });
     this.context.addEventListener('change', () => this.context.value.trim() !== '' && on.context(this.context.value.trim()));
     this.bits.addEventListener('change', () => on.bits(Number(this.bits.value) as State['bits']));
-    this.price.addEventListener('change', () => on.price(this.price.value.trim().replace(',', '.')));
+    this.price.addEventListener('change', () => on.price(this.price.value));
     const files = h('input', { id: 'files', type: 'file', multiple: true, accept: '.json,.gguf,.safetensors,.onnx' });
     files.addEventListener('change', () => {
       if (files.files && files.files.length > 0) on.choose(filesOf(files.files));
@@ -208,8 +208,11 @@ export class Sentence {
     const [, stated] = /^\s*max_seq_len\s*=\s*["']?([^"'\s#]+)/m.exec(state.budget) ?? [];
     if (stated && document.activeElement !== this.context) this.context.value = /^\d+$/.test(stated) ? short(Number(stated)) : stated;
     fit(this.context);
-    const price = priceOf(state.fit.prices, devices(state.device).name);
-    if (document.activeElement !== this.price) this.price.value = price === null ? '' : String(price);
+    const [all, price] = [prices(state.fit.prices), priceOf(state.fit.prices, devices(state.device).name)];
+    const listed = Object.entries(all).map(([name, each]) => `${name}=${each}`).join(', ');
+    // One alone that is another device's has to say whose it is.
+    const shown = Object.keys(all).length === 1 && price !== null ? String(price) : listed;
+    if (document.activeElement !== this.price) this.price.value = shown;
   }
 
   showPlan({ plan, devices: planned }: Planned, state: State): void {

@@ -1,9 +1,9 @@
 // The parts below the answer that take longer: each is asked for when it is in sight.
 
-import { admitted } from './answer';
+import { admitted, showEngines } from './answer';
 import { showCapacity } from './capacity';
 import { byId, h, type Drawing } from './dom';
-import { fitAnswer, layout, prices, showFit } from './fit';
+import { fitAnswer, layout, prices, showFit, tried } from './fit';
 import type { Flags } from './flags';
 import { count, devices } from './format';
 import { Later, type Part } from './later';
@@ -12,7 +12,7 @@ import type { Planner } from './planner';
 import { CHECKPOINTS, rates, showPrefix } from './prefix';
 import type { State } from './state';
 import { showTiers, type TierForm } from './tiers';
-import type { Curves, Fit, Fits, Planned, Simulated, Tiered, Told } from './types';
+import type { Admits, Curves, Fit, Fits, Planned, Simulated, Tiered, Told } from './types';
 
 /** What the parts know of what is asked by then. */
 export interface Asked {
@@ -73,6 +73,14 @@ export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
     }
   }
 
+  /** What engines hold by themselves. It stands in the answer. */
+  async function engines(): Promise<void> {
+    const { chosen, people } = state();
+    const planned = asked.planned();
+    const found = await ask<Admits>(planner, { ask: 'admits', people });
+    if (asked.planned() === planned) showEngines(found, people, chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : 'MODEL');
+  }
+
   async function prefix(): Promise<void> {
     // Each takes as long as a long trace does; where the plan changes meanwhile, the rest is not asked for.
     const found: Simulated[] = [];
@@ -88,12 +96,13 @@ export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
 
   const later = new Later(
     {
+      answers: part(engines, true),
       change: part(change, true),
       capacity: part(async () => showCapacity((await ask<Curves>(planner, { ask: 'curves', width: width() })).pictures)),
       fit: part(async () => {
         const { chosen, fit } = state();
         const name = chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : '<MODEL>';
-        showFit(fitAnswer(await fits(fit.devices.split(/[\s,]+/).filter(Boolean), fit.most), name, asked.apply));
+        showFit(fitAnswer(await fits(tried(fit), fit.most), name, asked.apply));
         await asked.remember();
       }),
       prefix: part(prefix),

@@ -2,19 +2,18 @@
 
 import { byId, download, draw, h, usable } from './dom';
 import { bytes, count, price } from './format';
-import type { State } from './state';
+import { START, type State } from './state';
 import type { Fit, Fits } from './types';
 
 export type Asked = State['fit'];
 
-export function fitForm(asked: Asked, changed: (asked: Asked) => void): HTMLElement {
+export function fitForm(asked: Asked, changed: (part: Partial<Asked>) => void): HTMLElement {
   const field = (label: string, name: keyof Asked, type: string, help: string) => {
     const id = `fit-${name}`;
     const input = h('input', { id, type, value: String(asked[name]), spellcheck: 'false', min: type === 'number' ? 1 : null });
     input.addEventListener('change', () => {
       const value = type === 'number' ? Math.max(1, Math.trunc(Number(input.value)) || 1) : input.value;
-      asked = { ...asked, [name]: value };
-      changed(asked);
+      changed({ [name]: value });
     });
     return h('div', { class: 'control' }, h('label', { for: id, title: help }, label), input);
   };
@@ -23,8 +22,20 @@ export function fitForm(asked: Asked, changed: (asked: Asked) => void): HTMLElem
     { class: 'controls' },
     field('Devices', 'devices', 'text', 'Names, with blanks between them'),
     field('At most', 'most', 'number', 'The most devices'),
-    field('Prices of an hour', 'prices', 'text', 'Such as h100=2.5 h200=3.1'),
+    h('p', { class: 'help' }, 'Where prices are stated, above, the GPUs that have one are tried.'),
   );
+}
+
+/** The devices to try: those that can be had, by their prices, until somebody names others. */
+export function tried({ devices, prices: text }: Asked): string[] {
+  const priced = Object.keys(prices(text));
+  return devices === START.fit.devices && priced.length > 0 ? priced : devices.split(/[\s,]+/).filter(Boolean);
+}
+
+/** What is typed as the price: of this device, or of several, `h100=2.5, h200=3.1`. */
+export function pricesTyped(text: string, before: string, device: string): string {
+  if (!text.includes('=')) return withPrice(before, device, text.trim().replace(',', '.'));
+  return Object.entries(prices(text)).map(([name, each]) => `${name}=${each}`).join(' ');
 }
 
 /** `h100=2.5 h200=3.1`. */

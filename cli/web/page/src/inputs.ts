@@ -42,8 +42,11 @@ const SLIDERS: Slider[] = [
   { key: 'parallel.ep', label: 'Expert parallel', steps: ranks, show: count },
 ];
 
+/** What llama.cpp alone keeps keys and values in. */
+const OF_LLAMA_CPP = ['q8_0', 'q4_0'];
+
 const DTYPES: [string, string, string[]][] = [
-  ['dtypes.kv', 'Keys and values', ['bf16', 'f16', 'fp8', 'f32']],
+  ['dtypes.kv', 'Keys and values', ['bf16', 'f16', 'fp8', 'f32', ...OF_LLAMA_CPP]],
   ['dtypes.ssm', 'Recurrent states', ['f32', 'bf16', 'f16']],
 ];
 
@@ -119,7 +122,7 @@ export function makeInputs(
   }
 
   for (const [key, label, names] of DTYPES) {
-    const input = h('select', {}, h('option', { value: '' }, "the model's own"), ...names.map((name) => h('option', {}, name)));
+    const input = h('select', {}, h('option', { value: '' }, "the model's own"), ...names.map((name) => h('option', { value: name }, OF_LLAMA_CPP.includes(name) ? `${name}, of llama.cpp` : name)));
     input.addEventListener('change', () => on.set(key, input.value || null));
     shows.push(({ stated }) => {
       const value = plain(stated[key] ?? '""');

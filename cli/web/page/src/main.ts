@@ -9,7 +9,7 @@ import { Command } from './command';
 import { byId, download, h } from './dom';
 import { listen } from './drop';
 import { clearError, showError, showInSection } from './errors';
-import { fitForm, priceOf, withPrice } from './fit';
+import { fitForm, priceOf, pricesTyped } from './fit';
 import { Flags } from './flags';
 import { count, devices, devicesText } from './format';
 import { makeInputs } from './inputs';
@@ -113,7 +113,7 @@ async function start(): Promise<void> {
       change({ device, stage: 0 });
     },
     bits: (bits) => change({ bits }),
-    price: (price) => change({ fit: { ...state.fit, prices: withPrice(state.fit.prices, devices(state.device).name, price) } }),
+    price: (price) => change({ fit: { ...state.fit, prices: pricesTyped(price, state.fit.prices, devices(state.device).name) } }),
     // Twice as many of the same, until somebody says otherwise.
     beside: () => {
       const { count, name } = devices(state.device);
@@ -133,7 +133,7 @@ async function start(): Promise<void> {
     budget: (budget) => change({ budget }),
     stage: (stage) => change({ stage }),
   });
-  const command = new Command({ planner: slow, zoo, readsDisk: choices.reads_disk, modelOf, guarded: (run) => guarded(run) });
+  const command = new Command({ planner: slow, zoo, places, choices, modelOf, guarded: (run) => guarded(run) });
   const ways = [
     ['Plan a model', false],
     ['Read a command', true],
@@ -170,7 +170,7 @@ async function start(): Promise<void> {
   );
   const flags = new Flags(choices.targets);
   byId('fit').append(
-    fitForm(state.fit, (fit) => change({ fit })),
+    fitForm(state.fit, (part) => change({ fit: { ...state.fit, ...part } })),
     h('div', { class: 'answer' }),
   );
   byId('prefix').append(
@@ -271,7 +271,7 @@ async function start(): Promise<void> {
     byId('change')
       .querySelector('.knobs')!
       .replaceChildren(...found.knobs.map(({ change, sequences }) => changeButton(change, ` would admit ${count(sequences)}`, plan.parallel, make)));
-    map.show(pictures);
+    map.show(pictures, found.terms);
     flags.showPlan(plan);
     showLayers(pictures.layers, (subject) => void guarded(() => map.derive(subject)));
   }

@@ -8,6 +8,7 @@ export class MemoryMap {
   private readonly picture = h('div', {});
   private readonly facts = h('dl', { class: 'facts' });
   private readonly why = h('div', { class: 'why', 'aria-live': 'polite' });
+  private readonly terms = h('dl', { class: 'facts terms' });
   private readonly numbers = folded('The same as a table');
   private focus = false;
 
@@ -19,10 +20,11 @@ export class MemoryMap {
   ) {
     const how = h('p', { class: 'help' }, 'Point at a part for its bytes, its owner and why; click it to go into it.');
     const side = h('div', { class: 'beside' }, how, this.facts, this.why);
-    within.append(this.path, h('div', { class: 'with-side' }, this.picture, side), this.numbers);
+    within.append(this.path, h('div', { class: 'with-side' }, h('div', {}, this.picture, this.terms), side), this.numbers);
   }
 
-  show({ path, map, ledger }: Pictures): void {
+  show({ path, map, ledger }: Pictures, terms: [string, string][]): void {
+    this.terms.replaceChildren(...terms.flatMap(([pool, meaning]) => [h('dt', {}, pool), h('dd', {}, meaning)]));
     const names = path.slice(1).map(([name]) => name);
     this.path.replaceChildren(
       ...path.map(([, title], at) => {

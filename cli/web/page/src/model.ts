@@ -3,7 +3,7 @@
 import { fromHub } from './hub';
 import { hasEnding, type Piece } from './piece';
 import { Refused, type Planner } from './planner';
-import type { Opened } from './types';
+import type { Opened, Place } from './types';
 
 /** Where a model comes from; all but files can stand in a link. */
 export type Chosen =
@@ -90,6 +90,32 @@ export function chosenBy(text: string, zoo: string[], readsDisk: boolean): Chose
   const named = zoo.find(same) ?? (/[/\\]/.test(text) ? undefined : zoo.find((known) => words.every((word) => known.toLowerCase().includes(word))));
   if (named) return { from: 'zoo', name: named };
   return readsDisk ? { from: 'path', path: text } : { from: 'hub', name: text, asked: false };
+}
+
+/** A name as models have them in folders: without its folder and endings, `org__name` as `org/name`. */
+export function plainName(name: string): string {
+  const file = name.split(/[/\\]/).at(-1)!;
+  return file.replace(/(-\d+-of-\d+)?\.(json|gguf|safetensors)$/i, '').replace('__', '/').toLowerCase();
+}
+
+/** One of the models that the command was given, by its path or by how its file is called. */
+export function placeNamed(name: string, places: Place[]): Chosen | null {
+  const file = (text: string) => text.split(/[/\\]/).at(-1)!;
+  const found = places.find(({ path }) => path === name) ?? places.find(({ named, path }) => named && (file(path) === file(name) || plainName(path) === name.toLowerCase()));
+  return found ? { from: 'path', path: found.path } : null;
+}
+
+/** Models that a file's name may be of: `Qwen3-8B-Q4_K_M.gguf` is of Qwen3-8B. Those of this machine first. */
+export function meantBy(name: string, zoo: string[], places: Place[]): Chosen[] {
+  const letters = (text: string) => plainName(text).split('/').at(-1)!.replace(/[^a-z0-9]/g, '');
+  const own = letters(name);
+  const isOf = (known: string) => known !== '' && own.startsWith(known);
+  const known: [string, Chosen][] = [
+    ...places.map(({ name, path }): [string, Chosen] => [letters(name), { from: 'path', path }]),
+    ...zoo.map((name): [string, Chosen] => [letters(name), { from: 'zoo', name }]),
+  ];
+  // The longest name says most.
+  return known.filter(([known]) => isOf(known)).sort(([left], [right]) => right.length - left.length).slice(0, 3).map(([, chosen]) => chosen);
 }
 
 /** What a model is called where it was chosen. */

@@ -14,7 +14,11 @@ export const MEANING = {
   'the most that is planned': 'More sequences than any scheduler runs are not planned.',
   'at best': 'A bound, which no software exceeds: in a step the GPU reads each weight that is used and each cache that is attended to, and multiplies. Servers reach a part of it. Speculation and cached prefixes are left out.',
   weights: 'Files as they are published, or what they would take with 8 or 4 bits in each weight of the layers: 8 as fp8 alone, 4 with a scale of 16 bits for every 32 of them. That is assumed: whether somebody publishes such files, and how well they answer, is not known here.',
-  price: 'What one GPU costs for an hour, in any currency. Nothing is assumed where it is empty.',
+  price: 'What one GPU costs for an hour, in any currency: one number for the GPU of the question, or h100=2.5, h200=3.1 for several, of which “Other devices” then chooses. Nothing is assumed where it is empty.',
+  config: 'What the model is: one of the zoo, a name on Hugging Face, or one that `cacheplan web` was given. Of a file that is not here nothing else tells it.',
+  '--weights': 'What the file of its weights takes, such as 4.92GB for a Q4_K_M of 8 billion weights; else what its config comes to.',
+  '--reserve': 'What others take of the GPU, such as 1GiB for a screen.',
+  engines: 'What engines hold by rules of their own, started with the command below: each takes memory for its steps, divides the rest in its way, and some of that is known within bounds alone.',
 } as const;
 
 export type Meant = keyof typeof MEANING;

@@ -65,6 +65,8 @@ export interface AtBest {
 export interface Planned {
   plan: Plan;
   pictures: Pictures;
+  /** Pools by their ids, with what they hold in a sentence. */
+  terms: [string, string][];
   ranks: string | null;
   stages: number;
   knobs: { change: string; sequences: number }[];
@@ -210,6 +212,14 @@ export interface Found {
   model: string | null;
   draft: string | null;
   device: string | null;
+  /** What a pasted line of cacheplan says of the model's config, and what of it means nothing here. */
+  model_config: string | null;
+  left_out: string[];
+}
+
+/** What engines would hold, each by its own command. */
+export interface Admits {
+  engines: { engine: string; version: string; sequences: Interval; command: string }[];
 }
 
 /** A number that is only known to lie between two. */

@@ -4,7 +4,7 @@ import { isCommand } from '../src/command';
 import { changeOf, inWords, proposed } from '../src/change';
 import { priceOf, withPrice } from '../src/fit';
 import { devices, devicesText, short, tokensOf } from '../src/format';
-import { chosenBy, inOrder, isOfModel } from '../src/model';
+import { chosenBy, inOrder, isOfModel, meantBy, placeNamed } from '../src/model';
 import { rates } from '../src/prefix';
 import { isTrace, rateOf } from '../src/tiers';
 
@@ -93,4 +93,17 @@ test('counts of devices, tokens and prices are said as people do', () => {
   expect(withPrice('h100=2', 'h100', '')).toBe('');
   expect(priceOf('h100=2', 'H100')).toBe(2);
   expect(priceOf('h100=2', 'b200')).toBeNull();
+});
+
+test('a file of weights is of the model that its name begins with', () => {
+  const zoo = ['Qwen/Qwen3-8B', 'Qwen/Qwen3-32B', 'google/gemma-3-1b-it'];
+  const places = [{ name: 'Qwen__Qwen3-8B.json', path: '/m/Qwen__Qwen3-8B.json', named: true }, { name: 'a/b', path: '/cache/snapshots/0f', named: false }];
+  expect(meantBy('/m/Qwen3-8B-Q4_K_M.gguf', zoo, [])).toEqual([{ from: 'zoo', name: 'Qwen/Qwen3-8B' }]);
+  expect(meantBy('gemma-3-1b-it-Q8_0-00001-of-00002.gguf', zoo, places)).toEqual([{ from: 'zoo', name: 'google/gemma-3-1b-it' }]);
+  expect(meantBy('Qwen3-8B-Q4_K_M.gguf', zoo, places)[0]).toEqual({ from: 'path', path: '/m/Qwen__Qwen3-8B.json' });
+  expect(meantBy('mistral.gguf', zoo, places)).toEqual([]);
+  for (const name of ['Qwen__Qwen3-8B.json', '/m/Qwen__Qwen3-8B.json', 'Qwen/Qwen3-8B', 'elsewhere/Qwen__Qwen3-8B.json']) {
+    expect(placeNamed(name, places)).toEqual({ from: 'path', path: '/m/Qwen__Qwen3-8B.json' });
+  }
+  expect(placeNamed('Qwen3-8B-Q4_K_M.gguf', places)).toBeNull();
 });

@@ -14,6 +14,7 @@ mod host;
 mod pages;
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use cacheplan_planner::CachePlan;
 
@@ -126,6 +127,7 @@ impl PrefixReuse {
         // A token's window contains the token itself.
         let window = window.map(|window| (window as usize - 1).max(1));
         let cache = PrefixCache::new(TreeConfig { window, tenants, ..tree }, strategy).map_err(NoReuse::from)?;
+        book.prefixes = Arc::downgrade(cache.shared_metrics());
         Ok(Self { cache, full, windows, block, _host: host, spoiled: HashSet::new() })
     }
 
@@ -149,9 +151,9 @@ impl PrefixReuse {
         self.block
     }
 
-    /// Returns the counters of what reuse has achieved so far.
+    /// Returns the counters of what reuse has achieved so far, which the book's [`Stats`](crate::book::Stats) have too.
     #[must_use]
-    pub fn metrics(&self) -> &Metrics {
+    pub fn metrics(&self) -> Metrics {
         self.cache.metrics()
     }
 

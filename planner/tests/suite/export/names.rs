@@ -20,7 +20,7 @@ fn a_model_that_is_not_stated_has_a_name_that_must_be_replaced(#[values(true, fa
     for target in Target::all().filter(|target| target.names_model()) {
         let export = hybrid().export(target, None, &serving).unwrap();
         let values = match target.name() {
-            "sglang" | "vidur" => words_of_a_shell(&export.text).join("\n"),
+            "sglang" | "vidur" | "llama.cpp" => words_of_a_shell(&export.text).join("\n"),
             _ => yaml(&export).to_string(),
         };
         assert!(values.contains(name) && !values.contains("nemotron_h"), "{target}: {values}");
@@ -71,12 +71,13 @@ fn hostile_names_are_refused_or_read_back_as_they_are() {
             assert!(!name.starts_with('-') && !name.contains(char::is_control), "{name:?}");
             read += 1;
             let script = match target.name() {
-                "sglang" => Some(["sglang.launch_server", "--model-path"]),
-                "vidur" => Some(["vidur.main", "--replica_config_model_name"]),
+                "sglang" => Some((2, ["sglang.launch_server", "--model-path"])),
+                "vidur" => Some((2, ["vidur.main", "--replica_config_model_name"])),
+                "llama.cpp" => Some((0, ["llama-server", "--model"])),
                 _ => None,
             };
-            if let Some([program, flag]) = script {
-                assert_eq!(words_of_a_shell(&export.text)[2..5], [program, flag, &name], "{name:?}");
+            if let Some((from, [program, flag])) = script {
+                assert_eq!(words_of_a_shell(&export.text)[from..from + 3], [program, flag, &name], "{name:?}");
                 continue;
             }
             let found = yaml(&export);
@@ -105,7 +106,8 @@ fn a_model_type_ends_no_comment() {
     for separator in ['\n', '\r', '\u{85}', '\u{2028}', '\u{2029}'] {
         let mut plan = hybrid();
         plan.model.model_type = format!("m{separator}trust-remote-code: true");
-        let is_yaml = |target: &Target| !["edge-llm", "aiconfigurator", "sglang", "vidur"].contains(&target.name());
+        let is_yaml =
+            |target: &Target| !["edge-llm", "aiconfigurator", "sglang", "vidur", "llama.cpp"].contains(&target.name());
         for target in Target::all().filter(is_yaml) {
             let export = plan.export(target, None, &Serving::default()).unwrap();
             assert!(!export.text.contains(separator) || separator == '\n', "{}", export.text);

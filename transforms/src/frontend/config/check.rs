@@ -7,15 +7,15 @@ use super::layers::{kind_of, known, possible_blocks, usual_blocks, usual_kinds};
 use crate::frontend::{DescriptionPlace, FrontendError};
 use crate::near::{Near, near};
 
-/// A key, by the names on the way to it, and what is wrong with it.
-type Fault<'a> = (Vec<&'a str>, String);
+/// A key, by the names on the way to it, the word of its value that is wrong, if the key is not, and why it is.
+type Fault<'a> = (Vec<&'a str>, &'a str, String);
 
 /// Refuses names of blocks, kinds and dimensions that there are none of, blocks that no layer has, and expressions that cannot
 /// be read.
 pub(super) fn check(description: &Description, model_type: &str) -> Result<(), FrontendError> {
     let fault = blocks(description).or_else(|| kinds(description)).or_else(|| expressions(description));
-    fault.map_or(Ok(()), |(path, reason)| {
-        let place = Box::new(DescriptionPlace::of(&path));
+    fault.map_or(Ok(()), |(path, word, reason)| {
+        let place = Box::new(DescriptionPlace::of(&path).at(word));
         Err(FrontendError::Description { model_type: model_type.to_owned(), place, reason })
     })
 }
@@ -23,7 +23,7 @@ pub(super) fn check(description: &Description, model_type: &str) -> Result<(), F
 fn blocks(description: &Description) -> Option<Fault<'_>> {
     for (kind, name) in description.kinds.iter().flat_map(|(kind, names)| names.iter().map(move |name| (kind, name))) {
         let overrides = description.blocks.get(name);
-        if let Some((key, why)) = described_block::fault(name, overrides) {
+        if let Some((key, word, why)) = described_block::fault(name, overrides) {
             // A block of the description's own that no kind has by this name may be the one that is meant.
             let own = near(name, description.blocks.keys().map(String::as_str));
             let why = if own.is_empty() || overrides.is_some() {
@@ -31,17 +31,20 @@ fn blocks(description: &Description) -> Option<Fault<'_>> {
             } else {
                 format!("unknown block `{name}`{}", Near(&own))
             };
-            return Some((key.map_or(vec!["kinds", kind], |key| vec!["blocks", name, key]), why));
+            return Some(match key {
+                Some(key) => (vec!["blocks", name, key], word, why),
+                None => (vec!["kinds", kind], name.as_str(), why),
+            });
         }
     }
     let used: Vec<&str> = possible_blocks(description).collect();
     for (name, overrides) in &description.blocks {
-        if let Some((Some(key), why)) = described_block::fault(name, Some(overrides)) {
-            return Some((vec!["blocks", name, key], why));
+        if let Some((Some(key), word, why)) = described_block::fault(name, Some(overrides)) {
+            return Some((vec!["blocks", name, key], word, why));
         }
         if !used.contains(&name.as_str()) {
             let near = near(name, used.iter().copied());
-            return Some((vec!["blocks", name], format!("no kind of layer has a block `{name}`{}", Near(&near))));
+            return Some((vec!["blocks", name], "", format!("no kind of layer has a block `{name}`{}", Near(&near))));
         }
     }
     None
@@ -58,29 +61,30 @@ fn kinds(description: &Description) -> Option<Fault<'_>> {
             let mut kinds: Vec<&str> = description.kinds.keys().map(String::as_str).collect();
             usual_kinds().for_each(|usual| kinds.push(usual));
             let why = format!("unknown kind `{kind}`{}", Near(&near(kind, kinds)));
-            return Some((vec!["names", spelling], why));
+            return Some((vec!["names", spelling], kind.as_str(), why));
         }
     }
     let of_patterns = description.pattern.iter().flat_map(|pattern| &pattern.kinds);
-    of_patterns.into_iter().find_map(|kind| Some((vec!["pattern"], fault(kind)?)))
+    of_patterns.into_iter().find_map(|kind| Some((vec!["pattern"], kind.as_str(), fault(kind)?)))
 }
 
 fn expressions(description: &Description) -> Option<Fault<'_>> {
-    let wrong = |path: Vec<&'static str>, text: &str| Some((path, Expr::parse(text).err()?));
+    fn wrong<'a>(key: &'static str, text: &'a str) -> Option<Fault<'a>> {
+        Some((vec![key], text, Expr::parse(text).err()?))
+    }
     let alone =
         [("layers", &description.layers), ("hidden_size", &description.hidden_size), ("more", &description.more)];
     let shared = description.shared_layers.as_ref().map(|text| ("shared_layers", text));
     let vocabulary = description.vocabulary.as_ref().map(|text| ("vocabulary", text));
     let mut alone = alone.into_iter().chain(shared).chain(vocabulary);
-    alone.find_map(|(key, text)| wrong(vec![key], text)).or_else(|| {
+    alone.find_map(|(key, text)| wrong(key, text)).or_else(|| {
         let patterns = description.pattern.iter().flat_map(|pattern| pattern.choose.iter().chain(&pattern.when));
         let requires = description.requires.iter().map(|requirement| &requirement.that);
         let numbers = description.decoder_numbers.values();
-        let of = |key: &'static str, text: &String| wrong(vec![key], text);
         patterns
-            .map(|text| of("pattern", text))
-            .chain(requires.map(|text| of("requires", text)))
-            .chain(numbers.map(|text| of("decoder_numbers", text)))
+            .map(|text| wrong("pattern", text))
+            .chain(requires.map(|text| wrong("requires", text)))
+            .chain(numbers.map(|text| wrong("decoder_numbers", text)))
             .find_map(|fault| fault)
     })
 }

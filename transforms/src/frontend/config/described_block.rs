@@ -46,7 +46,7 @@ impl Block {
     ///
     /// Errors are reasons for a wrong description.
     pub(super) fn new(name: &str, overrides: Option<&BTreeMap<String, String>>) -> Result<Self, String> {
-        if let Some((_, why)) = fault(name, overrides) {
+        if let Some((_, _, why)) = fault(name, overrides) {
             return Err(why);
         }
         let schema = schema(base(name, overrides))?;
@@ -183,19 +183,23 @@ fn base<'a>(name: &'a str, overrides: Option<&'a BTreeMap<String, String>>) -> &
     overrides.and_then(|table| table.get("block")).map_or(name, String::as_str)
 }
 
-/// The key of a block that is wrong, and why; no key where its name is.
+/// The key of a block that is wrong, the word of its value that is, if the key itself is not, and why; no key where its name
+/// is.
 pub(super) fn fault<'a>(
     name: &str,
     overrides: Option<&'a BTreeMap<String, String>>,
-) -> Option<(Option<&'a str>, String)> {
-    let stated = || overrides.into_iter().flatten().map(|(key, text)| (key.as_str(), text));
+) -> Option<(Option<&'a str>, &'a str, String)> {
+    let stated = || overrides.into_iter().flatten().map(|(key, text)| (key.as_str(), text.as_str()));
     let schema = match schema(base(name, overrides)) {
         Ok(schema) => schema,
-        Err(why) => return Some((stated().map(|(key, _)| key).find(|key| *key == "block"), why)),
+        Err(why) => {
+            let (key, word) = stated().find(|(key, _)| *key == "block").unzip();
+            return Some((key, word.unwrap_or_default(), why));
+        }
     };
     if let Some((key, _)) = stated().find(|(key, _)| !schema.has(key)) {
-        return Some((Some(key), schema.lacks(name, key)));
+        return Some((Some(key), "", schema.lacks(name, key)));
     }
-    let mut expressions = stated().filter(|(key, _)| !matches!(*key, "block" | "dtype"));
-    expressions.find_map(|(key, text)| Some((Some(key), Expr::parse(text).err().filter(|_| !text.is_empty())?)))
+    let mut expressions = stated().filter(|(key, text)| !matches!(*key, "block" | "dtype") && !text.is_empty());
+    expressions.find_map(|(key, text)| Some((Some(key), text, Expr::parse(text).err()?)))
 }

@@ -250,11 +250,6 @@ fn with_hint(message: String) -> String {
     format!("unknown key `{found}`{}; known are {known}", Near(&near))
 }
 
-/// All model types that the caller describes.
-pub(super) fn custom_model_types(custom: &[String]) -> Vec<String> {
-    custom.iter().filter_map(|text| parse(text, "").ok()).flat_map(|description| description.model_types).collect()
-}
-
 /// A description of the caller's.
 struct Custom<'a> {
     text: &'a str,
@@ -267,7 +262,7 @@ impl Custom<'_> {
         let FrontendError::Description { place, .. } = &mut error else { return error };
         place.which = Some(self.which);
         if place.span.is_none() && !place.key.is_empty() {
-            let found = Source::find_toml(self.text, &place.key);
+            let found = Source::find_toml(self.text, &place.key, &place.word);
             (place.span, place.line) = found.map_or((None, None), |(span, line)| (Some(span), Some(line)));
         }
         error
@@ -276,7 +271,10 @@ impl Custom<'_> {
 
 /// What an error of a description that [`find`] found says of where it lies, if it is the caller's.
 pub(super) fn located(error: FrontendError, custom: &[String]) -> FrontendError {
-    let (FrontendError::Description { model_type, .. } | FrontendError::Missing { model_type, .. }) = &error else {
+    let (FrontendError::Description { model_type, .. }
+    | FrontendError::Missing { model_type, .. }
+    | FrontendError::UnknownLayerKind { model_type, .. }) = &error
+    else {
         return error;
     };
     let is_its = |text: &&String| {
@@ -288,17 +286,52 @@ pub(super) fn located(error: FrontendError, custom: &[String]) -> FrontendError 
     }
 }
 
-/// A key that is not there and that a caller's description names: which of the two is wrong only the caller knows.
+/// A key that is not there and that a caller's description names, or a kind that it does not: which of the two is wrong only
+/// the caller knows.
 fn sought_by(error: FrontendError, text: &str) -> FrontendError {
-    let FrontendError::Missing { file, model_type, what, keys, near } = &error else { return error };
-    let key = if what == KINDS { "pattern".to_owned() } else { format!("blocks.{what}") };
-    if Source::find_toml(text, &key).is_none() {
-        return error;
-    }
-    let reason =
-        format!("none of {keys} is in {file}{}; correct it, add it there, or pass --assume KEY=VALUE", Near(near));
-    let place = DescriptionPlace { key, ..DescriptionPlace::default() };
+    let is_there = |key: &String| Source::find_toml(text, key, "").is_some();
+    let (model_type, place, reason) = match &error {
+        FrontendError::Missing { file, model_type, what, keys, near } => {
+            let key = if what == KINDS { "pattern".to_owned() } else { format!("blocks.{what}") };
+            if !is_there(&key) {
+                return error;
+            }
+            let reason = format!(
+                "none of {keys} is in {file}{}; correct it, add it there, or pass --assume KEY=VALUE",
+                Near(near)
+            );
+            (model_type, DescriptionPlace::of(&[key.as_str()]).at(keys.split('`').nth(1).unwrap_or_default()), reason)
+        }
+        FrontendError::UnknownLayerKind { file, model_type, layer, found, near, known } => {
+            let near_keys = near.split(", ").flat_map(|near| ["names", "kinds"].map(|table| format!("{table}.{near}")));
+            let tables = ["names", "kinds", "pattern"].map(str::to_owned);
+            let key = near_keys.chain(tables).find(is_there).unwrap_or_default();
+            let reason = format!(
+                "layer {layer} is of unknown kind `{found}`{} by {file}; what this describes is {known}: correct it, \
+                 name the kind in [names] or [kinds], or pass --assume layer.{layer}=KIND",
+                Near(near)
+            );
+            (model_type, DescriptionPlace::of(&[key.as_str()]), reason)
+        }
+        _ => return error,
+    };
     FrontendError::Description { model_type: model_type.clone(), place: Box::new(place), reason }
+}
+
+/// A model type that none of the caller's descriptions has, but nearly: it is one of those that are wrong.
+pub(super) fn nearly_of(file: &str, found: &str, custom: &[String]) -> Option<FrontendError> {
+    custom.iter().enumerate().find_map(|(which, text)| {
+        let types = parse(text, "").ok()?.model_types;
+        let near = near(found, types.iter().map(String::as_str));
+        let meant = near.split(", ").next().filter(|near| !near.is_empty())?;
+        let place = Box::new(DescriptionPlace::of(&["model_types"]).at(meant));
+        let near = Near(&near);
+        let reason = format!(
+            "unknown model_type `{found}`{near} in {file}; correct one of them, or pass --assume model_type=NAME"
+        );
+        let error = FrontendError::Description { model_type: meant.to_owned(), place, reason };
+        Some(Custom { text, which }.located(error))
+    })
 }
 
 #[cfg(test)]

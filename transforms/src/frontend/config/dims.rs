@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 
+use cacheplan_files::Shown;
 use cacheplan_handlers::DType;
 
 use super::expr::Expr;
@@ -9,6 +10,7 @@ use super::values::{Number, Values};
 use crate::builder::{Entries, GraphBuilder};
 use crate::frontend::{DescriptionPlace, FrontendError};
 use crate::model::Fact;
+use crate::near::{Near, near};
 
 /// The dimensions of one block in one layer.
 pub(super) struct Dims<'a> {
@@ -65,9 +67,12 @@ impl Dims<'_> {
 
     /// Writes down what nothing states.
     pub(super) fn assume(&self, what: &str, value: &str) {
+        self.assume_by(what, value, "the architecture's default");
+    }
+
+    fn assume_by(&self, what: &str, value: &str, from: &str) {
         if self.context.notes.is_some() {
-            let name = format!("{}.{what}", self.block);
-            self.values.note(name, &value, "the architecture's default", true);
+            self.values.note(format!("{}.{what}", self.block), &value, from, true);
         }
     }
 
@@ -78,24 +83,33 @@ impl Dims<'_> {
 
     /// The dtype that the description states for the block's caches, if it does.
     pub(super) fn stated_dtype(&self) -> Result<Option<DType>, FrontendError> {
-        for word in self.dtype {
-            if let Ok(dtype) = word.parse() {
+        for (at, word) in self.dtype.iter().enumerate() {
+            if let Ok(dtype) = word.parse::<DType>() {
+                if at > 0 {
+                    let absent = self.dtype[..at].join("`, `");
+                    self.assume_by("dtype", dtype.name(), &format!("the description, as `{absent}` is not there"));
+                }
                 return Ok(Some(dtype));
             }
             if let Some((dtype, _)) = self.values.dtype(&[word])? {
                 return Ok(Some(dtype));
             }
+            if at + 1 == self.dtype.len() || is_nearly_a_dtype(word) {
+                return Err(self.no_dtype(word));
+            }
         }
-        match self.dtype.last() {
-            None => Ok(None),
-            Some(word) => Err(FrontendError::Description {
-                model_type: self.values.model_type.clone(),
-                place: Box::new(DescriptionPlace::of(&["blocks", self.block, "dtype"])),
-                reason: format!(
-                    "block `{}`: `{word}` is no dtype, and no key of the config; end with one such as `?? f32`",
-                    self.block
-                ),
-            }),
+        Ok(None)
+    }
+
+    /// A word that names no dtype, and no key either.
+    fn no_dtype(&self, word: &str) -> FrontendError {
+        let near = near(word, DType::ALL.into_iter().flat_map(DType::spellings));
+        let would_do = if near.is_empty() { "; end with one such as `?? f32`" } else { "" };
+        let (block, file) = (self.block, self.values.file);
+        FrontendError::Description {
+            model_type: self.values.model_type.clone(),
+            place: Box::new(DescriptionPlace::of(&["blocks", block, "dtype"]).at(word)),
+            reason: format!("block `{block}`: `{word}` is no dtype{}, and no key of {file}{would_do}", Near(&near)),
         }
     }
 
@@ -171,4 +185,16 @@ impl Dims<'_> {
             None => Err(self.values.missing(&format!("{}.{dim}", self.block), self.expr(dim))),
         }
     }
+}
+
+/// Whether a word that is no key of the config is rather a dtype misspelt, or one that there is none of, than a key that is left
+/// out: letters with a number as dtypes have them.
+fn is_nearly_a_dtype(word: &str) -> bool {
+    fn letters(name: &str) -> Option<&str> {
+        name.find(|letter: char| letter.is_ascii_digit()).map(|at| &name[..at])
+    }
+    let known = || DType::ALL.into_iter().flat_map(DType::spellings);
+    let word = word.strip_prefix("torch.").unwrap_or(word).to_ascii_lowercase();
+    let own = letters(&word);
+    Shown(&*word).nearest(known()).is_some() || own.is_some_and(|own| known().any(|name| letters(name) == Some(own)))
 }

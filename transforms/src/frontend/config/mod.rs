@@ -347,14 +347,13 @@ fn find_description(values: &mut Values<'_>, options: &ReadOptions) -> Result<De
 /// Names only near types that read every key of the config that could mean caches.
 fn propose(error: FrontendError, values: &Values<'_>, options: &ReadOptions) -> FrontendError {
     let FrontendError::UnknownModelType { file, found, .. } = error else { return error };
+    if let Some(error) = description::nearly_of(&file, &found, &options.descriptions) {
+        return error;
+    }
     let reads_all = |model_type: &str| {
         description::find("", model_type, &[]).is_ok_and(|near| unread::reads_all(&near, model_type, values))
     };
-    let custom = description::custom_model_types(&options.descriptions);
-    let mut known: Vec<&str> = description::known_model_types().collect();
-    known.extend(custom.iter().map(String::as_str));
-    let may_be = |model_type: &str| custom.iter().any(|own| own == model_type) || reads_all(model_type);
-    let near = near_of(&found, known, may_be);
+    let near = near_of(&found, description::known_model_types(), reads_all);
     FrontendError::UnknownModelType { file, found, near }
 }
 
