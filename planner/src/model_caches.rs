@@ -108,7 +108,7 @@ impl ModelCaches {
 
     /// The weights where its graph's own tensors are what they were counted of.
     pub(crate) fn weights_of_dimensions(&self) -> Option<WeightBytes> {
-        self.info().weights.filter(|weights| !weights.exact && !self.0.reweighed)
+        self.info().weights.filter(|weights| !weights.exact && !weights.unproven && !self.0.reweighed)
     }
 
     /// What it consists of, with nothing collected.

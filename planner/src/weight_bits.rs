@@ -173,7 +173,7 @@ impl ModelCaches {
             classes
         });
         let bytes = saved.into_iter().fold(stored.bytes, u64::saturating_sub);
-        Some(WeightBytes { bytes, exact: false, classes })
+        Some(WeightBytes { classes, ..WeightBytes::new(bytes, false) })
     }
 }
 

@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 pub struct WeightBytes {
     /// Bytes over all ranks.
     pub bytes: u64,
-    /// Read from tensor headers (exact) or computed from dimensions (assumed).
+    /// Read from tensor headers (exact), or computed from dimensions or stated (assumed).
     pub exact: bool,
+    /// Whether files state them that are not all there: an index of absent ones, or the header of one that is cut short.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unproven: bool,
     /// The same bytes by class; `None` where nothing tells them apart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<WeightClasses>,
@@ -70,13 +73,18 @@ impl Stored {
 impl WeightBytes {
     /// Bytes of which nothing tells the classes.
     pub const fn new(bytes: u64, exact: bool) -> Self {
-        Self { bytes, exact, classes: None }
+        Self { bytes, exact, unproven: false, classes: None }
+    }
+
+    /// Bytes that an index of files states which are not there.
+    pub(crate) const fn unproven(bytes: u64) -> Self {
+        Self { unproven: true, ..Self::new(bytes, false) }
     }
 
     /// Bytes that only dimensions tell; `None` if they do not fit 63 bits.
     pub(crate) fn of_dimensions(classes: WeightClasses) -> Option<Self> {
         let bytes = classes.sum().filter(|&bytes| bytes <= i64::MAX as u64)?;
-        Some(Self { bytes, exact: false, classes: Some(classes) })
+        Some(Self { classes: Some(classes), ..Self::new(bytes, false) })
     }
 
     /// These bytes, where their classes are unknown in the proportions of an estimate.

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use cacheplan_handlers::{DType, Growth, Kind};
-use cacheplan_transforms::{CacheDTypes, FrontendError, Model, PassContext, ReadOptions};
+use cacheplan_transforms::{CacheDTypes, FrontendError, Model, PassContext, ReadOptions, Resources};
 use rstest::rstest;
 
 use support::{essence, fixture};
@@ -86,13 +86,20 @@ fn header(architecture: &str, numbers: &[(&str, u32)], elements: u64) -> Vec<u8>
     out
 }
 
-const SIZES: [(&str, u32); 5] = [
-    ("block_count", 12),
-    ("embedding_length", 64),
-    ("attention.head_count", 4),
-    ("attention.head_count_kv", 2),
-    ("attention.sliding_window", 32),
-];
+const SIZES: [(&str, u32); 4] =
+    [("block_count", 12), ("embedding_length", 64), ("attention.head_count", 4), ("attention.head_count_kv", 2)];
+const WINDOW: (&str, u32) = ("attention.sliding_window", 32);
+
+fn read_numbers(architecture: &str, numbers: &[(&str, u32)], assume: &[&str]) -> Result<Model, FrontendError> {
+    let path = tempfile::Builder::new().suffix(".gguf").tempfile().unwrap();
+    fs::write(path.path(), header(architecture, numbers, 16)).unwrap();
+    let assume = assume.iter().map(|text| text.parse().unwrap()).collect();
+    Model::read(path.path(), &ReadOptions { assume, ..ReadOptions::default() })
+}
+
+fn resources(mut model: Model) -> Resources {
+    model.graph.collect(&PassContext::default()).unwrap().resources
+}
 
 #[test]
 fn a_split_model_weighs_what_all_its_files_weigh() {
@@ -114,21 +121,20 @@ fn a_split_model_weighs_what_all_its_files_weigh() {
 }
 
 #[rstest]
-#[case::no_pattern("gemma3", &[], &[5, 11])]
-#[case::a_period("gemma3", &[("attention.sliding_window_pattern", 4)], &[3, 7, 11])]
-#[case::even_layers("gemma2", &[], &[1, 3, 5, 7, 9, 11])]
-#[case::eight_by_themselves("plamo3", &[], &[7])]
+#[case::no_pattern("gemma3", &[WINDOW], &[5, 11])]
+#[case::a_period("gemma3", &[WINDOW, ("attention.sliding_window_pattern", 4)], &[3, 7, 11])]
+#[case::even_layers("gemma2", &[WINDOW], &[1, 3, 5, 7, 9, 11])]
+#[case::another_period("gemma2", &[WINDOW, ("attention.sliding_window_pattern", 3)], &[2, 5, 8, 11])]
+#[case::no_window("gemma2", &[WINDOW, ("attention.sliding_window_pattern", 1)], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])]
+#[case::of_gpt_oss("gpt-oss", &[WINDOW, ("attention.key_length", 16), ("attention.sliding_window_pattern", 4)], &[3, 7, 11])]
+#[case::eight_by_themselves("plamo3", &[WINDOW], &[7])]
 #[case::draft_layers("glm4moe", &[("nextn_predict_layers", 2)], &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9])]
 fn headers_say_which_layers_see_everything(
     #[case] architecture: &str,
     #[case] more: &[(&str, u32)],
     #[case] expected: &[u32],
 ) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("m.gguf");
-    fs::write(&path, header(architecture, &[&SIZES[..], more].concat(), 16)).unwrap();
-    let mut model = Model::read(&path, &ReadOptions::default()).unwrap();
-    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
+    let resources = resources(read_numbers(architecture, &[&SIZES[..], more].concat(), &[]).unwrap());
     let full = Growth::Paged { stride: 1, window: None };
     let found: Vec<u32> = resources.iter().filter(|r| r.handler.growth() == full).filter_map(|r| r.layer).collect();
     assert_eq!(found, expected);
@@ -172,11 +178,7 @@ fn architectures_of_full_attention_alone_keep_every_token(
     )]
     architecture: &str,
 ) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("m.gguf");
-    fs::write(&path, header(architecture, &SIZES[..4], 16)).unwrap();
-    let mut model = Model::read(&path, &ReadOptions::default()).unwrap();
-    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
+    let resources = resources(read_numbers(architecture, &SIZES, &[]).unwrap());
     assert_eq!(support::bytes_per_token(&resources), 12 * 2 * 2 * 16 * 2);
 }
 
@@ -189,12 +191,8 @@ fn a_recurrence_of_rwkv_keeps_matrices_and_shifted_tokens(
     #[case] more: &[(&str, u32)],
     #[case] shifts: u64,
 ) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("m.gguf");
     let numbers = [&SIZES[..2], &[("wkv.head_size", 16), ("feed_forward_length", 128)], more].concat();
-    fs::write(&path, header(architecture, &numbers, 16)).unwrap();
-    let mut model = Model::read(&path, &ReadOptions::default()).unwrap();
-    let resources = model.graph.collect(&PassContext::default()).unwrap().resources;
+    let resources = resources(read_numbers(architecture, &numbers, &[]).unwrap());
     let bytes = [Kind::Ssm, Kind::State].map(|kind| support::state_bytes(&resources, &kind));
     assert_eq!(bytes, [12 * 64 * 16 * 4, 12 * shifts * 64 * 4]);
 }
@@ -271,4 +269,105 @@ fn a_file_without_tensors_says_nothing_of_weights() {
 fn a_tensor_beyond_any_file_is_refused_by_name() {
     let error = read_llama(Some(u64::MAX - 31)).unwrap_err().to_string();
     assert!(error.contains("`token_embd.weight` is an offset of 18446744073709551584 bytes"), "{error}");
+}
+
+/// llama.cpp keeps keys and values in widths of their own.
+#[rstest]
+fn values_may_be_wider_or_narrower_than_keys(
+    #[values("llama", "qwen2", "qwen3", "qwen3moe", "arcee", "gemma2", "plamo3")] architecture: &str,
+    #[values((24, 8), (8, 24), (16, 16))] (key, value): (u32, u32),
+) {
+    let lengths = [("attention.key_length", key), ("attention.value_length", value)];
+    let resources = resources(read_numbers(architecture, &[&SIZES[..], &lengths].concat(), &[]).unwrap());
+    assert_eq!(support::bytes_per_token(&resources), u64::from(12 * 2 * (key + value) * 2));
+}
+
+/// What nothing reads is refused by its path, unless it says nothing or the caller says so.
+#[rstest]
+#[case("llama", "attention.sliding_window")]
+#[case("llama", "attention.key_length_swa")]
+#[case("llama", "attention.kv_lora_rank")]
+#[case("glm4moe", "attention.sliding_window")]
+#[case("qwen2", "attention.sliding_window_pattern")]
+#[case("qwen3", "attention.shared_kv_layers")]
+#[case("gemma2", "attention.shared_kv_layers")]
+#[case("arcee", "attention.indexer.key_length")]
+#[case("olmo", "full_attention_interval")]
+#[case("plamo3", "ssm.state_size")]
+fn a_key_of_caches_that_nothing_reads_is_refused(#[case] architecture: &str, #[case] key: &str) {
+    let with = |number| [&SIZES[..], &[(key, number)]].concat();
+    let error = read_numbers(architecture, &with(7), &[]).unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+    assert!(error.to_string().contains(&format!("`{key}` of model_type `gguf:{architecture}` is 7")), "{error}");
+    assert!(read_numbers(architecture, &with(7), &[&format!("{key}=null")]).is_ok(), "{key}");
+    assert!(read_numbers(architecture, &with(0), &[]).is_ok(), "{key}");
+}
+
+/// A key that some architecture makes caches of is refused, or makes others.
+#[rstest]
+fn no_key_of_caches_is_passed_over(
+    #[values("llama", "qwen2", "qwen3", "qwen3moe", "arcee", "gemma2", "gemma3", "gpt-oss", "plamo3")]
+    architecture: &str,
+    #[values(
+        ("attention.head_count_kv", 4),
+        ("attention.key_length", 8),
+        ("attention.value_length", 8),
+        ("attention.key_length_swa", 8),
+        ("attention.value_length_swa", 8),
+        ("attention.sliding_window", 16),
+        ("attention.sliding_window_pattern", 3),
+        ("attention.kv_lora_rank", 8),
+        ("attention.shared_kv_layers", 3),
+        ("attention.recurrent_layers", 3),
+        ("attention.compress_ratios", 4),
+        ("attention.indexer.key_length", 8),
+        ("full_attention_interval", 3),
+        ("shortconv.l_cache", 3),
+        ("ssm.conv_kernel", 3),
+        ("ssm.state_size", 8)
+    )]
+    (key, number): (&str, u32),
+) {
+    let mut numbers = SIZES.to_vec();
+    numbers.extend([("attention.key_length", 16), ("attention.value_length", 16)]);
+    if ["gemma2", "gemma3", "gpt-oss", "plamo3"].contains(&architecture) {
+        numbers.push(WINDOW);
+    }
+    let usual = essence(&resources(read_numbers(architecture, &numbers, &[]).unwrap()));
+    numbers.retain(|(known, _)| *known != key);
+    numbers.push((key, number));
+    match read_numbers(architecture, &numbers, &[]) {
+        Ok(model) => assert_ne!(essence(&resources(model)), usual),
+        Err(error) => assert!(error.to_string().contains(key), "{error}"),
+    }
+}
+
+/// Phi-3's files state a window, which llama.cpp has not, and RWKV's how often it rescales.
+#[rstest]
+#[case("phi3", "attention.sliding_window", &SIZES)]
+#[case("rwkv6", "rescale_every_n_layers", &[SIZES[0], SIZES[1], ("wkv.head_size", 16)])]
+fn a_key_that_means_no_cache_where_it_stands_is_ignored(
+    #[case] architecture: &str,
+    #[case] key: &str,
+    #[case] numbers: &[(&str, u32)],
+) {
+    let plain = essence(&resources(read_numbers(architecture, numbers, &[]).unwrap()));
+    let stated = read_numbers(architecture, &[numbers, &[(key, 6)]].concat(), &[]).unwrap();
+    assert_eq!(essence(&resources(stated)), plain);
+}
+
+/// With a length of a head's key apart a file has one head in its cache, without it all of them.
+#[rstest]
+#[case(&[("attention.head_count_kv", 1), ("attention.key_length_mla", 24)], Ok("gguf:deepseek2"))]
+#[case(&[("attention.head_count_kv", 4)], Ok("gguf:deepseek2-whole"))]
+#[case(&[("attention.head_count_kv", 4), ("attention.key_length_mla", 24)], Err("`attention.head_count_kv`"))]
+#[case(&[("attention.head_count_kv", 1)], Err("`attention.head_count_kv`"))]
+fn latents_are_one_head_or_multiplied_out(#[case] more: &[(&str, u32)], #[case] expected: Result<&str, &str>) {
+    let rest = [("attention.kv_lora_rank", 32), ("rope.dimension_count", 8)];
+    let lengths = [("attention.key_length", 24), ("attention.value_length", 16)];
+    match (read_numbers("deepseek2", &[&SIZES[..3], &rest, &lengths, more].concat(), &[]), expected) {
+        (Ok(model), Ok(model_type)) => assert_eq!(model.info.model_type, model_type),
+        (Err(error), Err(said)) => assert!(error.to_string().contains(said), "{error}"),
+        (found, _) => panic!("{found:?}"),
+    }
 }

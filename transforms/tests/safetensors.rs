@@ -133,7 +133,7 @@ fn a_file_cut_inside_its_data_still_reads() {
     fs::write(&path, &file[..8 + header + 100]).unwrap();
     let model = read(folder.path()).unwrap();
     let weights = model.info.weights.unwrap();
-    assert_eq!((weights.bytes, weights.exact), ((file.len() - 8 - header) as u64, false));
+    assert_eq!((weights.bytes, weights.exact, weights.unproven), ((file.len() - 8 - header) as u64, false, true));
     assert!(model.facts.iter().any(|fact| fact.assumed && fact.value.contains("ends before its data does")));
 }
 
@@ -161,7 +161,7 @@ fn shards_are_read_through_their_index_and_absent_ones_are_noted() {
     let model = read(folder.path()).unwrap();
     let weights = model.info.weights.unwrap();
     // Nothing but the index says so.
-    assert_eq!((weights.bytes, weights.exact), (123_456, false));
+    assert_eq!((weights.bytes, weights.exact, weights.unproven), (123_456, false, true));
     assert!(model.facts.iter().any(|fact| fact.assumed && fact.value.contains("model-00002-of-00002")));
 }
 

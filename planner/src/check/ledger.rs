@@ -2,7 +2,7 @@
 
 use super::facts::{Facts, StepSize};
 use super::{Findings, Rule};
-use cacheplan_transforms::WeightClasses;
+use cacheplan_transforms::{WeightBytes, WeightClasses};
 
 use crate::budget::Base;
 use crate::device::DeviceKind;
@@ -46,7 +46,7 @@ fn outside_lines(request: &Inputs<'_>, step: StepSize) -> Vec<Line> {
             let bytes = of_rank(weights, classes, budget.parallel, budget.parallel.pp);
             let read = memory.weights.is_none() && request.model.weights.is_some_and(|read| read.exact);
             let stages = budget.parallel.pp;
-            let known = memory.weights.is_some() || read;
+            let known = memory.weights.is_some() || request.model.weights.is_some_and(is_of_files);
             let source = if read && is_exact(classes, budget.parallel, stages) { EXACT } else { ASSUMED };
             // Only what dimensions say is not known to the byte.
             lines.push(("weights", bytes, if known { 0 } else { bytes / 50 }, source));
@@ -186,6 +186,11 @@ fn of_rank(bytes: u64, classes: Option<WeightClasses>, parallel: Parallel, stage
     over_tp + routed.div_ceil(tp.max(parallel.ep.into()) * stages) + replicated.div_ceil(stages)
 }
 
+/// Whether files say them, be they all there or not.
+fn is_of_files(weights: WeightBytes) -> bool {
+    weights.exact || weights.unproven
+}
+
 /// Whether a rank's share of what headers say follows without knowing which tensor lies where.
 fn is_exact(classes: Option<WeightClasses>, parallel: Parallel, stages: u32) -> bool {
     let Some(of) = classes else { return true };
@@ -207,7 +212,7 @@ fn draft_weights(request: &Inputs<'_>) -> Option<Line> {
     let bytes = of_rank(bytes, classes, parallel, stages);
     let is_read = stated.is_none() && read.is_some_and(|weights| weights.exact);
     let source = if is_read && is_exact(classes, parallel, stages) { EXACT } else { ASSUMED };
-    let known = stated.is_some() || is_read;
+    let known = stated.is_some() || read.is_some_and(is_of_files);
     (request.stage < stages).then_some(("draft weights", bytes, if known { 0 } else { bytes / 50 }, source))
 }
 

@@ -305,16 +305,28 @@ fn wrong_by_itself(change: &Override) -> Option<BudgetError> {
 
 /// The error where flags alone contradict each other as all values do.
 fn contradiction_of(flags: &[Override], error: &BudgetError) -> Option<BudgetError> {
+    let contradicts = |flags: &[&Override]| refused(flags).filter(|found| found.message == error.message);
+    let mut at_fault: Vec<&Override> = flags.iter().collect();
+    let found = contradicts(&at_fault)?;
+    // Without a flag that is innocent the same is wrong.
+    for flag in flags {
+        let others: Vec<&Override> = at_fault.iter().copied().filter(|other| !std::ptr::eq(*other, flag)).collect();
+        if contradicts(&others).is_some() {
+            at_fault = others;
+        }
+    }
+    // Of those that are left the first key that is named, else the last.
+    let first = first_named(&found.message, at_fault.iter().copied(), |flag| &flag.key);
+    let origin = first.or(at_fault.last().copied()).map(|flag| flag.origin.clone());
+    Some(BudgetError { origin, ..found })
+}
+
+/// What is wrong of a budget of these flags alone.
+fn refused(flags: &[&Override]) -> Option<BudgetError> {
     let mut alone = Table::new();
     flags.iter().try_for_each(|flag| set(&mut alone, flag)).ok()?;
     let budget = alone.try_into::<Budget>().map_err(|error| plain(None, &error));
-    let found = budget.and_then(Budget::validated).err()?;
-    // The first key that is named is at fault; else the last flag of the section of one that is, or of all.
-    let first = first_named(&found.message, flags, |flag| &flag.key);
-    let section = |key: &str| key.split_once('.').map(|(section, _)| format!("`{section}."));
-    let beside = || flags.iter().rev().find(|flag| section(&flag.key).is_some_and(|of| found.message.contains(&of)));
-    let origin = first.or_else(beside).or(flags.last()).map(|flag| flag.origin.clone());
-    (found.message == error.message).then_some(BudgetError { origin, ..found })
+    budget.and_then(Budget::validated).err()
 }
 
 /// That whose key a message names first.

@@ -86,6 +86,19 @@ fn refuses(input: &Input<'_>) -> Option<String> {
     if let Some(conv) = of_kind(input, Class::Conv).find(|conv| conv.handler.has_candidates()) {
         return Some(format!("`{}` holds the inputs of candidates, for which config.json has no keys", conv.name));
     }
+    if let Some(conv) = of_kind(input, Class::Conv).find(|conv| count_in(input, Class::Ssm, conv.layer) == 0) {
+        return Some(format!(
+            "`{}` is in a layer without a recurrent state, for which config.json has no kind",
+            conv.name
+        ));
+    }
+    let convs: BTreeSet<usize> =
+        of_kind(input, Class::Ssm).map(|state| count_in(input, Class::Conv, state.layer)).collect();
+    if convs.len() > 1 || convs.last().is_some_and(|convs| *convs > 1) {
+        return Some(
+            "its states have none, one or several convolutions beside them; config.json has one for all".into(),
+        );
+    }
     let shapes = |of| of_kind(input, of).map(shape).collect::<BTreeSet<_>>().len();
     if shapes(Class::Ssm) > 1 || shapes(Class::Conv) > 1 {
         return Some("its states have several shapes; config.json has one".into());
@@ -98,6 +111,11 @@ fn refuses(input: &Input<'_>) -> Option<String> {
         .into_iter()
         .find(|(_, of)| of_kind(input, *of).next().is_some() && input.dtype_name(*of, None, DTYPES).is_none())
         .map(|(key, _)| format!("`{key}` takes one of fp16, fp8, int8, bf16 and fp32 for all layers"))
+}
+
+/// How many caches of a kind a layer has.
+fn count_in(input: &Input<'_>, of: Class, layer: Option<u32>) -> usize {
+    of_kind(input, of).filter(|resource| resource.layer == layer).count()
 }
 
 fn shape(resource: &PlannedResource) -> Vec<u64> {

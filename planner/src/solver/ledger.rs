@@ -181,10 +181,11 @@ pub(crate) fn told(stated: Option<ByteSize>, read: Option<WeightBytes>) -> Optio
             (size, Certainty::Assumed, "stated in the budget")
         }
         (None, Some(read)) if read.exact => (read, Certainty::Exact, "sum of the tensors' headers"),
+        (None, Some(read)) if read.unproven => (read, Certainty::Assumed, "stated by files that are not all there"),
         (None, Some(read)) => (read, Certainty::Assumed, "computed from the model's dimensions"),
         (None, None) => return None,
     };
-    let of_dimensions = stated.is_none() && !size.exact;
+    let of_dimensions = stated.is_none() && !size.exact && !size.unproven;
     Some(Weights { size, source, note, of_dimensions })
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use cacheplan_handlers::KvLayout;
 use cacheplan_planner::budget::Origin;
 use cacheplan_planner::device::DeviceKind;
-use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, DeviceInfo, Override, PlanRequest};
+use cacheplan_planner::{Budget, BudgetKey, ByteSize, Config, DeviceInfo, Override, PlanRequest, Values};
 use rstest::rstest;
 
 use super::common::published;
@@ -300,7 +300,7 @@ fn a_count_outside_its_bounds_names_who_stated_it(#[case] key: &str, #[case] val
 #[case("1048577TiB")]
 #[case("1152921504606846977")]
 fn a_size_beyond_counting_names_its_key_and_value(#[case] size: &str) {
-    let keys = BudgetKey::all().iter().filter(|key| matches!(key.values, cacheplan_planner::Values::Bytes));
+    let keys = BudgetKey::all().iter().filter(|key| matches!(key.values, Values::Bytes));
     let mut seen = 0;
     for key in keys {
         let error = Config::resolve(None, &[], &[flag(key.path, size)]).unwrap_err();
@@ -366,4 +366,65 @@ fn sizes_that_contradict_each_other_name_who_states_them(
         }
     };
     assert!(code == if file.is_empty() { 2 } else { 1 } && error.starts_with(said), "{code}: {error}");
+}
+
+/// Values of all keys, from the file that shows one of each; of choices all.
+fn every_value() -> Vec<Override> {
+    let file = Config::commented_file();
+    let (mut values, mut section) = (Vec::new(), "");
+    for line in file.lines() {
+        if let Some(name) = line.strip_prefix("#[").and_then(|line| line.strip_suffix(']')) {
+            section = name;
+        }
+        let Some((name, value)) = line.strip_prefix('#').and_then(|line| line.split_once(" = ")) else { continue };
+        let path = if section.is_empty() { name.to_owned() } else { format!("{section}.{name}") };
+        let Some(key) = BudgetKey::all().iter().find(|key| key.path == path) else { continue };
+        match key.values {
+            Values::Choice(names) => values.extend(names.iter().map(|(name, _)| flag(key.path, name))),
+            _ => values.push(flag(key.path, value)),
+        }
+    }
+    assert!(BudgetKey::all().iter().all(|key| values.iter().any(|value| value.key == key.path)));
+    values
+}
+
+/// The flag that is named makes the error, alone or with the other; never the other by itself.
+#[test]
+fn an_error_of_two_flags_never_names_an_innocent_one() {
+    let values = every_value();
+    let error = |flags: &[&Override]| {
+        let flags: Vec<Override> = flags.iter().map(|flag| (*flag).clone()).collect();
+        Config::resolve(None, &[], &flags).err()
+    };
+    let alone: Vec<_> = values.iter().map(|value| error(&[value])).collect();
+    let mut refused = 0;
+    for (one, of_one) in values.iter().zip(&alone) {
+        for (other, of_other) in values.iter().zip(&alone).filter(|(other, _)| other.key != one.key) {
+            let Some(found) = error(&[one, other]) else { continue };
+            let says = |alone: &Option<cacheplan_planner::BudgetError>| {
+                alone.as_ref().is_some_and(|alone| alone.message == found.message)
+            };
+            let innocent = [(one, says(of_other) && !says(of_one)), (other, says(of_one) && !says(of_other))];
+            for (flag, _) in innocent.iter().filter(|(_, is_innocent)| *is_innocent) {
+                assert_ne!(found.origin.as_ref(), Some(&flag.origin), "{found}");
+            }
+            assert!([&one.origin, &other.origin].contains(&found.origin.as_ref().unwrap()), "{found}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 500, "{refused} pairs");
+}
+
+#[rstest]
+#[case(&[("parallel.tp", "2"), ("memory.reserve", "1GiB")], "memory.reserve")]
+#[case(&[("dtypes.kv", "fp8"), ("maximize", "tokens")], "maximize")]
+#[case(&[("host.bytes", "64GiB"), ("mla_cache_mode", "nz")], "mla_cache_mode")]
+#[case(&[("mla_cache_mode", "nz"), ("tokens_per_block", "32")], "tokens_per_block")]
+fn whoever_is_at_fault_is_named_wherever_it_stands(#[case] flags: &[(&str, &str)], #[case] at_fault: &str) {
+    let mut flags: Vec<Override> = flags.iter().map(|(key, value)| flag(key, value)).collect();
+    for _ in 0..2 {
+        let error = Config::resolve(None, &[], &flags).unwrap_err();
+        assert_eq!(error.origin, Some(flag(at_fault, "").origin), "{error}");
+        flags.reverse();
+    }
 }

@@ -283,3 +283,20 @@ fn what_assumed_lines_may_take_more_is_kept_free_on_request() {
     assert!(plain.ledger.iter().all(|line| line.name != LedgerItem::Margin));
     assert!(safe.capacity.sequences < plain.capacity.sequences);
 }
+
+/// Only what dimensions say is called that, and is uncertain.
+#[rstest]
+#[case(WeightBytes { unproven: true, ..WeightBytes::new(16 << 30, false) }, "stated by files that are not all there", 0)]
+#[case(WeightBytes::new(16 << 30, false), "computed from the model's dimensions", (16 << 30) / 50)]
+fn weights_say_who_states_them(#[case] weights: WeightBytes, #[case] note: &str, #[case] uncertain: u64) {
+    let mut model = model();
+    model.info.weights = Some(weights);
+    let request = model
+        .request(&budget("max_seq_len = 4096\n[memory]\nfraction = 0.9\nof = 'total'"))
+        .with_devices(device(DeviceKind::Cuda));
+    let plan = request.plan().unwrap();
+    assert_eq!(request.check(&plan), Ok(()));
+    let line = plan.ledger.iter().find(|line| line.name == LedgerItem::Weights).unwrap();
+    assert_eq!((&*line.note, line.source, line.uncertain_bytes), (note, Certainty::Assumed, uncertain));
+    assert!(request.explain(&plan, "weights").unwrap().to_string().contains(note));
+}

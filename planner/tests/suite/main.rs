@@ -13,6 +13,7 @@ mod explain;
 mod export;
 mod fit;
 mod formulas;
+mod gguf;
 mod groundtruth;
 mod kubernetes;
 mod leaves;

@@ -165,11 +165,12 @@ class WeightClasses:
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of a model's weights over all ranks; ``exact`` where its files say them."""
+    """Bytes of a model's weights over all ranks; ``exact`` where its files say them, ``unproven`` where files that are not all there do."""
 
     bytes: int
     exact: bool
     classes: WeightClasses | None = None
+    unproven: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ const NEWEST: Version = Version(11_549, 0, 0);
 const WINDOWS: Version = Version(5432, 0, 0);
 /// Model types that it has no windows for: all of their layers see everything.
 const WITHOUT_WINDOWS: [&str; 7] = ["mistral", "mixtral", "phi3", "plamo2", "qwen2", "qwen2_moe", "starcoder2"];
+/// Model types whose latents it multiplies out into heads before it keeps them.
+const EXPANDED: [&str; 2] = ["gguf:deepseek2-whole", "minicpm3"];
 /// From about this build on (ggml-org/llama.cpp#23861, merged between b9263 and b9592) its server has logits for what a sequence
 /// chooses alone; before for every token of a step.
 const FEW_LOGITS: Version = Version(9592, 0, 0);
@@ -86,7 +88,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "rwkv5",
         "step1",
     ],
-    descriptors: |model| (model.model_type == "minicpm3").then(|| expanded::latents(|_, value| value)),
+    descriptors: |model| EXPANDED.contains(&model.model_type.as_str()).then(|| expanded::latents(|_, value| value)),
     compresses: true,
     forms_entries: false,
     convolves: |_| false,

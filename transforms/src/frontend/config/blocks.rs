@@ -326,7 +326,7 @@ const SCHEMAS: &[Schema] = &[
 fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -> Result<(), FrontendError> {
     let stated = dims.find("shares_layer")?.and_then(|layer| u32::try_from(layer).ok());
     let shares_layer = stated.filter(|&layer| layer != dims.context.layer).or(dims.context.shares_layer);
-    let num_heads = dims.get("num_heads")?;
+    let (num_heads, head_dim) = (dims.get("num_heads")?, dims.get("head_dim")?);
     if let Some(kv_heads) =
         dims.number("num_kv_heads")?.filter(|kv| kv.value > 0 && !num_heads.is_multiple_of(kv.value))
     {
@@ -336,8 +336,8 @@ fn attention(builder: &mut GraphBuilder, dims: &Dims<'_>, window: Option<u64>) -
     builder.attention(&Attention {
         num_heads,
         num_kv_heads: dims.get("num_kv_heads")?,
-        head_dim: dims.get("head_dim")?,
-        value_dim: dims.find("value_dim")?,
+        head_dim,
+        value_dim: dims.find("value_dim")?.filter(|&channels| channels != head_dim),
         window,
         cache_dtype: dims.kv_dtype()?,
         shares_layer,

@@ -117,13 +117,23 @@ pub(super) fn optional_keys(description: &Description) -> Result<Vec<String>, St
     Ok(keys)
 }
 
+/// Whether a key of this name changes what is cached in an architecture.
+pub(super) fn changes_caches(key: &str) -> bool {
+    CHANGE_CACHES.contains(&key)
+}
+
 /// Whether an expression of the description reads the key, or a usual one of a block that its layers can have.
 pub(super) fn mentions(description: &Description, key: &str) -> Result<bool, String> {
-    let reads = |expr: &Expr| expr.keys().iter().any(|path| path.split('.').next() == Some(key));
+    reads(description, |path| path.split('.').next() == Some(key))
+}
+
+/// Whether it does so of one of these paths.
+pub(super) fn reads(description: &Description, wanted: impl Fn(&str) -> bool) -> Result<bool, String> {
+    let reads = |expr: &Expr| expr.keys().into_iter().any(&wanted);
     let named = description.pattern.iter().flat_map(|pattern| [&pattern.key, &pattern.counts]).flatten();
     let joined = description.pattern.iter().flat_map(|pattern| &pattern.joined);
-    if named.chain(&description.ignores).any(|named| named == key)
-        || joined.flat_map(|part| part.split(" * ")).any(|named| named == key)
+    if named.chain(&description.ignores).any(|named| wanted(named))
+        || joined.flat_map(|part| part.split(" * ")).any(&wanted)
     {
         return Ok(true);
     }
@@ -136,7 +146,7 @@ pub(super) fn mentions(description: &Description, key: &str) -> Result<bool, Str
     }
     for name in layers::possible_blocks(description) {
         let block = Block::new(name, description.blocks.get(name))?;
-        if block.dims().any(reads) || block.has_dtype_of(key) {
+        if block.dims().any(reads) || block.dtype_keys().any(&wanted) {
             return Ok(true);
         }
     }

@@ -84,9 +84,9 @@ impl Block {
         own.chain(&self.when).chain(&self.times).chain(&self.after)
     }
 
-    /// Whether its dtype is stated under `key`.
-    pub(super) fn has_dtype_of(&self, key: &str) -> bool {
-        self.dtype.iter().any(|word| word == key)
+    /// The keys under which its dtype may be stated, and names of dtypes.
+    pub(super) fn dtype_keys(&self) -> impl Iterator<Item = &str> {
+        self.dtype.iter().map(String::as_str)
     }
 
     /// Refuses lists that name layers which there are not.

@@ -41,6 +41,7 @@ use crate::model::{Fact, Model};
 use crate::near::near_of;
 
 pub use assume::Assumption;
+pub(super) use values::TENSORS;
 
 /// The most decoder layers that are read; the deepest models have some 130.
 const MAX_LAYERS: u64 = 1_024;

@@ -260,7 +260,10 @@ pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32)
     let invalid = |reason: String| FrontendError::description(&values.model_type, reason);
     // The keys of a GGUF file are a table of its own spelling, of which no class says what there is.
     if values.model_type.starts_with("gguf:") {
-        return Ok(());
+        return match unread_path(description, values, layers).map_err(invalid)? {
+            Some(path) => Err(not_said(description, values, &path)),
+            None => Ok(()),
+        };
     }
     let unread = find(description, &values.model_type, values, layers).map_err(invalid)?;
     if let Some((key, known)) = unread.misspelt.first() {
@@ -277,6 +280,30 @@ pub(super) fn check(description: &Description, values: &Values<'_>, layers: u32)
         values.note("not read", &unread.others.join(", "), "keys that its class does not have", false);
     }
     Ok(())
+}
+
+/// The first path of a table that could mean caches and that the description does not read.
+fn unread_path(description: &Description, values: &Values<'_>, layers: u32) -> Result<Option<String>, String> {
+    let sizes = [&description.layers, &description.hidden_size].into_iter().chain(&description.shared_layers);
+    let sizes = sizes.map(|text| Expr::parse(text)).collect::<Result<Vec<_>, _>>()?;
+    for (path, value) in values.leaves() {
+        if sizes.iter().any(|size| size.keys().contains(&path.as_str()))
+            || coverage::reads(description, |known| known == path)?
+        {
+            continue;
+        }
+        if says_nothing(&path, value) {
+            // Whoever states that passes over the key, which is read by that.
+            values.get(&path);
+            continue;
+        }
+        let last = path.rsplit('.').next().unwrap_or(&path);
+        let is_of_heads = has(last, &["key", "value"]) && has(last, &["length"]);
+        if is_of_heads || coverage::changes_caches(last) || could_mean_caches(&path, value, layers, 0) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
 }
 
 fn words(text: &str) -> impl Iterator<Item = String> {

@@ -44,6 +44,9 @@ const OF_THE_WHOLE: [&str; 14] = [
 /// Says whether the head is the token embeddings.
 const TIED: &str = "tie_word_embeddings";
 
+/// Where a table of keys has the names of its file's tensors.
+pub(in crate::frontend) const TENSORS: &str = "tensors";
+
 /// An object of layer numbers, each with the keys that differ there.
 const PER_LAYER: &str = "per_layer_config";
 
@@ -136,6 +139,21 @@ impl<'a> Values<'a> {
     /// The keys that are there, with their values.
     pub(super) fn stated(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.map.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// The values that are no objects, with the dotted paths to them; what a file's tensors are called is none of them.
+    pub(super) fn leaves(&self) -> Vec<(String, &Value)> {
+        let mut leaves = Vec::new();
+        let mut open: Vec<(String, &Value)> =
+            self.stated().filter(|(key, _)| *key != TENSORS).map(|(key, value)| (key.to_owned(), value)).collect();
+        while let Some((path, value)) = open.pop() {
+            match value {
+                Value::Object(inner) => open.extend(inner.iter().map(|(key, value)| (format!("{path}.{key}"), value))),
+                value => leaves.push((path, value)),
+            }
+        }
+        leaves.sort_by(|(left, _), (right, _)| left.cmp(right));
+        leaves
     }
 
     /// The objects beside the decoder's keys, with their keys: configs of towers and other parts, and what else is nested.

@@ -17,6 +17,10 @@ use super::{FrontendError, ReadOptions, config};
 use crate::model::{Fact, Model};
 use crate::weights::WeightBytes;
 
+/// Architectures of which llama.cpp keeps a key and a value for every head where a key is not there, with what such files are
+/// described as: latents all the same, which other engines keep.
+const KEEP_HEADS: [(&str, &str, &str); 1] = [("deepseek2", "attention.key_length_mla", "deepseek2-whole")];
+
 /// Reads the header of a GGUF file, and those of the files that it was split into.
 pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -> Result<Model, FrontendError> {
     let name = source.name().to_owned();
@@ -45,8 +49,12 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
     }
     // What a file has is what its decoder needs: biases, norms.
     let kinds = header.tensor_kinds().map(|kind| (kind.replace('.', "_"), true.into()));
-    table.insert("tensors".to_owned(), Value::Object(kinds.collect()));
-    let mut model = config::read_table(&name, table, format!("gguf:{architecture}"), options)?;
+    table.insert(config::TENSORS.to_owned(), Value::Object(kinds.collect()));
+    let keeps_heads = |(known, key, _): &&(&str, &str, &str)| {
+        *known == architecture && header.value(&format!("{known}.{key}")).is_none()
+    };
+    let described = KEEP_HEADS.iter().find(keeps_heads).map_or(architecture, |&(_, _, described)| described);
+    let mut model = config::read_table(&name, table, format!("gguf:{described}"), options)?;
     let weights = weights(source, beside, &header, &mut model.facts)?;
     model.prediction.weights = None;
     if weights.is_none() {

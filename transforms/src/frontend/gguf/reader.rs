@@ -64,8 +64,12 @@ impl Header {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
 
+    pub(super) fn value(&self, key: &str) -> Option<&Value> {
+        self.values.iter().find(|(known, _)| known == key).map(|(_, value)| value)
+    }
+
     pub(super) fn text(&self, key: &str) -> Option<&str> {
-        self.values.iter().find(|(known, _)| known == key)?.1.as_str()
+        self.value(key)?.as_str()
     }
 
     /// The dtype of the token embeddings, unless they are quantised.
@@ -74,7 +78,7 @@ impl Header {
     }
 
     pub(super) fn number(&self, key: &str) -> Option<u64> {
-        self.values.iter().find(|(known, _)| known == key)?.1.as_u64()
+        self.value(key)?.as_u64()
     }
 
     /// The tokens that end a text, or what a model says in a chat.

@@ -89,7 +89,7 @@ impl Weights {
         }
         // Only the index says how large is what is not there; nothing proves it.
         if weights.is_partial {
-            weights.bytes = index.total_size().map(|bytes| WeightBytes::new(bytes, false));
+            weights.bytes = index.total_size().map(WeightBytes::unproven);
         }
         Ok(weights)
     }
@@ -102,7 +102,8 @@ impl Weights {
                 .iter()
                 .try_for_each(|tensor| classes.add(WeightClass::of_tensor(&tensor.name), tensor.bytes()))?;
             let bytes = sum.bytes.checked_add(header.data)?;
-            Some(WeightBytes { bytes, exact: sum.exact && header.is_whole(), classes: Some(classes) })
+            let exact = sum.exact && header.is_whole();
+            Some(WeightBytes { bytes, exact, unproven: !exact, classes: Some(classes) })
         });
         if !header.is_whole() {
             self.unchecked.push(format!("{} ends before its data does", header.file));
