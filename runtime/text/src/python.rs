@@ -2,17 +2,20 @@
 //! them, and tuples, views and ranges, which are printed otherwise than lists.
 
 use std::fmt::Write;
-use std::sync::Arc;
 
-use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, ValueKind, from_args};
+use cacheplan_files::Limit;
+use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
-use crate::python::format::printf;
-
 mod format;
+mod items;
 mod json;
 pub(crate) mod methods;
+pub(crate) mod operators;
 
+pub(crate) use format::printf;
+pub(crate) use items::{attribute, first, generator, group, item, iterate, length, range, slice, tuple, type_of};
+use items::{Items, Kind, of_tuple};
 pub(crate) use json::dumps;
 
 /// Values inside each other; as many as Python bears.
@@ -23,68 +26,12 @@ pub(crate) fn raised(said: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, said.into())
 }
 
-/// What is a sequence, and no list.
-#[derive(Debug)]
-pub(crate) struct Items {
-    kind: Kind,
-    items: Vec<Value>,
-}
+/// The most bytes of a text, or the most items of a list, that a template makes at once: asked before they are made.
+const MOST: usize = Limit::PROMPT.bytes as usize;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
-    Tuple,
-    /// Of a dict, with what Python calls it.
-    View(&'static str),
-    /// How it is asked for.
-    Range(String),
-}
-
-impl Object for Items {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        if let Kind::View(_) = self.kind { ObjectRepr::Iterable } else { ObjectRepr::Seq }
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        self.items.get(usize::try_from(key.clone()).ok()?).cloned()
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        Enumerator::Seq(self.items.len())
-    }
-}
-
-pub(crate) fn tuple(items: impl Into<Vec<Value>>) -> Value {
-    Value::from_object(Items { kind: Kind::Tuple, items: items.into() })
-}
-
-/// `dict_keys` and its like.
-pub(crate) fn view(name: &'static str, items: Vec<Value>) -> Value {
-    Value::from_object(Items { kind: Kind::View(name), items })
-}
-
-/// `range`, with the most that jinja2's sandbox makes.
-pub(crate) fn range(args: &[Value]) -> Result<Value, Error> {
-    const MOST: usize = 100_000;
-    let (first, second, step): (i64, Option<i64>, Option<i64>) = from_args(args)?;
-    let (start, stop) = second.map_or((0, first), |second| (first, second));
-    let by = step.unwrap_or(1);
-    if by == 0 {
-        return Err(raised("range() arg 3 must not be zero"));
-    }
-    let next = |at: &i64| at.checked_add(by);
-    let items = std::iter::successors(Some(start), next).take_while(|at| if by > 0 { *at < stop } else { *at > stop });
-    let items: Vec<Value> = items.take(MOST + 1).map(Value::from).collect();
-    if items.len() > MOST {
-        return Err(raised(format!("a range of more than {MOST} is not made")));
-    }
-    let step = step.filter(|step| *step != 1).map_or_else(String::new, |step| format!(", {step}"));
-    Ok(Value::from_object(Items { kind: Kind::Range(format!("range({start}, {stop}{step})")), items }))
-}
-
-/// The items of a tuple.
-fn of_tuple(value: &Value) -> Option<&[Value]> {
-    let items: &Items = value.downcast_object_ref()?;
-    (items.kind == Kind::Tuple).then_some(&items.items)
+/// That no more than [`MOST`] is made.
+pub(crate) fn bounded(length: Option<usize>) -> Result<usize, Error> {
+    length.filter(|length| *length <= MOST).ok_or_else(|| raised(format!("a value of more than {MOST} bytes or items is not made")))
 }
 
 /// The pairs of a dict.
@@ -128,7 +75,7 @@ fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error
         ValueKind::Bool => *out += if value.is_true() { "True" } else { "False" },
         ValueKind::Number => *out += &number(value)?,
         ValueKind::String => quote(out, value.as_str().unwrap_or_default()),
-        ValueKind::Map => {
+        ValueKind::Map if type_of(value) == "dict" => {
             *out += "{";
             for (place, (key, value)) in pairs(value).into_iter().enumerate() {
                 *out += if place > 0 { ", " } else { "" };
@@ -141,12 +88,25 @@ fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error
         ValueKind::Seq | ValueKind::Iterable => match value.downcast_object_ref().map(|items: &Items| &items.kind) {
             Some(Kind::Range(range)) => *out += range,
             Some(Kind::View(name)) => return list(out, [&format!("{name}(["), "])"]),
-            Some(Kind::Tuple) => return list(out, ["(", if value.len() == Some(1) { ",)" } else { ")" }]),
-            None => return list(out, ["[", "]"]),
+            Some(Kind::Tuple | Kind::Group) => return list(out, ["(", if value.len() == Some(1) { ",)" } else { ")" }]),
+            Some(Kind::Generator(_) | Kind::Method(_)) | None => return list(out, ["[", "]"]),
         },
-        other => return Err(raised(format!("{other} has no text that is the same whenever it is printed"))),
+        _ => return Err(raised(format!("a {} has no text that is the same whenever it is printed", type_of(value)))),
     }
     Ok(())
+}
+
+/// A value with its dicts in the order of their keys.
+pub(crate) fn sorted_dicts(value: &Value) -> Result<Value, Error> {
+    Ok(match type_of(value) {
+        "dict" => {
+            let items = operators::sorted(pairs(value), false)?.into_iter();
+            items.map(|(key, value)| Ok((key, sorted_dicts(&value)?))).collect::<Result<Vec<_>, Error>>()?.into_iter().collect()
+        }
+        "list" => iterate(value)?.iter().map(sorted_dicts).collect::<Result<Vec<_>, _>>()?.into(),
+        "tuple" => tuple(iterate(value)?.iter().map(sorted_dicts).collect::<Result<Vec<_>, _>>()?),
+        _ => value.clone(),
+    })
 }
 
 /// A number as Python prints it.
@@ -225,45 +185,6 @@ pub(crate) fn integer(value: &Value) -> Option<i128> {
 fn truncated(value: f64) -> Option<i128> {
     const MOST: f64 = 1.7e38;
     (value.is_finite() && value.abs() < MOST).then_some(value as i128)
-}
-
-/// `left % right`.
-pub(crate) fn remainder(left: &Value, right: &Value) -> Result<Value, Error> {
-    match left.kind() {
-        ValueKind::String => printf(left.as_str().unwrap_or_default(), right).map(Value::from),
-        _ => divided(left, right).map(|(_, rest)| rest),
-    }
-}
-
-/// `left // right`.
-pub(crate) fn quotient(left: &Value, right: &Value) -> Result<Value, Error> {
-    divided(left, right).map(|(quotient, _)| quotient)
-}
-
-/// How often `right` goes into `left`, and what is left, which has its sign.
-fn divided(left: &Value, right: &Value) -> Result<(Value, Value), Error> {
-    if let (Some(left), Some(right)) = (integer(left), integer(right)) {
-        let quotient = left.checked_div(right).ok_or_else(|| raised("division or modulo by zero"))?;
-        let rest = left - quotient * right;
-        let beyond = rest != 0 && (rest < 0) != (right < 0);
-        let (quotient, rest) = if beyond { (quotient - 1, rest + right) } else { (quotient, rest) };
-        return Ok((Value::from(quotient), Value::from(rest)));
-    }
-    let float = |value: &Value| {
-        let number = parse_float(value).filter(|_| value.kind() != ValueKind::String);
-        number.ok_or_else(|| raised(format!("a number is wanted, not {}", value.kind())))
-    };
-    let (left, right) = (float(left)?, float(right)?);
-    if right == 0.0 {
-        return Err(raised("division or modulo by zero"));
-    }
-    let rest = left % right;
-    let rest = match rest {
-        0.0 => 0f64.copysign(right),
-        rest if (rest < 0.0) != (right < 0.0) => rest + right,
-        rest => rest,
-    };
-    Ok((Value::from(((left - rest) / right).round()), Value::from(rest)))
 }
 
 /// `round(value, digits)`: half goes to the even one, of what a float really is.

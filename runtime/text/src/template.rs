@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::error::TextError;
 use crate::guarded::guarded;
 use crate::jinja::prepare;
+use crate::python;
 use crate::syntax::translated;
 use crate::vocabulary::{TEMPLATE as GGUF_KEY, Vocabulary};
 
@@ -121,21 +122,23 @@ impl ChatTemplate {
         if text.len() as u64 > Limit::TEMPLATE.bytes {
             return Err(SourceError::TooLong { name: file.clone(), limit: Limit::TEMPLATE }.into());
         }
-        let mut environment = Environment::new();
+        let mut environment = Environment::empty();
         // As transformers sets them.
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(FUEL));
         prepare(&mut environment);
-        environment.add_function("raise_exception", |message: String| -> Result<(), Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, message))
+        environment.add_function("raise_exception", |message: &minijinja::Value| -> Result<(), Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, python::text(message)?))
         });
-        environment.add_function("strftime_now", |format: String| {
-            jiff::fmt::strtime::format(&format, &jiff::Zoned::now())
-                .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
-        });
-        let added = deep(source.stack_bytes(), || guarded(|| environment.add_template_owned(KEY, translated(text))));
+        environment.add_function("strftime_now", |format: String| now(&format));
+        let text = translated(text).map_err(|wrong| TextError::Template {
+            file: file.clone(),
+            line: Some(wrong.line),
+            reason: format!("syntax error: {}", wrong.reason),
+        })?;
+        let added = deep(source.stack_bytes(), || guarded(|| environment.add_template_owned(KEY, text)));
         added.map_err(|reason| failed(file, reason))?.map_err(|error| template_error(file, &error))?;
         Ok(Self { source, environment })
     }
@@ -172,6 +175,26 @@ impl ChatTemplate {
             template_error(file, &error)
         })
     }
+}
+
+/// `datetime.now().strftime(format)`, which has no zone, and its dates as C's locale writes them.
+fn now(format: &str) -> Result<String, Error> {
+    let mut own = String::new();
+    let mut rest = format.chars();
+    while let Some(character) = rest.next() {
+        match (character, if character == '%' { rest.next() } else { None }) {
+            ('%', Some('x')) => own += "%m/%d/%y",
+            ('%', Some('X')) => own += "%H:%M:%S",
+            ('%', Some('c')) => own += "%a %b %e %H:%M:%S %Y",
+            ('%', Some('r')) => own += "%I:%M:%S %p",
+            ('%', Some('f')) => own += "%6f",
+            ('%', Some('z' | 'Z')) => {}
+            ('%', Some(other)) => own.extend(['%', other]),
+            (other, _) => own.push(other),
+        }
+    }
+    jiff::fmt::strtime::format(&own, &jiff::Zoned::now())
+        .map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))
 }
 
 /// A special token is stated as its text, or as an object with its text in `content`.

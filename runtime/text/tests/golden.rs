@@ -223,29 +223,73 @@ fn templates_give_the_golden_prompts_and_errors() {
 struct Values {
     messages: Vec<Message>,
     cases: Vec<Rendered>,
+    random: Vec<Rendered>,
 }
 
 #[derive(Deserialize)]
 struct Rendered {
     template: String,
-    prompt: String,
+    /// None where transformers fails.
+    prompt: Option<String>,
+}
+
+fn rendered(template: &str, messages: &[Message]) -> Result<String, TextError> {
+    let template = TemplateSource { file: "t".into(), text: template.into(), special: Default::default() };
+    ChatTemplate::from_source(template).and_then(|template| template.render(messages))
+}
+
+/// Those that become something else.
+fn others(cases: &[Rendered], messages: &[Message], may_be_refused: bool) -> Vec<String> {
+    let other = |case: &Rendered| match (rendered(&case.template, messages), &case.prompt) {
+        (Ok(prompt), Some(expected)) if prompt == *expected => None,
+        (Err(_), None) => None,
+        (Err(error), Some(_)) if may_be_refused && error.to_string().contains("not known") => None,
+        (found, expected) => Some(format!("{}\n  expected {expected:?}\n  found    {found:?}", case.template)),
+    };
+    cases.iter().filter_map(other).collect()
 }
 
 /// Numbers, lists, dicts and tuples as text, operators, filters and methods: by Python's rules.
 #[test]
 fn templates_make_of_values_what_transformers_does() {
-    let Values { messages, cases } = read("values.json");
-    assert!(cases.len() > 600, "{}", cases.len());
-    let rendered = |template: &str| {
-        let folder = folder(&[("chat_template.jinja", template.to_owned())]);
-        ChatTemplate::beside(folder.path()).and_then(|template| template.render(&messages))
-    };
-    let other = |case: &Rendered| match rendered(&case.template) {
-        Ok(prompt) if prompt == case.prompt => None,
-        found => Some(format!("{}\n  expected {:?}\n  found    {found:?}", case.template, case.prompt)),
-    };
-    let others: Vec<String> = cases.iter().filter_map(other).collect();
+    let Values { messages, cases, .. } = read("values.json");
+    assert!(cases.len() > 700, "{}", cases.len());
+    let others = others(&cases, &messages, false);
     assert!(others.is_empty(), "{} of {}:\n{}", others.len(), cases.len(), others.join("\n"));
+}
+
+/// Filters, tests and operators of values by chance: what transformers makes of them, or a refusal that says what is not known.
+#[test]
+fn expressions_by_chance_are_transformers_or_are_refused_by_name() {
+    let Values { messages, random, .. } = read("values.json");
+    assert!(random.len() > 1000, "{}", random.len());
+    let others = others(&random, &messages, true);
+    assert!(others.is_empty(), "{} of {}:\n{}", others.len(), random.len(), others.join("\n"));
+    let all = random.iter().filter(|case| case.prompt.is_some());
+    let (made, all) = (all.clone().filter(|case| rendered(&case.template, &messages).is_ok()).count(), all.count());
+    assert!(made * 100 > all * 95, "only {made} of {all} are rendered");
+}
+
+/// The memory is asked for before it is taken.
+#[rstest]
+#[case::repeated("{{ 'a' * 100000000 }}")]
+#[case::list("{{ [1] * 100000000 }}")]
+#[case::added("{% set a = 'a' * 8000000 %}{{ a + a }}")]
+#[case::beside("{% set a = 'a' * 8000000 %}{{ a ~ a }}")]
+#[case::formatted("{% set a = 'a' * 5000000 %}{{ '%s%s' % (a, a) }}")]
+#[case::joined("{% set a = 'a' * 5000000 %}{{ [a, a] | join }}")]
+#[case::replaced("{% set a = 'a' * 5000 %}{{ a | replace('a', a) }}")]
+#[case::indented("{% set a = '\n' * 5000 %}{{ a | indent(9999, true, true) }}")]
+fn too_large_a_value_is_refused_before_it_is_made(#[case] template: &str) {
+    let error = rendered(template, &[]).unwrap_err().to_string();
+    assert!(error.contains("a value of more than 8388608 bytes or items is not made"), "{error}");
+}
+
+#[test]
+fn dates_have_no_zone_and_are_those_of_the_c_locale() {
+    let text = rendered("{{ strftime_now('%x|%D|%Z|%z|%X|%H') }}", &[]).unwrap();
+    let parts: Vec<&str> = text.split('|').collect();
+    assert_eq!((parts[0].len(), parts[0] == parts[1], parts[2], parts[3], parts[4].len()), (8, true, "", "", 8), "{text}");
 }
 
 #[rstest]

@@ -3,13 +3,13 @@
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, FormatStyle, Value, format_filter};
 
-use super::{ascii, integer, of_tuple, parse_float, raised, repr, text, truncated};
+use super::{ascii, bounded, integer, of_tuple, parse_float, raised, repr, text, truncated};
 
 /// The most characters that one value is laid out in.
 const WIDEST: usize = 100_000;
 
 /// `format % values`.
-pub(super) fn printf(format: &str, values: &Value) -> Result<String, Error> {
+pub(crate) fn printf(format: &str, values: &Value) -> Result<String, Error> {
     let single = [values.clone()];
     let mut given = of_tuple(values).unwrap_or(&single).iter();
     let mut next = || given.next().cloned().ok_or_else(|| raised("not enough arguments for format string"));
@@ -57,7 +57,9 @@ pub(super) fn printf(format: &str, values: &Value) -> Result<String, Error> {
             Some(value) => value,
             None => next()?,
         };
-        out += &directive(&flags, width, precision, kind, &value)?;
+        let made = directive(&flags, width, precision, kind, &value)?;
+        bounded(out.len().checked_add(made.len()))?;
+        out += &made;
     }
     let several = matches!(values.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable);
     if !named && given.next().is_some() && !(several && of_tuple(values).is_none()) {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
 
-use super::{DEEPEST, Items, Kind, bind, integer, number, pairs, raised};
+use super::{DEEPEST, Items, Kind, bind, integer, number, pairs, raised, type_of};
 
 /// The most spaces of a level.
 const WIDEST: i128 = 64;
@@ -57,7 +57,7 @@ impl Style {
             ValueKind::Bool => *out += if value.is_true() { "true" } else { "false" },
             ValueKind::Number => *out += &json_number(value)?,
             ValueKind::String => self.quote(out, value.as_str().unwrap_or_default()),
-            ValueKind::Map => {
+            ValueKind::Map if type_of(value) == "dict" => {
                 let items = pairs(value).into_iter().map(|(key, value)| Ok((key_text(&key)?, key, value)));
                 let mut items = items.collect::<Result<Vec<_>, Error>>()?;
                 if self.sorted {
@@ -77,7 +77,7 @@ impl Style {
                 let items = value.try_iter()?.collect();
                 self.list(out, ["[", "]"], items, depth, |out, item| self.write(out, &item, depth + 1))?;
             }
-            other => return Err(raised(format!("{other} is not JSON serializable"))),
+            _ => return Err(raised(format!("Object of type {} is not JSON serializable", type_of(value)))),
         }
         Ok(())
     }
@@ -121,8 +121,8 @@ impl Style {
                 '\t' => *out += "\\t",
                 '\u{8}' => *out += "\\b",
                 '\u{c}' => *out += "\\f",
-                ' '..='~' => out.push(character),
-                '\u{7f}'.. if !self.ascii => out.push(character),
+                ' '..='\u{7f}' => out.push(character),
+                '\u{80}'.. if !self.ascii => out.push(character),
                 _ => {
                     for unit in character.encode_utf16(&mut [0; 2]) {
                         // Writing to a String does not fail.
@@ -138,7 +138,7 @@ impl Style {
 /// A list or a tuple; a view or a range is none.
 fn is_list(value: &Value) -> bool {
     let items: Option<&Items> = value.downcast_object_ref();
-    items.is_none_or(|items| items.kind == Kind::Tuple)
+    items.is_none_or(|items| matches!(items.kind, Kind::Tuple | Kind::Group))
 }
 
 fn json_number(value: &Value) -> Result<String, Error> {

@@ -4,15 +4,44 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::format::str_format;
-use super::{bind, integer, is_printable, of_tuple, pairs, raised, tuple, view};
+use super::items::{find, view};
+use super::operators::{equal, hashable};
+use super::{bind, bounded, integer, is_printable, iterate, of_tuple, pairs, raised, tuple, type_of};
 
 /// Calls a method; [`ErrorKind::UnknownMethod`] where Python has it not, or a sandbox forbids it, or it is not here.
 pub(crate) fn call(_: &State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match value.kind() {
+        ValueKind::String if value.is_safe() => Err(raised(format!("`{method}` of an escaped text is not known"))),
         ValueKind::String => of_str(value.as_str().unwrap_or_default(), method, args),
         ValueKind::Map => of_dict(value, method, args),
         ValueKind::Seq | ValueKind::Iterable => of_list(value, method, args),
         _ => Err(ErrorKind::UnknownMethod.into()),
+    }
+}
+
+/// The methods that a type has and a sandbox allows.
+pub(crate) fn names(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "str" => &[
+            "capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs", "find", "format", "format_map",
+            "index", "isalnum", "isalpha", "isascii", "isdecimal", "isdigit", "isidentifier", "islower", "isnumeric",
+            "isprintable", "isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "maketrans", "partition",
+            "removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust", "rpartition", "rsplit", "rstrip", "split",
+            "splitlines", "startswith", "strip", "swapcase", "title", "translate", "upper", "zfill",
+        ],
+        "dict" => &["copy", "fromkeys", "get", "items", "keys", "values"],
+        "list" => &["copy", "count", "index"],
+        "tuple" => &["count", "index"],
+        "range" => &["count", "index", "start", "step", "stop"],
+        "int" | "bool" => &[
+            "as_integer_ratio", "bit_count", "bit_length", "conjugate", "denominator", "from_bytes", "imag", "is_integer",
+            "numerator", "real", "to_bytes",
+        ],
+        "float" => &["as_integer_ratio", "conjugate", "fromhex", "hex", "imag", "is_integer", "real"],
+        "dict_keys" | "dict_items" => &["isdisjoint", "mapping"],
+        "dict_values" => &["mapping"],
+        "generator" => &["close", "send", "throw"],
+        _ => &[],
     }
 }
 
@@ -268,7 +297,10 @@ fn of_str(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
             let [old, new, count] = bind(args, ["old", "new", "count"])?;
             let (old, new) = (required(old)?, required(new)?);
             let (old, new) = (str_of(&old)?, str_of(&new)?);
-            match int_of(count)?.and_then(|count| usize::try_from(count).ok()) {
+            let count = int_of(count)?.and_then(|count| usize::try_from(count).ok());
+            let times = text.matches(old).count().min(count.unwrap_or(usize::MAX));
+            bounded(times.checked_mul(new.len()).and_then(|more| more.checked_add(text.len())))?;
+            match count {
                 Some(count) => text.replacen(old, new, count).into(),
                 None => text.replace(old, new).into(),
             }
@@ -288,8 +320,11 @@ fn of_str(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
         "endswith" => affix(text, args, |text, affix| text.ends_with(affix))?.into(),
         "join" => {
             let [items] = bind(args, ["iterable"])?;
-            let items: Vec<Value> = required(items)?.try_iter()?.collect();
-            items.iter().map(str_of).collect::<Result<Vec<_>, _>>()?.join(text).into()
+            let items = iterate(&required(items)?)?;
+            let items = items.iter().map(str_of).collect::<Result<Vec<_>, _>>()?;
+            let most = items.iter().map(|item| item.len() + text.len()).sum();
+            bounded(Some(most))?;
+            items.join(text).into()
         }
         "ljust" => justify(text, args, |_, _| 0)?,
         "rjust" => justify(text, args, |missing, _| missing)?,
@@ -327,8 +362,11 @@ fn of_str(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
 fn of_dict(dict: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     if method == "get" {
         let [key, default] = bind(args, ["key", "default"])?;
-        let found = dict.as_object().and_then(|object| Some(object.get_value(&required(key).ok()?)));
-        return Ok(found.ok_or(ErrorKind::MissingArgument)?.or(default).unwrap_or_else(|| Value::from(())));
+        let key = required(key)?;
+        if !hashable(&key) {
+            return Err(raised(format!("unhashable type: '{}'", type_of(&key))));
+        }
+        return Ok(find(dict, &key).or(default).unwrap_or_else(|| Value::from(())));
     }
     let pairs = pairs(dict).into_iter();
     let made = match method {
@@ -346,9 +384,9 @@ fn of_list(list: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
         return bind(args, []).map(|[]| list.clone());
     }
     match (method, args.first()) {
-        ("count", Some(what)) => Ok(list.try_iter()?.filter(|item| item == what).count().into()),
+        ("count", Some(what)) => Ok(iterate(list)?.iter().filter(|item| equal(item, what)).count().into()),
         ("index", Some(what)) => {
-            let place = list.try_iter()?.position(|item| item == *what);
+            let place = iterate(list)?.iter().position(|item| equal(item, what));
             place.map(Value::from).ok_or_else(|| raised("the value is not in the list"))
         }
         _ => Err(ErrorKind::UnknownMethod.into()),
