@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cacheplan_planner::export::Setting;
 use cacheplan_planner::{
-    Budget, DeviceInfo, Devices, EngineSpec, ExportError, PlanError, PlanRequest, Serving, Target,
+    Budget, DeviceInfo, Devices, EngineSpec, ExportError, Override, PlanError, PlanRequest, Serving, Target,
 };
 use cacheplan_serve::{Launch, Models, Options, ServeError, Starts, answer};
 use cacheplan_transforms::{Model, ReadOptions};
@@ -70,7 +70,9 @@ fn sglang_admits_of_a_command_what_its_export_says(
         let request = if as_sglang { request.for_engine(engine) } else { request };
         let Ok(plan) = request.plan() else { continue };
         let export = plan.export(target, None, &serving()).unwrap();
-        let options = Options { devices: Some(roomy()), ..Options::default() };
+        // Some files do not tell them, and there is room for any.
+        let overrides = vec![Override::by_flag("memory.weights", "'1GiB'", "--weights")];
+        let options = Options { devices: Some(roomy()), overrides, ..Options::default() };
         let command = command("sglang serve --model-path m", &export.settings);
         let found = answer(&command, models, &options).unwrap_or_else(|error| panic!("{name}: {error}\n{command}"));
         let held = found.sequences.map(|all| (all.low, all.high));
