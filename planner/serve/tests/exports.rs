@@ -81,7 +81,7 @@ fn sglang_admits_of_a_command_what_its_export_says(
         }
         told += 1;
     }
-    assert!(wrong.is_empty() && told > 3, "{} of {told}:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(wrong.is_empty() && told >= 3, "{} of {told}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 #[test]
