@@ -65,7 +65,8 @@ fn sglang_admits_of_a_command_what_its_export_says(
         if !known || !WINDOWED.iter().any(|of| model_type.starts_with(of)) {
             continue;
         }
-        let budget = Budget::from_toml(&format!("max_seq_len = {length}\n[memory]\nbytes = '40GiB'"), "b.toml").unwrap();
+        let budget =
+            Budget::from_toml(&format!("max_seq_len = {length}\n[memory]\nbytes = '40GiB'"), "b.toml").unwrap();
         let request = PlanRequest::of(models.model.clone()).with_budget(budget);
         let request = if as_sglang { request.for_engine(engine) } else { request };
         let Ok(plan) = request.plan() else { continue };
@@ -112,11 +113,8 @@ fn every_export_to_vllm_starts_as_a_command_or_is_refused() {
                     }
                     Err(error) => panic!("{place}: {error}"),
                 };
-                let options = Options {
-                    version: Some(version.to_owned()),
-                    devices: Some(roomy()),
-                    ..Options::default()
-                };
+                let options =
+                    Options { version: Some(version.to_owned()), devices: Some(roomy()), ..Options::default() };
                 match answer(&command("vllm serve m", &export.settings), models.clone(), &options) {
                     Ok(found) if found.starts == Starts::Yes => started += 1,
                     Ok(found) => wrong.push(format!("{place}: {:?} {:?}", found.starts, found.reason)),

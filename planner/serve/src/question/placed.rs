@@ -120,8 +120,10 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let layers = layers(model, &caches) + 1;
     let names = spread::devices(question)?;
     let short = short(question, layers, names.len());
-    let of_config =
-        model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && question.device().is_some());
+    let of_config = model
+        .info()
+        .weights
+        .filter(|weights| stated_weights.is_none() && !weights.exact && question.device().is_some());
     let quantised = quantised(&question.model).map(str::to_owned).filter(|_| of_config.is_some());
     let doubts_weights = quantised.is_some();
     if let Some(weights) = of_config {
@@ -292,11 +294,8 @@ impl Needs {
     fn words(self) -> String {
         let Self([weights, others, caches]) = self;
         let part = |bytes: u64, what: &str| (bytes > 0).then(|| format!("{} of {what}", ByteSize(bytes)));
-        let parts = [
-            part(weights, "weights"),
-            part(others, "other memory"),
-            Some(format!("{} of caches", ByteSize(caches))),
-        ];
+        let parts =
+            [part(weights, "weights"), part(others, "other memory"), Some(format!("{} of caches", ByteSize(caches)))];
         parts.into_iter().flatten().collect::<Vec<_>>().join(" and ")
     }
 }
