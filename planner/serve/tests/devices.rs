@@ -173,7 +173,11 @@ fn each_rank_of_sglang_takes_a_gpu_that_is_there(#[case] flags: &str, #[case] la
 /// Two pods of one GPU: each is a node, and Ray, MPI or the command itself says that there are others.
 #[rstest]
 #[case::alone("vllm-openai:v0.33.0", "vllm serve m -pp 2", Some("World size (2) is larger than the number"))]
-#[case::nodes("vllm-openai:v0.33.0", "vllm serve m -pp 2 --nnodes $(LWS_GROUP_SIZE) --node-rank $(LWS_WORKER_INDEX)", None)]
+#[case::nodes(
+    "vllm-openai:v0.33.0",
+    "vllm serve m -pp 2 --nnodes $(LWS_GROUP_SIZE) --node-rank $(LWS_WORKER_INDEX)",
+    None
+)]
 #[case::ray("vllm-openai:v0.33.0", "vllm serve m -pp 2 --distributed-executor-backend ray", None)]
 #[case::ray_by_itself("vllm-openai:v0.11.0", "vllm serve m -pp 2", None)]
 #[case::sglang("sglang:v0.5.23", "sglang serve --model-path m --tp 2 --nnodes $(LWS_GROUP_SIZE)", None)]

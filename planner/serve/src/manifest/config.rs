@@ -96,11 +96,13 @@ impl Launch {
     fn refuses_config(&self, is_empty: bool) -> Option<(&'static str, String)> {
         let (_, _, path) = self.config_flag()?;
         let program = &self.words[..self.program_words()];
-        let of = |name: &str| program.iter().any(|word| word.rsplit('/').next().is_some_and(|word| word.contains(name)));
+        let of =
+            |name: &str| program.iter().any(|word| word.rsplit('/').next().is_some_and(|word| word.contains(name)));
         let several = self.words.iter().filter(|word| *word == "--config").count() > 1;
         let ending = path.rsplit('.').next().unwrap_or(path);
         let said = if of("sglang") {
-            let suffix = path.rsplit('/').next().and_then(|file| file.rsplit_once('.')).map_or("", |(_, suffix)| suffix);
+            let suffix =
+                path.rsplit('/').next().and_then(|file| file.rsplit_once('.')).map_or("", |(_, suffix)| suffix);
             let is_yaml = ["yaml", "yml"].iter().any(|known| suffix.eq_ignore_ascii_case(known));
             match (several, is_yaml) {
                 (true, _) => "Multiple config files specified! Only one allowed.".to_owned(),

@@ -208,9 +208,7 @@ impl Question {
         let spans = self.spans_nodes();
         if there == Some(0) && !spans {
             let said = match self.engine.engine.name() {
-                "sglang" => {
-                    "No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available."
-                }
+                "sglang" => "No accelerator (CUDA, XPU, HPU, NPU, MUSA, MPS) or platform plugin is available.",
                 _ => "No CUDA GPUs are available",
             };
             return Err(self.refused(format!("{said}{shown}"), []));

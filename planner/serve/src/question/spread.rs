@@ -102,8 +102,7 @@ pub(super) fn is_by_rows(question: &Question) -> bool {
 /// The shares that a command states for so many devices, if any.
 pub(super) fn shares(question: &Question, devices: usize) -> Option<Vec<f32>> {
     let stated = question.value(SHARES).filter(|_| devices > 1)?;
-    let mut stated: Vec<f32> =
-        stated.split([',', '/']).take(devices).map(|share| stof(share).unwrap_or(0.0)).collect();
+    let mut stated: Vec<f32> = stated.split([',', '/']).take(devices).map(|share| stof(share).unwrap_or(0.0)).collect();
     stated.resize(devices, 0.0);
     stated.iter().any(|share| *share > 0.0).then_some(stated)
 }
@@ -117,9 +116,8 @@ pub(super) fn spread(shares: &[f32], layers: Range<u64>) -> Vec<Range<u64>> {
     });
     let ends: Vec<f32> = ends.collect();
     let all = layers.end.saturating_sub(layers.start);
-    let device = |layer: u64| {
-        ends.partition_point(|end| *end <= layer as f32 / all as f32).min(shares.len().saturating_sub(1))
-    };
+    let device =
+        |layer: u64| ends.partition_point(|end| *end <= layer as f32 / all as f32).min(shares.len().saturating_sub(1));
     let mut at = 0;
     let mut of_device = |index: usize| {
         let from = at;
