@@ -186,7 +186,7 @@ const SIGNS: [&str; 32] = [
 ];
 
 /// Signs that mean something to `cmd.exe`, to PowerShell or to systemd.
-const OTHER_SIGNS: [&str; 63] = [
+const OTHER_SIGNS: [&str; 64] = [
     "\n",
     " ",
     "é",
