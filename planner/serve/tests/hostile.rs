@@ -136,8 +136,16 @@ fn what_would_harm_is_refused(#[case] text: String, #[case] expected: &str) {
 #[case::tries("a.ps1", repeated("", "try ", "vllm serve m"), "")]
 #[case::scripts_of_power_shell("a.ps1", repeated("iex '", "iex ", "'"), "no command that starts an engine")]
 #[case::sourced("a.ps1", (0..30_000).map(|i| format!("$a{i}=1\n. x\n")).collect::<String>(), "more than")]
-#[case::variables_of_units("a.service", repeated("[Service]\nEnvironment=A=xxxxxxxx\nExecStart=vllm serve m \"", "${A}", "\""), "more than")]
-#[case::commands_of_units("a.service", repeated("[Service]\nType=oneshot\nExecStart=", "vllm serve m ; ", ""), "more than")]
+#[case::variables_of_units(
+    "a.service",
+    repeated("[Service]\nEnvironment=A=xxxxxxxx\nExecStart=vllm serve m \"", "${A}", "\""),
+    "more than"
+)]
+#[case::commands_of_units(
+    "a.service",
+    repeated("[Service]\nType=oneshot\nExecStart=", "vllm serve m ; ", ""),
+    "more than"
+)]
 #[case::continued_lines("a.service", repeated("[Service]\nExecStart=vllm serve m ", "\\\n", ""), "")]
 fn what_would_harm_in_a_file_of_a_kind_is_refused(#[case] name: &str, #[case] text: String, #[case] expected: &str) {
     let found = refusal_of(name, text.as_bytes());
@@ -178,11 +186,71 @@ const SIGNS: [&str; 32] = [
 ];
 
 /// Signs that mean something to `cmd.exe`, to PowerShell or to systemd.
-const OTHER_SIGNS: [&str; 63] = [
-    "\n", " ", "é", "'", "\"", "{", "}", "[", "]", "(", ")", "$", "${", "$(", "@(", "@", "@\"\n", "\n\"@", "`", "`\n", "\\", "\\\n", "^", "^\n",
-    "|", "||", "&", "&&", ";", ",", "=", "+=", "++", "-", "--x", "*", "*>", "2>&1", ">", "%", "%A%", "%A:~1,2%", "%1", "%~dp0", "!A!", ":a\n",
-    "# ", "<#", "#>", "$a", "$env:A", "[int]", "0x1", "2kb", "1.5", "set A=", "set /a A", "goto a\n", "call ", "if x ", "for ", "setlocal\n",
-    "vllm serve m", "Environment=A=1\n",
+const OTHER_SIGNS: [&str; 64] = [
+    "\n",
+    " ",
+    "é",
+    "'",
+    "\"",
+    "{",
+    "}",
+    "[",
+    "]",
+    "(",
+    ")",
+    "$",
+    "${",
+    "$(",
+    "@(",
+    "@",
+    "@\"\n",
+    "\n\"@",
+    "`",
+    "`\n",
+    "\\",
+    "\\\n",
+    "^",
+    "^\n",
+    "|",
+    "||",
+    "&",
+    "&&",
+    ";",
+    ",",
+    "=",
+    "+=",
+    "++",
+    "-",
+    "--x",
+    "*",
+    "*>",
+    "2>&1",
+    ">",
+    "%",
+    "%A%",
+    "%A:~1,2%",
+    "%1",
+    "%~dp0",
+    "!A!",
+    ":a\n",
+    "# ",
+    "<#",
+    "#>",
+    "$a",
+    "$env:A",
+    "[int]",
+    "0x1",
+    "2kb",
+    "1.5",
+    "set A=",
+    "set /a A",
+    "goto a\n",
+    "call ",
+    "if x ",
+    "for ",
+    "setlocal\n",
+    "vllm serve m",
+    "Environment=A=1\n",
 ];
 
 proptest! {

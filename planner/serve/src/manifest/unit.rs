@@ -59,8 +59,13 @@ struct Command {
 
 impl<'a> Unit<'a> {
     fn of(reading: &'a Reading<'a>, text: &str) -> Result<Self, ManifestError> {
-        let mut unit =
-            Self { reading, commands: Vec::new(), variables: Variables::default(), reads_file: false, is_oneshot: false };
+        let mut unit = Self {
+            reading,
+            commands: Vec::new(),
+            variables: Variables::default(),
+            reads_file: false,
+            is_oneshot: false,
+        };
         let mut unset: Vec<String> = Vec::new();
         for Setting { line, key, value } in settings(text) {
             // Nothing takes back what was stated before.
@@ -102,7 +107,10 @@ impl<'a> Unit<'a> {
     }
 
     fn broken(&self, line: usize) -> ManifestError {
-        ManifestError::Syntax { at: self.at(line), reason: "a quote has no end, and systemd ignores the line".to_owned() }
+        ManifestError::Syntax {
+            at: self.at(line),
+            reason: "a quote has no end, and systemd ignores the line".to_owned(),
+        }
     }
 
     /// The commands of a value: `;` as a word of its own stands between two.
@@ -297,21 +305,36 @@ mod tests {
     #[case::own_name("ExecStart=@/usr/bin/vllm server serve m\n", "/usr/bin/vllm serve m")]
     #[case::another_section("ExecStart=vllm serve m\n[Install]\nExecStart=vllm serve n\n", "vllm serve m")]
     #[case::several("Type=oneshot\nExecStart=true ; vllm serve m ; false\n", "vllm serve m")]
-    #[case::a_shell("Environment=L=2\nExecStart=/bin/sh -c \"exec vllm serve m -tp $${L:-3}\"\n", "L=2 vllm serve m -tp 2")]
+    #[case::a_shell(
+        "Environment=L=2\nExecStart=/bin/sh -c \"exec vllm serve m -tp $${L:-3}\"\n",
+        "L=2 vllm serve m -tp 2"
+    )]
     #[case::taken_back(
         "Environment=A=1\nEnvironment=\nExecStart=vllm serve a \\\n  -tp 3\nExecStart=\nExecStart=vllm serve b\n",
         "vllm serve b"
     )]
-    #[case::percent("ExecStart=vllm serve m --chat-template %%t --port 80%i\n", "vllm serve m --chat-template %t --port 80%i")]
+    #[case::percent(
+        "ExecStart=vllm serve m --chat-template %%t --port 80%i\n",
+        "vllm serve m --chat-template %t --port 80%i"
+    )]
     fn a_command_of_a_unit_is_read_as_systemd_reads_it(#[case] service: &str, #[case] expected: &str) {
         let found = manifest::read("a.service", format!("[Service]\n{service}").as_bytes()).unwrap();
         assert_eq!((found.len(), found[0].to_string()), (1, expected.to_owned()));
     }
 
     #[rstest]
-    #[case("ExecStart=vllm serve m --max-model-len %i\n", "a.service:2: `%i` is a specifier of systemd; write the value")]
-    #[case("EnvironmentFile=-/etc/vllm\nEnvironment=L=2\nExecStart=vllm serve m -tp $L\n", "a.service:4: `$L` may be set by a file")]
-    #[case("ExecStart=vllm serve m\nExecStart=vllm serve n\n", "a.service:3: a second command of a service that is not")]
+    #[case(
+        "ExecStart=vllm serve m --max-model-len %i\n",
+        "a.service:2: `%i` is a specifier of systemd; write the value"
+    )]
+    #[case(
+        "EnvironmentFile=-/etc/vllm\nEnvironment=L=2\nExecStart=vllm serve m -tp $L\n",
+        "a.service:4: `$L` may be set by a file"
+    )]
+    #[case(
+        "ExecStart=vllm serve m\nExecStart=vllm serve n\n",
+        "a.service:3: a second command of a service that is not"
+    )]
     #[case("ExecStart=vllm serve 'm\n", "a.service:2: a quote has no end")]
     fn what_a_unit_leaves_open_is_refused(#[case] service: &str, #[case] expected: &str) {
         let error = manifest::read("a.service", format!("[Service]\n{service}").as_bytes()).unwrap_err().to_string();

@@ -86,7 +86,9 @@ impl Why {
             Self::Interpolated => ("is not set", "write the value, or a default (`${NAME:-value}`)"),
             Self::Specifier => ("is a specifier of systemd", WRITE),
             Self::Loop => ("is another value in each round of a loop", "write out the command of one of them"),
-            Self::Sourced => ("may be set by a file that is sourced or called", "set it behind that, or write the value"),
+            Self::Sourced => {
+                ("may be set by a file that is sourced or called", "set it behind that, or write the value")
+            }
             Self::InFile => ("may be set by a file (`EnvironmentFile=`)", WRITE),
             Self::NotInUnit => ("is not set in the unit", "state it with `Environment=`, or write the value"),
             Self::NotInScript => ("is not set in the script", "set it there, or write the value"),

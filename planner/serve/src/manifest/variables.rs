@@ -54,7 +54,8 @@ impl Variables {
 
     /// Which of these words are one of the values, or have one behind `=`.
     pub(super) fn are_in(&self, words: &[String]) -> Vec<bool> {
-        let values: HashSet<&str> = self.values.values().flat_map(|variable| &variable.words).map(String::as_str).collect();
+        let values: HashSet<&str> =
+            self.values.values().flat_map(|variable| &variable.words).map(String::as_str).collect();
         let is_in = |word: &String| {
             values.contains(&**word) || word.split_once('=').is_some_and(|(_, value)| values.contains(value))
         };

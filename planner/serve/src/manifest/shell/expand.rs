@@ -56,7 +56,11 @@ impl Expansion<'_> {
                             if index > 0 {
                                 fields.end();
                             }
-                            if *quoted { self.put(word, fields)? } else { self.split(word, fields)? }
+                            if *quoted {
+                                self.put(word, fields)?
+                            } else {
+                                self.split(word, fields)?
+                            }
                             fields.begun |= quoted;
                         }
                     }
@@ -114,7 +118,11 @@ impl Expansion<'_> {
             let end = part.chars().next_back().filter(|character| ends.contains(*character));
             let part = &part[..part.len() - end.map_or(0, char::len_utf8)];
             let is_pattern = part.contains(['*', '?']) && !part.contains(MARKS);
-            if is_pattern { self.put(&Why::Pattern.mark(part), fields)? } else { self.put(part, fields)? }
+            if is_pattern {
+                self.put(&Why::Pattern.mark(part), fields)?
+            } else {
+                self.put(part, fields)?
+            }
             let Some(end) = end else { break };
             let is_blank = BLANKS.contains(end);
             if !part.is_empty() || fields.begun {

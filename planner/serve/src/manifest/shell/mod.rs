@@ -283,7 +283,9 @@ impl Shell<'_> {
             return assigning.iter().try_for_each(|word| self.assign(word, false));
         }
         match words[0].bare() {
-            Some(word @ ("export" | "declare" | "local" | "readonly" | "typeset")) => return self.declare(word, &words[1..]),
+            Some(word @ ("export" | "declare" | "local" | "readonly" | "typeset")) => {
+                return self.declare(word, &words[1..]);
+            }
             Some("exit") => {
                 self.has_ended = self.is_sure();
                 if let Some((blocks, name)) = self.defining.last()
@@ -295,7 +297,9 @@ impl Shell<'_> {
                 }
                 return Ok(());
             }
-            Some(word @ ("read" | "getopts" | "mapfile" | "readarray" | "unset")) => return self.change(word, &words[1..]),
+            Some(word @ ("read" | "getopts" | "mapfile" | "readarray" | "unset")) => {
+                return self.change(word, &words[1..]);
+            }
             Some("set") => return self.positional(&words[1..]),
             Some("shift") => return self.shift(&words[1..]),
             Some("source" | ".") => return self.source(&words[1..]),

@@ -97,7 +97,9 @@ fn set_apart(statements: &mut [Statement]) {
                 _ => break,
             }
         }
-        let Some(begin) = closed.filter(|begin| statements[*begin].is_apart || statements[at].is_apart) else { continue };
+        let Some(begin) = closed.filter(|begin| statements[*begin].is_apart || statements[at].is_apart) else {
+            continue;
+        };
         if at + 1 < statements.len() {
             statements[begin].enters += 1;
             statements[at + 1].leaves += 1;

@@ -38,11 +38,7 @@ impl Dialect {
 const DEPTH: usize = 5;
 
 /// The engines that a script starts.
-pub(super) fn launches(
-    dialect: Dialect,
-    reading: &Reading<'_>,
-    text: &str,
-) -> Result<Vec<Launch>, ManifestError> {
+pub(super) fn launches(dialect: Dialect, reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestError> {
     let at = Place { file: reading.file.to_owned(), line: Some(1), path: String::new() };
     let origin = Origin { through_shell: true, is_file: true, ..Origin::new(reading, at, String::new()) };
     match dialect {

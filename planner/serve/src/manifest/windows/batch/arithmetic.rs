@@ -52,9 +52,11 @@ impl<'a> Sum<'a> {
         let depth = depth.checked_sub(1)?;
         let before = self.rest;
         let name = self.word();
-        let sign = SIGNS.iter().map(|(sign, _)| *sign).chain([""]).find(|sign| {
-            self.rest.strip_prefix(sign).is_some_and(|behind| behind.starts_with('='))
-        });
+        let sign = SIGNS
+            .iter()
+            .map(|(sign, _)| *sign)
+            .chain([""])
+            .find(|sign| self.rest.strip_prefix(sign).is_some_and(|behind| behind.starts_with('=')));
         let Some(sign) = sign.filter(|_| !name.is_empty() && !name.starts_with(|c: char| c.is_ascii_digit())) else {
             self.rest = before;
             return self.operation(0, depth);
@@ -90,7 +92,9 @@ impl<'a> Sum<'a> {
             let number = self.assignment(depth)?;
             return self.takes(")").then_some(number);
         }
-        for (sign, of) in [("-", i32::wrapping_neg as fn(i32) -> i32), ("+", |n| n), ("~", |n| !n), ("!", |n| i32::from(n == 0))] {
+        for (sign, of) in
+            [("-", i32::wrapping_neg as fn(i32) -> i32), ("+", |n| n), ("~", |n| !n), ("!", |n| i32::from(n == 0))]
+        {
             if self.takes(sign) {
                 return Some(self.operand(depth)?.map(of));
             }

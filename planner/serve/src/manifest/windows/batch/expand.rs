@@ -66,9 +66,9 @@ pub(super) fn delayed(
 
 /// The bytes of `1`, `*`, `~dp0`, with which the arguments of a script are named.
 fn argument(text: &str) -> Option<usize> {
-    let letters = text.strip_prefix('~').map_or(0, |rest| {
-        1 + rest.bytes().take_while(|letter| b"fdpnxsatzFDPNXSATZ".contains(letter)).count()
-    });
+    let letters = text
+        .strip_prefix('~')
+        .map_or(0, |rest| 1 + rest.bytes().take_while(|letter| b"fdpnxsatzFDPNXSATZ".contains(letter)).count());
     let digit = text[letters..].chars().next()?;
     (digit.is_ascii_digit() || (digit == '*' && letters == 0)).then_some(letters + 1)
 }
@@ -101,7 +101,8 @@ fn changed(value: &str, change: &str) -> Option<String> {
         let all = i64::try_from(value.chars().count()).ok()?;
         let number = |text: &str| if text.trim().is_empty() { Some(0) } else { text.trim().parse::<i64>().ok() };
         // Counted from the end where it is negative.
-        let place = |number: i64, from: i64| if number < 0 { all.saturating_add(number) } else { from.saturating_add(number) };
+        let place =
+            |number: i64, from: i64| if number < 0 { all.saturating_add(number) } else { from.saturating_add(number) };
         let begin = place(number(from)?, 0).clamp(0, all);
         let end = length.map_or(Some(all), |length| Some(place(number(length)?, begin)))?.clamp(begin, all);
         let of = |number: i64| usize::try_from(number).ok();

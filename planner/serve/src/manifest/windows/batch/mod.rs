@@ -19,7 +19,13 @@ use line::{Joint, Line};
 
 /// The engines that a script starts.
 pub(super) fn launches(text: &str, origin: Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
-    let state = State { variables: Variables::default(), left: Variables::default(), delayed: false, scopes: Vec::new(), is_certain: true };
+    let state = State {
+        variables: Variables::default(),
+        left: Variables::default(),
+        delayed: false,
+        scopes: Vec::new(),
+        is_certain: true,
+    };
     let mut batch = Batch::of(text, origin, state, DEPTH);
     batch.run()?;
     Ok(batch.launches)
@@ -330,9 +336,9 @@ impl<'a> Batch<'a> {
             }
             _ => {
                 // Within quotes it ends with the last of them.
-                let stated = rest.strip_prefix('"').map_or(rest, |inside| {
-                    inside.rfind('"').map_or(inside, |end| &inside[..end])
-                });
+                let stated = rest
+                    .strip_prefix('"')
+                    .map_or(rest, |inside| inside.rfind('"').map_or(inside, |end| &inside[..end]));
                 match stated.split_once('=') {
                     Some((name, value)) if !name.is_empty() => self.assign(name, Ok(value), stand),
                     _ => Ok(()),
@@ -406,7 +412,11 @@ impl<'a> Batch<'a> {
     /// A text as a script of its own, which sets nothing here.
     fn nested(&mut self, script: &str, stand: Stand) -> Result<(), ManifestError> {
         let Some(depth) = self.depth.checked_sub(1) else {
-            return Err(ManifestError::TooMuch { at: self.origin.at.clone(), what: "a nesting of commands", most: DEPTH });
+            return Err(ManifestError::TooMuch {
+                at: self.origin.at.clone(),
+                what: "a nesting of commands",
+                most: DEPTH,
+            });
         };
         let Some(state) = self.state.clone() else { return Ok(()) };
         self.origin.reading.charge(state.weight(), &self.origin.at)?;
@@ -462,7 +472,11 @@ impl<'a> Batch<'a> {
         let is_jumped = self.state.as_ref().is_some_and(|state| !state.is_certain);
         if let (false, Some(block)) = (found.is_empty(), stand.when.or(is_jumped.then_some("goto"))) {
             let what = format!("a command that starts an engine under a condition (`{block}`)");
-            return Err(ManifestError::NotRead { at: self.origin.at.clone(), what, instead: "state the command alone" });
+            return Err(ManifestError::NotRead {
+                at: self.origin.at.clone(),
+                what,
+                instead: "state the command alone",
+            });
         }
         self.launches.extend(found);
         Ok(())
@@ -472,7 +486,9 @@ impl<'a> Batch<'a> {
 impl State {
     /// What it costs to copy it.
     fn weight(&self) -> usize {
-        64 + self.variables.weight() + self.left.weight() + self.scopes.iter().map(|(variables, _)| variables.weight()).sum::<usize>()
+        64 + self.variables.weight()
+            + self.left.weight()
+            + self.scopes.iter().map(|(variables, _)| variables.weight()).sum::<usize>()
     }
 }
 

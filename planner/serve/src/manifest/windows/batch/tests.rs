@@ -81,13 +81,19 @@ fn a_command_is_read_as_cmd_reads_it(#[case] text: &str, #[case] expected: &str)
 #[case("llama-server.exe -m %~dp0a.gguf\n", "`%~dp0` is known only where the script runs")]
 #[case("if not exist x set M=a.gguf\nllama-server.exe -m %M%\n", "`%M%` (line 1) is set under a condition")]
 #[case("if /i not \"%X%\"==\"a b\" call if exist \"c d\" llama-server.exe -m a.gguf\n", "under a condition (`if`)")]
-#[case("if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n", "`%M%` (line 4) is set under")]
+#[case(
+    "if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n",
+    "`%M%` (line 4) is set under"
+)]
 #[case("for %%i in (1 2) do vllm serve m -tp %%i\n", "under a condition (`for`)")]
 #[case("false || vllm serve m\n", "under a condition (`||`)")]
 #[case("set /a N=X*2\nvllm serve m -tp %N%\n", "`%N%` (line 1) is an expression that this reader does not compute")]
 #[case("set /p N=how many\nvllm serve m -tp %N%\n", "`%N%` (line 1) is what another command prints")]
 #[case("set N=2\ncall env.bat\nvllm serve m -tp %N%\n", "`%N%` may be set by a file that is sourced or called")]
-#[case("set N=2\ncall :more\nvllm serve m -tp %N%\ngoto :eof\n:more\nset N=4\n", "may be set by a file that is sourced or called")]
+#[case(
+    "set N=2\ncall :more\nvllm serve m -tp %N%\ngoto :eof\n:more\nset N=4\n",
+    "may be set by a file that is sourced or called"
+)]
 #[case("set N=2\nif exist x goto run\nset N=4\n:run\nvllm serve m -tp %N%\n", "`%N%` is set under a condition")]
 #[case("if exist x goto big\nexit /b\n:big\nvllm serve m\n", "under a condition (`goto`)")]
 #[case("exit /b 0\nvllm serve m\n", "no command that starts an engine")]

@@ -43,7 +43,8 @@ impl Argument {
 
 /// The value behind a name, of which case does not matter.
 pub(super) fn named<'a>(arguments: &'a [Argument], name: &str) -> Option<&'a Argument> {
-    let at = arguments.iter().position(|argument| argument.is_bare && argument.value.text().eq_ignore_ascii_case(name))?;
+    let at =
+        arguments.iter().position(|argument| argument.is_bare && argument.value.text().eq_ignore_ascii_case(name))?;
     arguments.get(at + 1)
 }
 
@@ -197,7 +198,8 @@ fn value(reader: &mut Reader<'_>) -> Computed<Value> {
         '@' if matches!(second, Some('(' | '"' | '\'')) => reader.operand(),
         // The elements of a list under its name.
         '@' if second.is_some_and(|c| c.is_alphabetic() || c == '_') => {
-            let name = rest[1..].split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).next().unwrap_or_default();
+            let name =
+                rest[1..].split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).next().unwrap_or_default();
             reader.at += 1 + name.len();
             reader.value(name)
         }

@@ -267,7 +267,10 @@ impl<'a> Reader<'a> {
                 let rest = self.rest();
                 let mut length = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '.')).unwrap_or(rest.len());
                 // `1e-3`; `1..3` is a range.
-                if rest[..length].ends_with(['e', 'E']) && !rest.starts_with("0x") && rest[length..].starts_with(['+', '-']) {
+                if rest[..length].ends_with(['e', 'E'])
+                    && !rest.starts_with("0x")
+                    && rest[length..].starts_with(['+', '-'])
+                {
                     let digits = &rest[length + 1..];
                     length += 1 + digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
                 }

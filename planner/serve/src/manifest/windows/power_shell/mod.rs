@@ -13,8 +13,8 @@ use super::super::origin::Origin;
 use super::super::unknown::Why;
 use super::super::variables::bounded;
 use super::{DEPTH, without_folder};
-use crate::started::base;
 use crate::Launch;
+use crate::started::base;
 
 use argument::{Argument, Joint};
 use expression::{Reader, Scope, own};
@@ -131,8 +131,10 @@ impl<'a> Script<'a> {
         if is_word && self.keyword(word)? {
             return Ok(());
         }
-        let is_call = self.rest().strip_prefix(['&', '.']).is_some_and(|rest| rest.starts_with([' ', '"', '\'', '$', '\t']));
-        let is_flag = self.rest().strip_prefix("--").is_some_and(|flag| flag.starts_with(|c: char| c.is_ascii_alphabetic()));
+        let is_call =
+            self.rest().strip_prefix(['&', '.']).is_some_and(|rest| rest.starts_with([' ', '"', '\'', '$', '\t']));
+        let is_flag =
+            self.rest().strip_prefix("--").is_some_and(|flag| flag.starts_with(|c: char| c.is_ascii_alphabetic()));
         let is_path = self.rest().starts_with(['.', '\\', '/', '~']) && !is_call;
         if is_flag {
             // No program is called so: it was to go on with the command before it.
@@ -167,10 +169,12 @@ impl<'a> Script<'a> {
                     return Ok(false);
                 }
                 let group = self.rest();
-                let group = &group[..touched::near(group, 256).find('(').map_or(0, |open| open + touched::balanced(&group[open..]))];
+                let group = &group
+                    [..touched::near(group, 256).find('(').map_or(0, |open| open + touched::balanced(&group[open..]))];
                 self.at += group.len();
                 if word == "foreach" {
-                    let name = group.split_once('$').map(|(_, name)| name.split(|c: char| !(c.is_alphanumeric() || c == '_')));
+                    let name =
+                        group.split_once('$').map(|(_, name)| name.split(|c: char| !(c.is_alphanumeric() || c == '_')));
                     name.and_then(|mut parts| parts.next()).into_iter().for_each(|name| self.forget(name, Why::Loop));
                 }
                 touched(group).into_iter().for_each(|name| self.forget(name, Why::Expression));
@@ -186,7 +190,10 @@ impl<'a> Script<'a> {
                 let group = Some(self.rest()).filter(|rest| rest.starts_with('(')).unwrap_or_default();
                 let group = &group[..touched::balanced(group)];
                 self.at += group.len();
-                let names = group.split('$').skip(1).filter_map(|name| name.split(|c: char| !(c.is_alphanumeric() || c == '_')).next());
+                let names = group
+                    .split('$')
+                    .skip(1)
+                    .filter_map(|name| name.split(|c: char| !(c.is_alphanumeric() || c == '_')).next());
                 names.for_each(|name| self.forget(name, Why::Positional));
             }
             "return" | "exit" | "throw" | "break" | "continue" => {
@@ -409,7 +416,10 @@ impl<'a> Script<'a> {
                 if is_variable {
                     let name = path.trim_start_matches("variable:").replace(['\\', '/'], "");
                     let value = argument::named(arguments, "-value").or_else(|| argument::positional(arguments, 1));
-                    match value.map(|value| value.value.clone()).filter(|_| name.starts_with("env:") && !name.contains('*')) {
+                    match value
+                        .map(|value| value.value.clone())
+                        .filter(|_| name.starts_with("env:") && !name.contains('*'))
+                    {
                         Some(value) => self.set(&name, value)?,
                         None => self.forget(&name, Why::Expression),
                     }
@@ -456,7 +466,11 @@ impl<'a> Script<'a> {
     fn found(&mut self, found: Vec<Launch>) -> Result<(), ManifestError> {
         if let (false, Some(block)) = (found.is_empty(), self.condition()) {
             let what = format!("a command that starts an engine under a condition (`{block}`)");
-            return Err(ManifestError::NotRead { at: self.origin.at.clone(), what, instead: "state the command alone" });
+            return Err(ManifestError::NotRead {
+                at: self.origin.at.clone(),
+                what,
+                instead: "state the command alone",
+            });
         }
         self.launches.extend(found);
         Ok(())
@@ -479,7 +493,11 @@ impl<'a> Script<'a> {
     /// A text as a part of the script.
     fn evaluate(&mut self, text: &str) -> Result<(), ManifestError> {
         let Some(depth) = self.depth.checked_sub(1) else {
-            return Err(ManifestError::TooMuch { at: self.origin.at.clone(), what: "a nesting of commands", most: DEPTH });
+            return Err(ManifestError::TooMuch {
+                at: self.origin.at.clone(),
+                what: "a nesting of commands",
+                most: DEPTH,
+            });
         };
         self.origin.reading.charge(text.len(), &self.origin.at)?;
         let origin = Origin { is_file: false, ..self.origin.clone() };

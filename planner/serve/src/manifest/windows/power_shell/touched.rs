@@ -98,7 +98,8 @@ pub(super) fn touched(text: &str) -> Vec<&str> {
     while at < text.len() {
         let rest = &text[at..];
         let inside = rest.strip_prefix('$').and_then(|behind| Some((in_braces(behind)?, 3)));
-        let plain = |text: &str| text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(text.len());
+        let plain =
+            |text: &str| text.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).unwrap_or(text.len());
         let name = inside.or_else(|| rest.strip_prefix('$').map(|name| (name[..plain(name)].trim_end_matches(':'), 1)));
         let Some((name, signs)) = name.filter(|(name, _)| !name.is_empty()) else {
             let character = rest.chars().next().unwrap_or(' ');

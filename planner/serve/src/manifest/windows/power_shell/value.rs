@@ -72,10 +72,12 @@ impl Value {
         }
         match &*name.to_ascii_lowercase() {
             "string" => Some(Self::Text(self.text())),
-            "array" | "object[]" | "string[]" => Some(Self::List(match (self, name.eq_ignore_ascii_case("string[]")) {
-                (value, false) => value.elements(),
-                (value, true) => value.elements().iter().map(|element| Self::Text(element.text())).collect(),
-            })),
+            "array" | "object[]" | "string[]" => {
+                Some(Self::List(match (self, name.eq_ignore_ascii_case("string[]")) {
+                    (value, false) => value.elements(),
+                    (value, true) => value.elements().iter().map(|element| Self::Text(element.text())).collect(),
+                }))
+            }
             "object" => Some(self),
             "int" | "int32" | "long" | "int64" | "uint32" | "uint64" => match self.number()? {
                 Self::Real(number) => whole(number.round_ties_even()),
@@ -126,7 +128,9 @@ fn calculated(sign: char, left: &Value, right: &Value) -> Option<Value> {
             '-' => left.checked_sub(*right),
             '*' => left.checked_mul(*right),
             '%' => left.checked_rem(*right),
-            '/' if *right != 0 && left.checked_rem(*right)? != 0 => return Some(Value::Real(*left as f64 / *right as f64)),
+            '/' if *right != 0 && left.checked_rem(*right)? != 0 => {
+                return Some(Value::Real(*left as f64 / *right as f64));
+            }
             '/' => left.checked_div(*right),
             _ => None,
         };
@@ -164,7 +168,8 @@ pub(super) fn number(text: &str) -> Option<Value> {
     const UNITS: [(&str, u32); 5] = [("kb", 10), ("mb", 20), ("gb", 30), ("tb", 40), ("pb", 50)];
     let low = text.to_ascii_lowercase();
     let (sign, digits) = low.strip_prefix('-').map_or((1, &*low), |digits| (-1, digits));
-    let (digits, shift) = UNITS.iter().find_map(|(unit, shift)| Some((digits.strip_suffix(unit)?, *shift))).unwrap_or((digits, 0));
+    let (digits, shift) =
+        UNITS.iter().find_map(|(unit, shift)| Some((digits.strip_suffix(unit)?, *shift))).unwrap_or((digits, 0));
     let unit = 1_i64 << shift;
     if let Some(hex) = digits.strip_prefix("0x") {
         let hex = hex.strip_suffix('l').unwrap_or(hex);
