@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown, Source};
 use cacheplan::handlers::DType;
-use cacheplan::planner::{
-    DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest, StatedWeights,
-};
+use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest, StatedWeights};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::manifest::ManifestError;

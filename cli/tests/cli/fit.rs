@@ -8,10 +8,11 @@ use super::{cacheplan, config, stderr};
 #[test]
 fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let fit = |more: &[&str]| {
-        let args = ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--as", "plan", "--context", "32k"]
-            .map(str::to_owned)
-            .into_iter()
-            .chain(more.iter().map(|&arg| arg.to_owned()));
+        let args =
+            ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--as", "plan", "--context", "32k"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(more.iter().map(|&arg| arg.to_owned()));
         cacheplan(&args.collect::<Vec<_>>())
     };
     let output = fit(&["--sequences", "100", "--gpus", "h200", "--max-gpus", "8"]);

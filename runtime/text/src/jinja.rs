@@ -1,7 +1,7 @@
 //! jinja2's functions, operators, filters and tests, as Python has them. None is the library's.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
@@ -30,7 +30,8 @@ fn operators_of(environment: &mut Environment<'static>) {
     environment.add_function(names::SUM, operators::sum);
     environment.add_function(names::COMPARE, operators::compared);
     environment.add_function(names::SIGN, operators::sign);
-    environment.add_function(names::TUPLE, |items: &Value| Ok::<_, Error>(tuple(items.try_iter()?.collect::<Vec<_>>())));
+    environment
+        .add_function(names::TUPLE, |items: &Value| Ok::<_, Error>(tuple(items.try_iter()?.collect::<Vec<_>>())));
     environment.add_function(names::DICT, |items: &Value| {
         let items: Vec<Value> = items.try_iter()?.collect();
         let pairs = items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));

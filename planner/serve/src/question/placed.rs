@@ -121,8 +121,10 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let layers = layers(model, &caches) + 1;
     let names = spread::devices(question)?;
     let short = short(question, layers, names.len());
-    let of_config =
-        model.info().weights.filter(|weights| stated_weights.is_none() && !weights.exact && question.device().is_some());
+    let of_config = model
+        .info()
+        .weights
+        .filter(|weights| stated_weights.is_none() && !weights.exact && question.device().is_some());
     // A file whose name says how it is quantised has not the weights of the config.
     let named = GgufType::of_file(&question.model).filter(|_| of_config.is_some());
     let named = named.and_then(|of| Some((of, model.weights_in(of)?)));

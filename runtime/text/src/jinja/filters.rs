@@ -195,7 +195,8 @@ fn urlencode(value: &Value) -> Result<String, Error> {
     let pairs: Vec<[Value; 2]> = match value.kind() {
         ValueKind::Map => pairs(value).into_iter().map(|(key, value)| [key, value]).collect(),
         _ if value.kind() != ValueKind::String && python::iterate(value).is_ok() => {
-            let pair = |pair: Value| <[Value; 2]>::try_from(python::iterate(&pair)?).map_err(|_| raised("pairs are wanted"));
+            let pair =
+                |pair: Value| <[Value; 2]>::try_from(python::iterate(&pair)?).map_err(|_| raised("pairs are wanted"));
             python::iterate(value)?.into_iter().map(pair).collect::<Result<_, Error>>()?
         }
         _ => return Ok(quote(&text(value)?, false)),

@@ -16,7 +16,8 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     }
     environment.add_filter("list", |value: &Value| iterate(value).map(Value::from));
     environment.add_filter("first", |value: &Value| Ok::<_, Error>(python::first(value)?.unwrap_or(Value::UNDEFINED)));
-    environment.add_filter("last", |value: &Value| Ok::<_, Error>(reversible(value)?.pop().unwrap_or(Value::UNDEFINED)));
+    environment
+        .add_filter("last", |value: &Value| Ok::<_, Error>(reversible(value)?.pop().unwrap_or(Value::UNDEFINED)));
     environment.add_filter("reverse", reverse);
     environment.add_filter("join", join);
     environment.add_filter("sum", |value: &Value, args: Rest<Value>| summed(value, &args));
@@ -70,7 +71,10 @@ fn got(value: &Value, path: Option<&Value>, default: Option<&Value>, fold: bool)
     let mut found = value.clone();
     if let Some(path) = path {
         let steps: Vec<Value> = match path.as_str() {
-            Some(path) => path.split('.').map(|step| step.parse::<u32>().map_or_else(|_| Value::from(step), Value::from)).collect(),
+            Some(path) => path
+                .split('.')
+                .map(|step| step.parse::<u32>().map_or_else(|_| Value::from(step), Value::from))
+                .collect(),
             None => vec![path.clone()],
         };
         for step in steps {
@@ -172,7 +176,8 @@ fn map(state: &State<'_, '_>, value: &Value, args: Rest<Value>) -> Result<Value,
     if given.is_empty() && named.has("attribute") {
         let (attribute, default): (Value, Option<Value>) = (named.get("attribute")?, named.get("default")?);
         named.assert_all_used()?;
-        let items = over(value)?.into_iter().map(|item| got(&item, Some(&attribute), stated(default.clone()).as_ref(), false));
+        let items =
+            over(value)?.into_iter().map(|item| got(&item, Some(&attribute), stated(default.clone()).as_ref(), false));
         return items.collect::<Result<Vec<_>, _>>().map(generator);
     }
     let items = over(value)?;
@@ -185,7 +190,13 @@ fn map(state: &State<'_, '_>, value: &Value, args: Rest<Value>) -> Result<Value,
     mapped.collect::<Result<Vec<_>, _>>().map(generator)
 }
 
-fn select(state: &State<'_, '_>, value: &Value, args: &[Value], keeps: bool, by_attribute: bool) -> Result<Value, Error> {
+fn select(
+    state: &State<'_, '_>,
+    value: &Value,
+    args: &[Value],
+    keeps: bool,
+    by_attribute: bool,
+) -> Result<Value, Error> {
     let (attribute, args) = match args.split_first() {
         Some((attribute, args)) if by_attribute => (Some(attribute), args),
         None if by_attribute => return Err(raised("Missing parameter for attribute name")),

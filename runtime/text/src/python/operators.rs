@@ -58,8 +58,12 @@ fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Error> {
             Ok(Value::from([left, right].concat()))
         }
         ("+", "tuple", "tuple") => Ok(tuple([iterate(left)?, iterate(right)?].concat())),
-        ("*", "str" | "list" | "tuple", _) => integer(right).ok_or_else(unsupported).and_then(|times| repeated(left, times)),
-        ("*", _, "str" | "list" | "tuple") => integer(left).ok_or_else(unsupported).and_then(|times| repeated(right, times)),
+        ("*", "str" | "list" | "tuple", _) => {
+            integer(right).ok_or_else(unsupported).and_then(|times| repeated(left, times))
+        }
+        ("*", _, "str" | "list" | "tuple") => {
+            integer(left).ok_or_else(unsupported).and_then(|times| repeated(right, times))
+        }
         ("%", "str", _) => printf(left.as_str().unwrap_or_default(), right).map(Value::from),
         ("+" | "-" | "*", ..) => match (numbers, operator) {
             (Some((left, right)), "+") => left.checked_add(right).ok_or_else(large).map(Value::from),
@@ -232,7 +236,8 @@ pub(crate) fn equal(left: &Value, right: &Value) -> bool {
                 && pairs.iter().all(|(key, value)| find(right, key).is_some_and(|other| equal(value, &other)))
         }
         ("dict_keys" | "dict_items", "dict_keys" | "dict_items") => {
-            left.len() == right.len() && iterate(left).is_ok_and(|all| all.iter().all(|item| contains(right, item).unwrap_or(false)))
+            left.len() == right.len()
+                && iterate(left).is_ok_and(|all| all.iter().all(|item| contains(right, item).unwrap_or(false)))
         }
         _ => same(left, right),
     }
@@ -247,7 +252,9 @@ pub(crate) fn same(left: &Value, right: &Value) -> bool {
 }
 
 fn address(object: &minijinja::value::DynObject) -> *const () {
-    object.downcast_ref::<super::Items>().map_or_else(|| std::ptr::from_ref(object).cast(), |items| std::ptr::from_ref(items).cast())
+    object
+        .downcast_ref::<super::Items>()
+        .map_or_else(|| std::ptr::from_ref(object).cast(), |items| std::ptr::from_ref(items).cast())
 }
 
 /// Whether it can be a dict's key.
@@ -297,9 +304,7 @@ pub(crate) fn order(operator: &str, left: &Value, right: &Value) -> Result<Optio
         }
         ("dict_keys" | "dict_items", "dict_keys" | "dict_items") => Err(raised("an order of views is not known here")),
         ("Undefined", _) | (_, "Undefined") => Err(ErrorKind::UndefinedError.into()),
-        (one, other) => {
-            Err(raised(format!("'{operator}' not supported between instances of '{one}' and '{other}'")))
-        }
+        (one, other) => Err(raised(format!("'{operator}' not supported between instances of '{one}' and '{other}'"))),
     }
 }
 
