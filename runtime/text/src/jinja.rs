@@ -1,9 +1,9 @@
 //! jinja2's functions, operators, filters and tests, as Python has them. None is the library's.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, ValueKind};
+use minijinja::value::{Kwargs, Object, ObjectRepr, Rest};
 use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
 
 use crate::python::{self, bind, methods, operators, pairs, raised, text, tuple, type_of};
@@ -30,7 +30,8 @@ fn operators_of(environment: &mut Environment<'static>) {
     environment.add_function(names::SUM, operators::sum);
     environment.add_function(names::COMPARE, operators::compared);
     environment.add_function(names::SIGN, operators::sign);
-    environment.add_function(names::TUPLE, |items: &Value| Ok::<_, Error>(tuple(items.try_iter()?.collect::<Vec<_>>())));
+    environment
+        .add_function(names::TUPLE, |items: &Value| Ok::<_, Error>(tuple(items.try_iter()?.collect::<Vec<_>>())));
     environment.add_function(names::DICT, |items: &Value| {
         let items: Vec<Value> = items.try_iter()?.collect();
         let pairs = items.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone()));
@@ -141,7 +142,7 @@ fn is_callable(value: &Value) -> bool {
         "Undefined" | "method" => true,
         "object" => {
             let name = value.as_object().map_or("", |object| object.type_name());
-            !["Namespace", "Cycler"].iter().any(|other| name.ends_with(other)) || value.kind() == ValueKind::Invalid
+            !["Namespace", "Cycler"].iter().any(|other| name.ends_with(other))
         }
         _ => false,
     }

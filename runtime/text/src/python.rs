@@ -14,8 +14,8 @@ pub(crate) mod methods;
 pub(crate) mod operators;
 
 pub(crate) use format::printf;
-pub(crate) use items::{attribute, first, generator, group, item, iterate, length, range, slice, tuple, type_of};
 use items::{Items, Kind, of_tuple};
+pub(crate) use items::{attribute, first, generator, group, item, iterate, length, range, slice, tuple, type_of};
 pub(crate) use json::dumps;
 
 /// Values inside each other; as many as Python bears.
@@ -31,7 +31,9 @@ const MOST: usize = Limit::PROMPT.bytes as usize;
 
 /// That no more than [`MOST`] is made.
 pub(crate) fn bounded(length: Option<usize>) -> Result<usize, Error> {
-    length.filter(|length| *length <= MOST).ok_or_else(|| raised(format!("a value of more than {MOST} bytes or items is not made")))
+    length
+        .filter(|length| *length <= MOST)
+        .ok_or_else(|| raised(format!("a value of more than {MOST} bytes or items is not made")))
 }
 
 /// The pairs of a dict.
@@ -88,7 +90,9 @@ fn write_repr(out: &mut String, value: &Value, depth: usize) -> Result<(), Error
         ValueKind::Seq | ValueKind::Iterable => match value.downcast_object_ref().map(|items: &Items| &items.kind) {
             Some(Kind::Range(range)) => *out += range,
             Some(Kind::View(name)) => return list(out, [&format!("{name}(["), "])"]),
-            Some(Kind::Tuple | Kind::Group) => return list(out, ["(", if value.len() == Some(1) { ",)" } else { ")" }]),
+            Some(Kind::Tuple | Kind::Group) => {
+                return list(out, ["(", if value.len() == Some(1) { ",)" } else { ")" }]);
+            }
             Some(Kind::Generator(_) | Kind::Method(_)) | None => return list(out, ["[", "]"]),
         },
         _ => return Err(raised(format!("a {} has no text that is the same whenever it is printed", type_of(value)))),
@@ -101,7 +105,11 @@ pub(crate) fn sorted_dicts(value: &Value) -> Result<Value, Error> {
     Ok(match type_of(value) {
         "dict" => {
             let items = operators::sorted(pairs(value), false)?.into_iter();
-            items.map(|(key, value)| Ok((key, sorted_dicts(&value)?))).collect::<Result<Vec<_>, Error>>()?.into_iter().collect()
+            items
+                .map(|(key, value)| Ok((key, sorted_dicts(&value)?)))
+                .collect::<Result<Vec<_>, Error>>()?
+                .into_iter()
+                .collect()
         }
         "list" => iterate(value)?.iter().map(sorted_dicts).collect::<Result<Vec<_>, _>>()?.into(),
         "tuple" => tuple(iterate(value)?.iter().map(sorted_dicts).collect::<Result<Vec<_>, _>>()?),
@@ -151,6 +159,16 @@ fn quote(out: &mut String, text: &str) {
         }
     }
     out.push(mark);
+}
+
+/// A text for a page; as it is where it was escaped.
+pub(crate) fn escaped(value: &Value) -> Result<String, Error> {
+    let replaced = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&#34;"), ('\'', "&#39;")];
+    let text = text(value)?;
+    if value.is_safe() {
+        return Ok(text);
+    }
+    Ok(replaced.into_iter().fold(text, |text, (character, entity)| text.replace(character, entity)))
 }
 
 /// `\x..`, `\u....` or `\U........`.

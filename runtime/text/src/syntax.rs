@@ -4,8 +4,8 @@
 mod expression;
 mod tokens;
 
-pub(crate) use expression::names;
 use expression::Parser;
+pub(crate) use expression::names;
 use tokens::tokens;
 
 /// Why a template is not of its language.

@@ -289,7 +289,11 @@ fn too_large_a_value_is_refused_before_it_is_made(#[case] template: &str) {
 fn dates_have_no_zone_and_are_those_of_the_c_locale() {
     let text = rendered("{{ strftime_now('%x|%D|%Z|%z|%X|%H') }}", &[]).unwrap();
     let parts: Vec<&str> = text.split('|').collect();
-    assert_eq!((parts[0].len(), parts[0] == parts[1], parts[2], parts[3], parts[4].len()), (8, true, "", "", 8), "{text}");
+    assert_eq!(
+        (parts[0].len(), parts[0] == parts[1], parts[2], parts[3], parts[4].len()),
+        (8, true, "", "", 8),
+        "{text}"
+    );
 }
 
 #[rstest]

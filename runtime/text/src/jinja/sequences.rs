@@ -5,7 +5,7 @@
 use minijinja::value::{Kwargs, Rest, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use crate::python::operators::{compare, contains, hashable, sorted, sum};
+use crate::python::operators::{compare, equal, hashable, sorted, sum};
 use crate::python::{
     self, bind, bounded, generator, group, integer, item, iterate, length, pairs, raised, text, tuple, type_of,
 };
@@ -16,7 +16,8 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     }
     environment.add_filter("list", |value: &Value| iterate(value).map(Value::from));
     environment.add_filter("first", |value: &Value| Ok::<_, Error>(python::first(value)?.unwrap_or(Value::UNDEFINED)));
-    environment.add_filter("last", |value: &Value| Ok::<_, Error>(reversible(value)?.pop().unwrap_or(Value::UNDEFINED)));
+    environment
+        .add_filter("last", |value: &Value| Ok::<_, Error>(reversible(value)?.pop().unwrap_or(Value::UNDEFINED)));
     environment.add_filter("reverse", reverse);
     environment.add_filter("join", join);
     environment.add_filter("sum", |value: &Value, args: Rest<Value>| summed(value, &args));
@@ -70,7 +71,10 @@ fn got(value: &Value, path: Option<&Value>, default: Option<&Value>, fold: bool)
     let mut found = value.clone();
     if let Some(path) = path {
         let steps: Vec<Value> = match path.as_str() {
-            Some(path) => path.split('.').map(|step| step.parse::<u32>().map_or_else(|_| Value::from(step), Value::from)).collect(),
+            Some(path) => path
+                .split('.')
+                .map(|step| step.parse::<u32>().map_or_else(|_| Value::from(step), Value::from))
+                .collect(),
             None => vec![path.clone()],
         };
         for step in steps {
@@ -140,10 +144,10 @@ fn unique(value: &Value, args: Rest<Value>) -> Result<Value, Error> {
         if !hashable(&key) {
             return Err(raised(format!("unhashable type: '{}'", type_of(&key))));
         }
-        if !contains(&Value::from(std::mem::take(&mut seen)), &key)? {
+        if !seen.iter().any(|seen| equal(seen, &key)) {
             items.push(item);
+            seen.push(key);
         }
-        seen.push(key);
     }
     Ok(generator(items))
 }
@@ -172,7 +176,8 @@ fn map(state: &State<'_, '_>, value: &Value, args: Rest<Value>) -> Result<Value,
     if given.is_empty() && named.has("attribute") {
         let (attribute, default): (Value, Option<Value>) = (named.get("attribute")?, named.get("default")?);
         named.assert_all_used()?;
-        let items = over(value)?.into_iter().map(|item| got(&item, Some(&attribute), stated(default.clone()).as_ref(), false));
+        let items =
+            over(value)?.into_iter().map(|item| got(&item, Some(&attribute), stated(default.clone()).as_ref(), false));
         return items.collect::<Result<Vec<_>, _>>().map(generator);
     }
     let items = over(value)?;
@@ -185,7 +190,13 @@ fn map(state: &State<'_, '_>, value: &Value, args: Rest<Value>) -> Result<Value,
     mapped.collect::<Result<Vec<_>, _>>().map(generator)
 }
 
-fn select(state: &State<'_, '_>, value: &Value, args: &[Value], keeps: bool, by_attribute: bool) -> Result<Value, Error> {
+fn select(
+    state: &State<'_, '_>,
+    value: &Value,
+    args: &[Value],
+    keeps: bool,
+    by_attribute: bool,
+) -> Result<Value, Error> {
     let (attribute, args) = match args.split_first() {
         Some((attribute, args)) if by_attribute => (Some(attribute), args),
         None if by_attribute => return Err(raised("Missing parameter for attribute name")),
@@ -252,7 +263,7 @@ fn groupby(value: &Value, args: Rest<Value>) -> Result<Value, Error> {
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
     for (found, item) in sorted(keyed.collect::<Result<Vec<_>, Error>>()?, false)? {
         match groups.last_mut() {
-            Some((last, items)) if compare("==", last, &found)? => items.push(item),
+            Some((last, items)) if equal(last, &found) => items.push(item),
             _ => groups.push((found, vec![item])),
         }
     }

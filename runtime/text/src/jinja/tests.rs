@@ -4,21 +4,106 @@ use minijinja::{Environment, Error, State, Value};
 
 use super::is_callable;
 use crate::python::methods;
-use crate::python::operators::{compare, equal, same, sum};
+use crate::python::operators::{compare, equal, hashable, sum};
 use crate::python::{integer, iterate, raised, text, type_of};
 
 /// All filters and tests of jinja2, of which some are not known here.
 const FILTERS: [&str; 54] = [
-    "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "filesizeformat",
-    "first", "float", "forceescape", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower",
-    "map", "max", "min", "pprint", "random", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select",
-    "selectattr", "slice", "sort", "string", "striptags", "sum", "title", "tojson", "trim", "truncate", "unique", "upper",
-    "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr",
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "filesizeformat",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "pprint",
+    "random",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "striptags",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "urlencode",
+    "urlize",
+    "wordcount",
+    "wordwrap",
+    "xmlattr",
 ];
 const TESTS: [&str; 39] = [
-    "!=", "<", "<=", "==", ">", ">=", "boolean", "callable", "defined", "divisibleby", "eq", "equalto", "escaped", "even",
-    "false", "filter", "float", "ge", "greaterthan", "gt", "in", "integer", "iterable", "le", "lessthan", "lower", "lt",
-    "mapping", "ne", "none", "number", "odd", "sameas", "sequence", "string", "test", "true", "undefined", "upper",
+    "!=",
+    "<",
+    "<=",
+    "==",
+    ">",
+    ">=",
+    "boolean",
+    "callable",
+    "defined",
+    "divisibleby",
+    "eq",
+    "equalto",
+    "escaped",
+    "even",
+    "false",
+    "filter",
+    "float",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "integer",
+    "iterable",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "mapping",
+    "ne",
+    "none",
+    "number",
+    "odd",
+    "sameas",
+    "sequence",
+    "string",
+    "test",
+    "true",
+    "undefined",
+    "upper",
 ];
 
 pub(super) fn add(environment: &mut Environment<'static>) {
@@ -66,8 +151,12 @@ pub(super) fn add(environment: &mut Environment<'static>) {
             Ok::<_, Error>(methods::call(state, &text, &format!("is{name}"), &[])?.is_true())
         });
     }
-    environment.add_test("filter", |value: &Value| value.as_str().is_some_and(|name| FILTERS.contains(&name)));
-    environment.add_test("test", |value: &Value| value.as_str().is_some_and(|name| TESTS.contains(&name)));
+    for (name, known) in [("filter", &FILTERS[..]), ("test", &TESTS[..])] {
+        environment.add_test(name, move |value: &Value| match hashable(value) {
+            true => Ok(value.as_str().is_some_and(|name| known.contains(&name))),
+            false => Err(raised(format!("unhashable type: '{}'", type_of(value)))),
+        });
+    }
 }
 
 fn is_iterable(value: &Value) -> bool {
@@ -97,10 +186,9 @@ fn is_same(value: &Value, other: &Value) -> Result<bool, Error> {
         "int" if !equal(value, other) || integer(value).is_some_and(|number| (-5..=256).contains(&number)) => {
             equal(value, other)
         }
-        "int" | "float" | "str" if equal(value, other) => {
+        _ if equal(value, other) || one == "object" => {
             return Err(raised(format!("whether two of '{one}' are the same is not known here")));
         }
-        "int" | "float" | "str" => false,
-        _ => same(value, other),
+        _ => false,
     })
 }

@@ -153,7 +153,9 @@ pub(crate) fn iterate(value: &Value) -> Result<Vec<Value>, Error> {
     }
     match type_of(value) {
         "Undefined" => Ok(Vec::new()),
-        "str" => Ok(value.as_str().unwrap_or_default().chars().map(|character| Value::from(character.to_string())).collect()),
+        "str" => {
+            Ok(value.as_str().unwrap_or_default().chars().map(|character| Value::from(character.to_string())).collect())
+        }
         "dict" => Ok(pairs(value).into_iter().map(|(key, _)| key).collect()),
         "list" | "tuple" | "range" | "dict_keys" | "dict_values" | "dict_items" => Ok(value.try_iter()?.collect()),
         other => Err(raised(format!("'{other}' object is not iterable"))),
@@ -259,10 +261,13 @@ pub(crate) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
     }
     let length = length(value)? as i128;
     let (least, most) = if step > 0 { (0, length) } else { (-1, length - 1) };
-    let bound = |value: &Value, otherwise| {
-        let place = place(value)?;
-        Ok::<_, Error>(place.map_or(otherwise, |place| if place < 0 { place.saturating_add(length) } else { place }.clamp(least, most)))
-    };
+    let bound =
+        |value: &Value, otherwise| {
+            let place = place(value)?;
+            Ok::<_, Error>(place.map_or(otherwise, |place| {
+                if place < 0 { place.saturating_add(length) } else { place }.clamp(least, most)
+            }))
+        };
     let (from, to) = if step > 0 { (0, length) } else { (length - 1, -1) };
     let (from, to) = (bound(start, from)?, bound(stop, to)?);
     let next = |at: &i128| at.checked_add(step);

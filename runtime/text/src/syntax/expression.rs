@@ -174,8 +174,8 @@ impl Parser {
                 let _ = self.name();
                 tag
             }
-            "else" | "endif" | "endfor" | "endset" | "endmacro" | "endcall" | "endfilter" | "endwith" | "endautoescape"
-            | "break" | "continue" => tag,
+            "else" | "endif" | "endfor" | "endset" | "endmacro" | "endcall" | "endfilter" | "endwith"
+            | "endautoescape" | "break" | "continue" => tag,
             other => return Err(format!("the tag `{other}` is not known")),
         };
         self.ended(vec![code])
@@ -244,7 +244,8 @@ impl Parser {
             let mut value = parser.or()?;
             while parser.skip("if") {
                 let condition = parser.or()?.code;
-                let other = if parser.skip("else") { format!(" else {}", parser.expression()?.code) } else { String::new() };
+                let other =
+                    if parser.skip("else") { format!(" else {}", parser.expression()?.code) } else { String::new() };
                 value = Node::other(format!("({} if {condition}{other})", value.code));
             }
             Ok(value)
@@ -554,7 +555,9 @@ impl Parser {
     /// Whether behind a test's name its argument stands, without brackets.
     fn begins_an_argument(&self) -> bool {
         match self.peek() {
-            Some(Token::Name(name)) => !["else", "or", "and", "is", "if", "in", "not", "recursive"].contains(&name.as_str()),
+            Some(Token::Name(name)) => {
+                !["else", "or", "and", "is", "if", "in", "not", "recursive"].contains(&name.as_str())
+            }
             Some(Token::Text(_) | Token::Integer(_) | Token::Float(_)) => true,
             Some(Token::Mark(mark)) => ["[", "{"].contains(mark),
             None => false,
