@@ -188,14 +188,11 @@ fn urlencode(value: &Value) -> Result<String, Error> {
         }
         out
     };
-    let pairs: Vec<[Value; 2]> = match value.kind() {
-        ValueKind::Map => pairs(value).into_iter().map(|(key, value)| [key, value]).collect(),
-        _ if value.kind() != ValueKind::String && python::iterate(value).is_ok() => {
-            let pair =
-                |pair: Value| <[Value; 2]>::try_from(python::iterate(&pair)?).map_err(|_| raised("pairs are wanted"));
-            python::iterate(value)?.into_iter().map(pair).collect::<Result<_, Error>>()?
-        }
-        _ => return Ok(quote(&text(value)?, false)),
+    let pair = |pair: Value| <[Value; 2]>::try_from(python::iterate(&pair)?).map_err(|_| raised("pairs are wanted"));
+    let pairs: Vec<[Value; 2]> = match (type_of(value), python::iterate(value)) {
+        ("dict", _) => pairs(value).into_iter().map(|(key, value)| [key, value]).collect(),
+        ("str", _) | (_, Err(_)) => return Ok(quote(&text(value)?, false)),
+        (_, Ok(items)) => items.into_iter().map(pair).collect::<Result<_, Error>>()?,
     };
     let joined = |[key, value]: &[Value; 2]| Ok(format!("{}={}", quote(&text(key)?, true), quote(&text(value)?, true)));
     Ok(pairs.iter().map(joined).collect::<Result<Vec<_>, Error>>()?.join("&"))
