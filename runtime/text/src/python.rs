@@ -161,6 +161,16 @@ fn quote(out: &mut String, text: &str) {
     out.push(mark);
 }
 
+/// A text for a page; as it is where it was escaped.
+pub(crate) fn escaped(value: &Value) -> Result<String, Error> {
+    let replaced = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&#34;"), ('\'', "&#39;")];
+    let text = text(value)?;
+    if value.is_safe() {
+        return Ok(text);
+    }
+    Ok(replaced.into_iter().fold(text, |text, (character, entity)| text.replace(character, entity)))
+}
+
 /// `\x..`, `\u....` or `\U........`.
 fn escape(out: &mut String, character: char) {
     // Writing to a String does not fail.
