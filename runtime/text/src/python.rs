@@ -7,15 +7,17 @@ use cacheplan_files::Limit;
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
+mod access;
 mod format;
 mod items;
 mod json;
 pub(crate) mod methods;
 pub(crate) mod operators;
 
+pub(crate) use access::{attribute, item};
 pub(crate) use format::printf;
 use items::{Items, Kind, of_tuple};
-pub(crate) use items::{attribute, first, generator, group, item, iterate, length, range, slice, tuple, type_of};
+pub(crate) use items::{first, generator, group, iterate, length, range, slice, tuple, type_of};
 pub(crate) use json::dumps;
 
 /// Values inside each other; as many as Python bears.

@@ -6,8 +6,8 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
 use super::format::printf;
-use super::items::{find, of_tuple, repeated};
-use super::{bounded, escaped, integer, iterate, parse_float, raised, text, tuple, type_of};
+use super::items::{of_tuple, repeated};
+use super::{bounded, escaped, integer, iterate, pairs, parse_float, raised, text, tuple, type_of};
 
 /// Operands with their operators between them, from left to right.
 pub(crate) fn sum(operators: &str, operands: &Value) -> Result<Value, Error> {
@@ -256,6 +256,17 @@ pub(crate) fn equal(left: &Value, right: &Value) -> bool {
 fn same(left: &Value, right: &Value) -> bool {
     let items = |value: &Value| value.downcast_object_ref::<super::Items>().map(std::ptr::from_ref);
     items(left).is_some() && items(left) == items(right)
+}
+
+/// What a dict has at a key.
+pub(super) fn find(dict: &Value, of: &Value) -> Option<Value> {
+    if let Some(found) = dict.as_object().and_then(|object| object.get_value(of)) {
+        return Some(found);
+    }
+    // `1`, `1.0` and `true` are one key.
+    let is_number = matches!(of.kind(), ValueKind::Number | ValueKind::Bool) || of_tuple(of).is_some();
+    let mut pairs = if is_number { pairs(dict) } else { Vec::new() }.into_iter();
+    pairs.find(|(key, _)| equal(key, of)).map(|(_, value)| value)
 }
 
 /// Whether it can be a dict's key.
