@@ -12,7 +12,9 @@ use rstest::rstest;
 const HYBRID: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
 
 fn asked(name: &str, stated: &[Override], question: &FitQuestion, by: &[By]) -> Answer {
-    let model = PlanRequest::of(models(name).model).with_config(Config::resolve(None, &[], stated).unwrap());
+    let device = question.devices.first().map(|(_, device)| device);
+    let config = Config::resolve_on(device, None, &[], stated).unwrap();
+    let model = PlanRequest::of(models(name).model).with_config(config);
     let asks = Asks::of_model(&model, question.model.as_deref());
     asks.fit(&[(&model, question.clone())], by).unwrap().unwrap()
 }
@@ -64,12 +66,12 @@ fn the_printed_command_holds_what_its_row_says(
         "Qwen__Qwen3-Next-80B-A3B-Thinking",
         "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
         "openai__gpt-oss-120b",
-        "google__gemma-2-9b",
+        "mistralai__Mistral-7B-v0.1",
         "deepseek-ai__DeepSeek-V2-Lite",
         "meta-llama__Llama-3.1-8B-Instruct"
     )]
     name: &str,
-    #[values("l40s", "h200", "m3-ultra-512gb")] device: &str,
+    #[values("rtx-pro-6000", "h200", "m3-ultra-512gb")] device: &str,
     #[values((4_096, 100), (8_192, 7))] (context, sequences): (u64, u64),
 ) {
     let found = asked(name, &[], &question(&[device], context, sequences), &[]);
