@@ -6,7 +6,7 @@ use cacheplan_planner::fit::{Answer, Fit, FitQuestion};
 use cacheplan_planner::{Config, Override, PlanRequest};
 use cacheplan_serve::fit::{Asks, By};
 use cacheplan_serve::{Options, Starts, answer};
-use common::{launch, models, question};
+use common::{launch, models, on, question};
 use rstest::rstest;
 
 const HYBRID: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
@@ -35,10 +35,9 @@ fn pasted(name: &str, table: &str) -> ([u64; 2], Starts, String) {
     let overrides = keys.into_iter().filter_map(|(flag, key)| Some(Override::by_flag(key, value(flag)?, flag)));
     let options = Options {
         version: value("--engine-version"),
-        devices: Some(value("--device").unwrap().parse().unwrap()),
         overrides: overrides.collect(),
         model_is_given: true,
-        ..Options::default()
+        ..on(&value("--device").unwrap())
     };
     let words = command[1..].join(" ");
     let said = answer(&launch(&words), models(name), &options).unwrap_or_else(|said| panic!("{words}: {said}"));
