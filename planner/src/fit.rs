@@ -134,7 +134,9 @@ impl PlanRequest {
         }
         let weights = question.weights.map(|stated| {
             self.weights_as(stated, None).ok_or_else(|| {
-                PlanError::Budget("what weights of so many bits take is not known of this model; state a size with --weights".into())
+                PlanError::Budget(
+                    "what weights of so many bits take is not known of this model; state a size with --weights".into(),
+                )
             })
         });
         let weights = weights.transpose()?;
@@ -289,7 +291,8 @@ impl PlanRequest {
 
     /// What the layout of `fit` holds at other lengths, by the rules of its row and in the model's own dtypes.
     fn curve(&self, fit: &Fit, question: &FitQuestion, engines: Engines<'_>) -> Option<Curve> {
-        let (name, device) = question.devices.iter().find(|(name, _)| *name == fit.device && fit.changed_dtypes() == 0)?;
+        let (name, device) =
+            question.devices.iter().find(|(name, _)| *name == fit.device && fit.changed_dtypes() == 0)?;
         let engine = fit.engine.as_deref().map(str::parse).transpose().ok()?;
         let variant = Variant::plain(engine);
         let points = CURVE.filter_map(|power| {

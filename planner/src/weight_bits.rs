@@ -100,7 +100,10 @@ impl FromStr for StatedWeights {
             }
             _ => match GgufType::named(text.trim()) {
                 Some(of) => Ok(Self::Gguf(of)),
-                None => text.parse().map(Self::Bytes).map_err(|error| format!("{error}; or bits, such as fp8, int4 or Q4_K_M")),
+                None => text
+                    .parse()
+                    .map(Self::Bytes)
+                    .map_err(|error| format!("{error}; or bits, such as fp8, int4 or Q4_K_M")),
             },
         }
     }

@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use cacheplan::planner::size::TokenCount;
-use cacheplan::planner::{
-    BudgetKey, ByteSize, Engine, ModelCaches, Override, PlanRequest, StatedWeights, Values,
-};
+use cacheplan::planner::{BudgetKey, ByteSize, Engine, ModelCaches, Override, PlanRequest, StatedWeights, Values};
 use clap::builder::{PossibleValue, PossibleValuesParser, ValueParser};
 use clap::{Arg, ArgMatches, Command};
 

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::Limit;
 use cacheplan::planner::fit::{Answer, Price};
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{
-    ByteSize, Config, DeviceInfo, FitQuestion, Override, PlanRequest, Prices, StatedWeights,
-};
+use cacheplan::planner::{ByteSize, Config, DeviceInfo, FitQuestion, Override, PlanRequest, Prices, StatedWeights};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::ServeError;
 use cacheplan_serve::fit::{Asks, By};
@@ -154,7 +152,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         prices.state(device, price.clone()).map_err(|error| Failure::new(2, format!("--price: {error}")))?;
     }
     let is_tried = |device: &String| args.gpus.is_empty() || args.gpus.iter().any(|(tried, _)| tried == device);
-    let others: Vec<&str> = args.price.iter().filter(|(device, _)| !is_tried(device)).map(|(device, _)| &**device).collect();
+    let others: Vec<&str> =
+        args.price.iter().filter(|(device, _)| !is_tried(device)).map(|(device, _)| &**device).collect();
     if !others.is_empty() {
         note(&format!("{} is not tried, since --gpus names others: its price is not used", others.join(", ")));
     }

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cacheplan::files::{Limit, Shown};
 use cacheplan::handlers::DType;
-use cacheplan::planner::{
-    DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest, StatedWeights,
-};
+use cacheplan::planner::{DeviceInfo, EngineLog, EngineSpec, MeasuredLedger, Override, PlanRequest, StatedWeights};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::manifest::ManifestError;

@@ -8,10 +8,11 @@ use super::{cacheplan, config, stderr};
 #[test]
 fn what_fits_is_told_with_its_flags_and_what_does_not_ends_with_3() {
     let fit = |more: &[&str]| {
-        let args = ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--as", "plan", "--context", "32k"]
-            .map(str::to_owned)
-            .into_iter()
-            .chain(more.iter().map(|&arg| arg.to_owned()));
+        let args =
+            ["fit", config("deepseek-ai__DeepSeek-V3.json").to_str().unwrap(), "--as", "plan", "--context", "32k"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain(more.iter().map(|&arg| arg.to_owned()));
         cacheplan(&args.collect::<Vec<_>>())
     };
     let output = fit(&["--sequences", "100", "--gpus", "h200", "--max-gpus", "8"]);
@@ -145,7 +146,8 @@ fn fit_knows_its_flags_by_other_names() {
 fn what_is_reserved_is_left_free(#[case] by: &str, #[case] gpus: &str) {
     let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
     let fit = |more: &[&str]| {
-        let asked = ["fit", &model, "--context", "4k", "--sequences", "1", "--as", by, "--gpus", gpus, "--max-gpus", "1"];
+        let asked =
+            ["fit", &model, "--context", "4k", "--sequences", "1", "--as", by, "--gpus", gpus, "--max-gpus", "1"];
         let output = cacheplan(&[&asked[..], more].concat());
         assert!(output.status.success(), "{}", stderr(&output));
         String::from_utf8(output.stdout).unwrap()

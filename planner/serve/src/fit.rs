@@ -118,7 +118,11 @@ impl Asks {
             if answer.fits.is_empty() {
                 let why = self.refused(engine, request, &question).err().map(|error| format!(": {error}"));
                 answer = self.asked(request, &question, &[By::Plan])?;
-                let said = format!("{} cannot be asked{}; rows are of the planner's own pools", engine.engine, why.unwrap_or_default());
+                let said = format!(
+                    "{} cannot be asked{}; rows are of the planner's own pools",
+                    engine.engine,
+                    why.unwrap_or_default()
+                );
                 answer.notes.push(said);
             }
             answers.push(answer);
@@ -139,12 +143,7 @@ impl Asks {
     }
 
     /// Why an engine can serve the model in no layout.
-    fn refused(
-        &self,
-        engine: EngineSpec,
-        request: &PlanRequest,
-        question: &FitQuestion,
-    ) -> Result<(), ServeError> {
+    fn refused(&self, engine: EngineSpec, request: &PlanRequest, question: &FitQuestion) -> Result<(), ServeError> {
         let dtypes = request.config().budget.dtypes;
         let alone = Layout::alone(question.context, question.sequences, dtypes);
         let weights = match question.weights {
@@ -178,7 +177,8 @@ impl Asks {
         if !by.is_empty() {
             return Ok(longest(question, by)?);
         }
-        let found = self.by_engines(question).into_iter().map(|(engine, question)| longest(&question, &[By::Engine(engine)]));
+        let found =
+            self.by_engines(question).into_iter().map(|(engine, question)| longest(&question, &[By::Engine(engine)]));
         Ok(found.into_iter().try_fold(0, |most, found| found.map(|found| found.max(most)))?)
     }
 

@@ -78,7 +78,8 @@ impl Search<'_> {
         let fewer = Remedy::Set(engine.length_flag(), each.saturating_mul(slots).to_string());
         let (remedies, answer) = self.outcome(&[fewer])?;
         let is_as_much = answer.starts >= self.answer.starts && answer.sequences == self.answer.sequences;
-        (is_as_much && answer.length() == self.answer.length() && of(&answer) < of(self.answer)).then_some((remedies, answer))
+        (is_as_much && answer.length() == self.answer.length() && of(&answer) < of(self.answer))
+            .then_some((remedies, answer))
     }
 
     /// A change that holds all that the command lets it, with as many more as it holds then.
@@ -323,7 +324,11 @@ impl Search<'_> {
         }
         // Other weights are another model, which is offered where this one is too large.
         let is_short = answer.starts != Starts::Yes || answer.least() < expected;
-        if is_short && self.models.model.is_in_full() && !parsed.settings.contains_key("--quantization") && name != "tensorrt-llm" {
+        if is_short
+            && self.models.model.is_in_full()
+            && !parsed.settings.contains_key("--quantization")
+            && name != "tensorrt-llm"
+        {
             tries.push(Remedy::Set("--quantization", "fp8".into()));
         }
         tries

@@ -14,7 +14,8 @@ fn of(words: &str) -> Answer {
 /// No other number holds more than the one that a change states.
 #[test]
 fn a_change_states_the_most_that_it_holds() {
-    let words = "vllm serve m --tensor-parallel-size 2 --max-model-len 32768 --no-enable-prefix-caching --max-num-seqs 128";
+    let words =
+        "vllm serve m --tensor-parallel-size 2 --max-model-len 32768 --no-enable-prefix-caching --max-num-seqs 128";
     let found = of(words);
     let share = found.changes.iter().find(|change| change.change.contains("--gpu-memory-utilization 0.95"));
     let share = share.unwrap_or_else(|| panic!("{}", found.text()));

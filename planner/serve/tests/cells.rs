@@ -67,7 +67,9 @@ fn what_takes_the_memory_is_named(#[case] cells: &str, #[case] expected: Starts)
     let found = of("meta-llama__Llama-3.1-8B-Instruct", &format!("-m l.gguf -ngl 99 -np 4 {cells}"), &stated);
     assert_eq!(found.starts, expected, "{}", found.text());
     let said = found.reason.clone().unwrap_or_else(|| found.notes.join(" "));
-    for part in ["4.68 GiB of weights", "1.00 GiB of what is reserved", "of steps and the device's context", "of caches"] {
+    for part in
+        ["4.68 GiB of weights", "1.00 GiB of what is reserved", "of steps and the device's context", "of caches"]
+    {
         assert!(said.contains(part), "{part}: {said}");
     }
     assert!(!joined(&found).contains("what a screen takes"), "{}", found.text());
@@ -88,7 +90,8 @@ fn fewer_cells_that_hold_as_much_are_offered() {
 /// Of fewer cells each slot has fewer, which is said where it changes.
 #[test]
 fn a_change_says_how_long_its_sequences_are() {
-    let found = of("meta-llama__Llama-3.1-8B-Instruct", "-m l.gguf -ngl 99 -np 4 -c 131072", &[("memory.weights", "16GB")]);
+    let found =
+        of("meta-llama__Llama-3.1-8B-Instruct", "-m l.gguf -ngl 99 -np 4 -c 131072", &[("memory.weights", "16GB")]);
     assert_eq!(found.starts, Starts::No);
     let each = found.changes[0].command.last().unwrap().parse::<u64>().unwrap() / 4;
     assert!(joined(&found).contains(&format!("4 sequences of {each} tokens")), "{}", found.text());

@@ -12,7 +12,10 @@ use rstest::rstest;
 const HYBRID: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
 
 fn fitted(model: &PlanRequest, question: &FitQuestion, engine: EngineSpec) -> Answer {
-    Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine.into()]).unwrap().unwrap()
+    Asks::of_model(model, question.model.as_deref())
+        .fit(&[(model, question.clone())], &[engine.into()])
+        .unwrap()
+        .unwrap()
 }
 
 fn of(name: &str) -> PlanRequest {

@@ -29,7 +29,8 @@ fn asked(name: &str, devices: &[&str], context: u64, sequences: u64) -> (PlanReq
 
 /// What engines of a model admit, each by its shortest command.
 fn fitted(model: &PlanRequest, question: &FitQuestion, engine: EngineSpec) -> Result<Answer, ServeError> {
-    let answer = Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine.into()])?;
+    let answer =
+        Asks::of_model(model, question.model.as_deref()).fit(&[(model, question.clone())], &[engine.into()])?;
     Ok(answer.unwrap())
 }
 

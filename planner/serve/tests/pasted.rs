@@ -120,7 +120,11 @@ fn the_printed_command_has_the_weights_that_are_stated(
 fn what_an_engine_refuses_is_answered_by_the_planner_alone() {
     let found = asked("Qwen__Qwen3-8B", &[], &question(&["h100"], 1 << 20, 1), &[]);
     assert!(found.fits.iter().all(|fit| fit.engine.is_none()) && !found.fits.is_empty());
-    assert!(found.notes.iter().any(|note| note.contains("User-specified max_model_len (1048576)")), "{:?}", found.notes);
+    assert!(
+        found.notes.iter().any(|note| note.contains("User-specified max_model_len (1048576)")),
+        "{:?}",
+        found.notes
+    );
     assert!(!found.table().contains("vllm serve"), "{}", found.table());
 }
 

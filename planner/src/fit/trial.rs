@@ -321,7 +321,13 @@ impl Variant {
     }
 
     /// As its engine is told it, in the dtypes that are stated where it varies none.
-    pub(super) fn layout(&self, of: &PlanRequest, parallel: Parallel, stated: Dtypes, question: &FitQuestion) -> Layout {
+    pub(super) fn layout(
+        &self,
+        of: &PlanRequest,
+        parallel: Parallel,
+        stated: Dtypes,
+        question: &FitQuestion,
+    ) -> Layout {
         let alone = Layout::alone(question.context, question.sequences, stated);
         Layout {
             parallel,

@@ -66,7 +66,10 @@ impl Answer {
             (several, own) => {
                 let first = shown.first().and_then(|fit| fit.engine.as_deref()).unwrap_or("the planner");
                 let own = if own { "; plan: the planner's own pools" } else { "" };
-                format!("by the rules of {} and their own commands{ranges}; a row that names none: {first}{own}", several.join(", "))
+                format!(
+                    "by the rules of {} and their own commands{ranges}; a row that names none: {first}{own}",
+                    several.join(", ")
+                )
             }
         };
         let of = |has: fn(&Fit) -> bool, what: &'static str| shown.iter().any(|fit| has(fit)).then_some(what);
@@ -257,7 +260,8 @@ impl Answer {
         let Some(flags) = self.told(best, engine) else { return String::new() };
         let (program, model) = (engine.program(), self.model.as_str());
         let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
-        let others = self.weights.as_ref().filter(|weights| !weights.are_made_by(Some(engine)) && weights.own.is_some());
+        let others =
+            self.weights.as_ref().filter(|weights| !weights.are_made_by(Some(engine)) && weights.own.is_some());
         let name = match takes_files {
             true if is_gguf => folder,
             // Where its layers do not fit it is to say so, in place of running some of them on the host.
@@ -316,8 +320,10 @@ impl Answer {
             return Some(format!("{name}: {}: room for {} of {}", said(next), next.held(), self.sequences));
         }
         // What holds none falls the least short where it costs the most.
-        let nearest = cheaper.into_iter().max_by(|one, other| cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal))?;
-        let weights = if self.fewer_bits.iter().any(|fewer| fewer.fit.is_some()) { " with weights as they are" } else { "" };
+        let nearest =
+            cheaper.into_iter().max_by(|one, other| cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal))?;
+        let weights =
+            if self.fewer_bits.iter().any(|fewer| fewer.fit.is_some()) { " with weights as they are" } else { "" };
         Some(format!("{name}: {}: room for no sequence{weights}", said(nearest)))
     }
 

@@ -335,7 +335,8 @@ impl Placed {
             true => ByteSize(least).to_string(),
             false => format!("{} to {}", ByteSize(least), ByteSize(most)),
         };
-        let parts = few.iter().zip(&many).map(|((least, what), (most, _))| format!("{} of {what}", span(*least, *most)));
+        let parts =
+            few.iter().zip(&many).map(|((least, what), (most, _))| format!("{} of {what}", span(*least, *most)));
         let parts = parts.collect::<Vec<_>>().join(", ");
         let left = span(room.saturating_sub(most), room.saturating_sub(least));
         let estimated = match beside[0] < beside[2] {
@@ -348,8 +349,13 @@ impl Placed {
     /// All that lies on the devices with what it needs at least (0) or at most (2), and each part of it.
     fn parts(&self, at: usize, beside: u64, caches: u64) -> (u64, Vec<(u64, &'static str)>) {
         let [graphs, reserve] = self.others;
-        let parts =
-            [(self.weights[at], "weights"), graphs, reserve, (beside, "steps and the device's context"), (caches, "caches")];
+        let parts = [
+            (self.weights[at], "weights"),
+            graphs,
+            reserve,
+            (beside, "steps and the device's context"),
+            (caches, "caches"),
+        ];
         let all = parts.iter().fold(0, |all: u64, (bytes, _)| all.saturating_add(*bytes));
         (all, parts.into_iter().filter(|(bytes, what)| *bytes > 0 || *what == "caches").collect())
     }
@@ -382,7 +388,8 @@ impl Placed {
         let beside = self.beside(predicted, context);
         [0, 2].map(|at| {
             let (needed, parts) = self.parts(at, beside[at], caches);
-            let parts: Vec<String> = parts.into_iter().map(|(bytes, what)| format!("{} of {what}", ByteSize(bytes))).collect();
+            let parts: Vec<String> =
+                parts.into_iter().map(|(bytes, what)| format!("{} of {what}", ByteSize(bytes))).collect();
             let parts = parts.join(" and ");
             let does = match self.device {
                 _ if !self.short.fails() => "layers stay on the host".to_owned(),
