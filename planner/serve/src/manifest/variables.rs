@@ -106,7 +106,8 @@ impl Variables {
 
     /// What a program that is started has of them.
     pub(super) fn inherited(mut self) -> Self {
-        self.values.retain(|_, variable| variable.is_exported);
+        // A list is not handed on.
+        self.values.retain(|_, variable| variable.is_exported && variable.words.len() == 1);
         self
     }
 
