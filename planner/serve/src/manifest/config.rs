@@ -460,7 +460,7 @@ mod tests {
     #[case("vllm.entrypoints.openai.api_server", None, "enable-chunked-prefill: false", " --no-enable-chunked-prefill")]
     #[case("vllm.entrypoints.openai.api_server", Some("0.24.0"), "enable-chunked-prefill: false", "")]
     #[case("vllm.entrypoints.openai.api_server", None, "enable_chunked_prefill: false", "")]
-    #[case("vllm.entrypoints.openai.api_server", None, "trust-remote-code: false", "")]
+    #[case("vllm.entrypoints.openai.api_server", None, "disable-log-stats: false", "")]
     #[case("vllm.entrypoints.cli.main serve", None, "enable-chunked-prefill: false", "")]
     fn what_is_off_is_said_where_the_parser_that_reads_the_file_has_a_word_for_it(
         #[case] program: &str,
