@@ -125,7 +125,7 @@ fn make(args: &Make) -> Result<(), Failure> {
     if let Some(piped) = &piped {
         let text = piped.text(Limit::CONFIG).map_err(Failure::error)?;
         if !text.trim_start().starts_with('{') {
-            let launches = start::launches_of(&text, "-", Path::new(""))?;
+            let launches = start::launches_of(&text, "-", Path::new(""), args.start.version())?;
             return started(args, |start, beside, print| start.answer_all(&launches, beside, print));
         }
     }

@@ -165,10 +165,10 @@ impl StartArgs {
     /// The commands that stand behind `--`, or in the file there.
     fn launches(&self) -> Result<Vec<Launch>, Failure> {
         match self.words.as_slice() {
-            [one] if one == "-" || Path::new(one).is_file() => launches_in(Path::new(one)),
+            [one] if one == "-" || Path::new(one).is_file() => launches_in(Path::new(one), self.version()),
             words => {
                 let launches = Launch::from_words(words.to_vec(), &environment()).map_err(failed)?;
-                launches.into_iter().map(|launch| with_options(launch, Path::new(""))).collect()
+                launches.into_iter().map(|launch| with_options(launch, Path::new(""), self.version())).collect()
             }
         }
     }
@@ -190,7 +190,7 @@ impl StartArgs {
             note(&format!("{name}: left out, it holds no command of an engine"));
             return Ok(());
         }
-        let launches = settled(found, file.parent().unwrap_or(Path::new("")))?;
+        let launches = settled(found, file.parent().unwrap_or(Path::new("")), self.version())?;
         self.answer_all(&launches, beside, print_as)
     }
 
@@ -304,7 +304,7 @@ impl StartArgs {
             return Err(Failure::new(2, "--expect-tokens is about one device; state --context and --sequences"));
         }
         let launch = match file {
-            Some(file) => only(launches_in(file)?)?,
+            Some(file) => only(launches_in(file, self.version())?)?,
             None => only(self.launches()?)?,
         };
         let launch = launch.told_dtypes(dtypes, self.version()).map_err(failed)?;
@@ -323,7 +323,7 @@ impl StartArgs {
         let mut found = Vec::new();
         for (name, device) in devices {
             // How many there are is what is sought.
-            let launch = Launch { gpus: None, ..launch.clone() };
+            let launch = Launch { gpus: None, nodes: None, group_gpus: None, ..launch.clone() };
             let question = Question::of(&launch, &on(device)).map_err(failed)?;
             question.refuse_beyond(tokens, sequences).map_err(failed)?;
             let models = match &models {
@@ -508,28 +508,38 @@ fn only(mut launches: Vec<Launch>) -> Result<Launch, Failure> {
 }
 
 /// The commands in a file; `-` is what is piped in.
-pub(crate) fn launches_in(path: &Path) -> Result<Vec<Launch>, Failure> {
+pub(crate) fn launches_in(path: &Path, version: Option<&str>) -> Result<Vec<Launch>, Failure> {
     let text = read(path, Limit::MANIFEST)?;
     let beside = path.parent().unwrap_or(Path::new(""));
-    launches_of(&text, &path.to_string_lossy(), beside)
+    launches_of(&text, &path.to_string_lossy(), beside, version)
 }
 
 /// The commands in a text; files that they name lie in `folder`.
-pub(crate) fn launches_of(text: &str, name: &str, folder: &Path) -> Result<Vec<Launch>, Failure> {
-    settled(manifest::read(name, text.as_bytes()), folder)
+pub(crate) fn launches_of(
+    text: &str,
+    name: &str,
+    folder: &Path,
+    version: Option<&str>,
+) -> Result<Vec<Launch>, Failure> {
+    settled(manifest::read(name, text.as_bytes()), folder, version)
 }
 
-fn settled(found: Result<Vec<Launch>, ManifestError>, folder: &Path) -> Result<Vec<Launch>, Failure> {
+fn settled(
+    found: Result<Vec<Launch>, ManifestError>,
+    folder: &Path,
+    version: Option<&str>,
+) -> Result<Vec<Launch>, Failure> {
     let launches = found.map_err(|error| match error {
         // As of a file that is read whole.
         ManifestError::Source(error) => Failure::error(error),
         error => Failure::new(2, error),
     })?;
-    launches.into_iter().map(|launch| with_options(launch, folder)).collect()
+    launches.into_iter().map(|launch| with_options(launch, folder, version)).collect()
 }
 
-/// The command with what the file of options says that it names.
-fn with_options(launch: Launch, folder: &Path) -> Result<Launch, Failure> {
+/// The command with what the file of options says that it names, as the stated version reads it.
+fn with_options(launch: Launch, folder: &Path, version: Option<&str>) -> Result<Launch, Failure> {
+    let launch = Launch { version: version.map(str::to_owned).or(launch.version), ..launch };
     let Some(file) = launch.config_file().map(str::to_owned) else { return Ok(launch) };
     let text = read(&folder.join(&file), Limit::MANIFEST)?;
     launch.with_config(&file, &text).map_err(|error| Failure::new(2, error))

@@ -47,9 +47,10 @@ impl CommandText {
         Ok(Read { launches, options, pasted })
     }
 
-    /// The command with the options of the file that it names.
-    fn whole(&self, launch: Launch) -> Result<Launch, Refused> {
+    /// The command with the options of the file that it names, as the stated version reads it.
+    fn whole(&self, launch: Launch, version: Option<&str>) -> Result<Launch, Refused> {
         let Some(file) = launch.config_file().map(str::to_owned) else { return Ok(launch) };
+        let launch = Launch { version: version.map(str::to_owned).or(launch.version), ..launch };
         let last = file.rsplit(['/', '\\']).next().unwrap_or(&file);
         let text = self.files.get(last).ok_or_else(|| {
             Refused::usage(format!("the command takes options from `{file}`; drop that file on the page too"))
@@ -64,7 +65,7 @@ pub(crate) fn found(text: &CommandText) -> Result<Value, Refused> {
     let one = |launch: Launch| {
         let (place, shown) = (launch.place.clone(), launch.to_string());
         // What a file of options says is asked for when the command is.
-        let launch = text.whole(launch.clone()).unwrap_or(launch);
+        let launch = text.whole(launch.clone(), options.version.as_deref()).unwrap_or(launch);
         let question = match Asked::of(&launch, &options) {
             Asked::Taken(question) => Some(question),
             Asked::Refused { nearest, .. } => nearest,
@@ -87,7 +88,7 @@ pub(crate) fn found(text: &CommandText) -> Result<Value, Refused> {
 pub(crate) fn start(text: &CommandText, at: usize, models: Option<&Models>) -> Result<Value, Refused> {
     let Read { launches, options, .. } = text.read()?;
     let launch = launches.into_iter().nth(at).ok_or_else(|| Refused::usage("there is no such command"))?;
-    let launch = text.whole(launch)?;
+    let launch = text.whole(launch, options.version.as_deref())?;
     let error = match (Asked::of(&launch, &options), models) {
         (Asked::Taken(_), Some(models)) => match answer(&launch, models.clone(), &options) {
             Ok(answer) => {

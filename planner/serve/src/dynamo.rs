@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use cacheplan_planner::EngineSpec;
 use serde_json::Value;
 
 use crate::error::ServeError;
@@ -39,10 +40,14 @@ pub(crate) struct Rewritten {
     pub(crate) options: Vec<(String, String)>,
 }
 
+/// The engine whose worker stands in front of the arguments.
+fn worker(words: &[String], start: usize) -> Option<&str> {
+    words.get(start.checked_sub(1)?)?.strip_prefix("dynamo.")
+}
+
 /// The words of a command, those from `start` on as the engine takes them.
 pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag]) -> Result<Rewritten, ServeError> {
-    let module = start.checked_sub(1).and_then(|at| words.get(at));
-    let Some(worker) = module.and_then(|module| module.strip_prefix("dynamo.")) else {
+    let Some(worker) = worker(words, start) else {
         return Ok(Rewritten { words: words.to_vec(), options: Vec::new() });
     };
     let mut taken = words[..start].to_vec();
@@ -79,6 +84,26 @@ pub(crate) fn rewritten(words: &[String], start: usize, known: &[&'static Flag])
         }
     }
     Ok(Rewritten { words: taken, options })
+}
+
+/// A worker that hands over what it prefills must be told how (`update_dynamo_config_with_engine` of `dynamo/vllm/args.py`).
+pub(crate) fn refuse_prefill(words: &[String], start: usize, engine: EngineSpec) -> Result<(), ServeError> {
+    const HOW: &str = "--kv-transfer-config";
+    let (worker, words) = (worker(words, start), &words[start..]);
+    let value = |flag: &str| {
+        let at =
+            words.iter().rposition(|word| word.split('=').next().is_some_and(|name| name.replace('_', "-") == flag))?;
+        words[at].split_once('=').map(|(_, value)| value).or_else(|| words.get(at + 1).map(String::as_str))
+    };
+    // Its parts are flags of their own: `--kv-transfer-config.kv_role`.
+    let is_told = words.iter().any(|word| word.replace('_', "-").starts_with(HOW));
+    if worker != Some("vllm") || is_told || value("--disaggregation-mode") != Some("prefill") {
+        return Ok(());
+    }
+    let example = r#"{"kv_connector":"NixlConnector","kv_role":"kv_both"}"#;
+    let said =
+        format!("When using --disaggregation-mode prefill, you must explicitly provide {HOW}. Example: '{example}'");
+    Err(ServeError::Engine { engine: engine.engine, said, remedies: vec![Remedy::Set(HOW, example.to_owned())] })
 }
 
 /// An object of options by their keys.
@@ -139,6 +164,19 @@ mod tests {
     #[case("python -m sglang.launch_server --namespace n", "sglang", "--namespace n")]
     fn a_worker_leaves_the_engine_its_own_words(#[case] command: &str, #[case] engine: &str, #[case] expected: &str) {
         assert_eq!(taken(command, engine).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case("python3 -m dynamo.vllm --model m --disaggregation-mode prefill", true)]
+    #[case("python3 -m dynamo.vllm --model m --disaggregation-mode=prefill", true)]
+    #[case("python3 -m dynamo.vllm --model m --disaggregation-mode prefill --kv-transfer-config {}", false)]
+    #[case("python3 -m dynamo.vllm --model m --disaggregation-mode prefill --kv_transfer_config.kv_role x", false)]
+    #[case("python3 -m dynamo.vllm --model m --disaggregation-mode decode", false)]
+    #[case("python3 -m dynamo.sglang --model-path m --disaggregation-mode prefill", false)]
+    fn a_worker_that_prefills_must_be_told_how_it_hands_over(#[case] command: &str, #[case] is_refused: bool) {
+        let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+        let found = refuse_prefill(&words, 3, "vllm".parse().unwrap()).map_err(|error| error.to_string());
+        assert_eq!(found.is_err_and(|error| error.contains("provide --kv-transfer-config")), is_refused);
     }
 
     #[rstest]

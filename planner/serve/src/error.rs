@@ -82,6 +82,18 @@ pub enum ServeError {
     /// A device that a manifest names and whose memory is not known.
     #[error("{0}; state it with --device, or the bytes of caches with --cache-bytes")]
     Device(cacheplan_planner::device::BadDevice),
+    /// An image whose build does not run on the devices.
+    #[error("the image {image:.200} is built for {build}, and runs nothing on {device}; take {instead}", image = Shown(.image))]
+    Image {
+        /// The image.
+        image: String,
+        /// What it is built for.
+        build: &'static str,
+        /// The device.
+        device: String,
+        /// One that does.
+        instead: String,
+    },
     /// A version that is not modelled.
     #[error(transparent)]
     Version(#[from] cacheplan_planner::engines::UnknownEngine),

@@ -241,6 +241,6 @@ impl Asks {
             options.overrides.push(Override::by_flag("memory.weights", size.stated(), "--weights"));
         }
         // How many devices there are is what is sought.
-        Ok(Some((Launch { gpus: None, ..told }, options)))
+        Ok(Some((Launch { gpus: None, nodes: None, group_gpus: None, ..told }, options)))
     }
 }

@@ -23,10 +23,14 @@ pub struct Launch {
     pub place: String,
     /// The engine's version, where its image says it.
     pub version: Option<String>,
-    /// Its image, where the tag does not say the engine's version.
+    /// Its image.
     pub image: Option<String>,
-    /// GPUs that its container asks for.
+    /// GPUs that its container asks for; those of all its nodes together where it has several.
     pub gpus: Option<u32>,
+    /// The nodes that its controller joins, where they are several.
+    pub nodes: Option<u32>,
+    /// GPUs of all pods of its group, where each asks for some: those that Ray finds.
+    pub group_gpus: Option<u32>,
     /// The GPU that its node has, as the manifest names it.
     pub device: Option<String>,
     /// Flags that begin lines behind it, where a line's end or a blank line has ended the command before them.
@@ -42,7 +46,8 @@ impl Launch {
 
     /// That its image does not say the version at which it is answered.
     pub(crate) fn image_note(&self, engine: EngineSpec) -> Option<String> {
-        let (image, version) = (self.image.as_ref()?, engine.version_name());
+        let image = self.image.as_ref().filter(|_| self.version.is_none())?;
+        let version = engine.version_name();
         let said = format!("the tag of {image:.200} does not say the engine's version");
         Some(format!("{said}: {version} is taken; state another with --engine-version"))
     }
@@ -92,6 +97,8 @@ impl fmt::Debug for Launch {
             .field("version", &self.version)
             .field("image", &self.image)
             .field("gpus", &self.gpus)
+            .field("nodes", &self.nodes)
+            .field("group_gpus", &self.group_gpus)
             .field("device", &self.device);
         if !self.cut.is_empty() {
             shown.field("cut", &self.cut);

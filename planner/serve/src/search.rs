@@ -194,7 +194,7 @@ impl Search<'_> {
         let mut launch = Launch { words, ..self.launch.clone() };
         let mut options = self.options.clone();
         if self.takes_devices(remedies) {
-            launch.gpus = None;
+            (launch.gpus, launch.nodes, launch.group_gpus) = (None, None, None);
             let node = self.node();
             options.devices = options.devices.map(|devices| devices.times(node));
         }

@@ -170,6 +170,89 @@ fn each_rank_of_sglang_takes_a_gpu_that_is_there(#[case] flags: &str, #[case] la
     }
 }
 
+/// Ray finds the GPUs of all pods of a group, whatever the leader has of them.
+#[rstest]
+#[case(2, 1, 1, "-pp 2", None)]
+#[case(2, 1, 1, "-tp 1 -pp 3", Some(2))]
+#[case(2, 1, 1, "-tp 4", Some(2))]
+#[case(3, 1, 2, "-tp 4", None)]
+#[case(3, 1, 2, "-tp 8", Some(5))]
+fn ray_gives_no_more_ranks_than_its_group_has_gpus(
+    #[case] size: u32,
+    #[case] leader: u32,
+    #[case] worker: u32,
+    #[case] flags: &str,
+    #[case] all: Option<u32>,
+) {
+    let pod = |command: &str, gpus: u32| {
+        format!(
+            "{{spec: {{containers: [{{name: c, image: 'vllm/vllm-openai:v0.33.0', command: [sh, -c, '{command}'], \
+             resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}}}]}}}}"
+        )
+    };
+    let leader = pod(&format!("vllm serve m {flags} --distributed-executor-backend ray"), leader);
+    let worker = pod("sleep 1", worker);
+    let text = format!(
+        "kind: LeaderWorkerSet\nspec: {{leaderWorkerTemplate: {{size: {size}, leaderTemplate: {leader}, workerTemplate: {worker}}}}}\n"
+    );
+    let found = manifest::read("m.yaml", text.as_bytes()).unwrap();
+    let found = answer(&found[0], models(MODEL), &on("h100")).map_err(|error| error.to_string());
+    match all {
+        Some(all) => {
+            let error = found.unwrap_err();
+            let said = format!("the pods of its group have {all} together");
+            assert!(error.contains("Cannot provide a placement group") && error.contains(&said), "{error}");
+        }
+        None => assert_eq!(found.unwrap().starts, Starts::Yes),
+    }
+}
+
+/// Dynamo's operator joins the nodes of a worker, each of which has the devices that are stated.
+#[rstest]
+#[case("2xh100", "2", "-tp 2 -pp 2", true)]
+#[case("h100", "1", "-pp 2", true)]
+#[case("2xh100", "2", "-tp 2 -pp 4", false)]
+#[case("8xh100", "2", "-tp 2 -pp 4", false)]
+fn nodes_that_a_controller_joins_each_have_the_devices(
+    #[case] device: &str,
+    #[case] gpus: &str,
+    #[case] flags: &str,
+    #[case] starts: bool,
+) {
+    let text = format!(
+        "{{kind: DynamoGraphDeployment, spec: {{services: {{w: {{multinode: {{nodeCount: 2}}, resources: {{limits: {{gpu: '{gpus}'}}}}, \
+         extraPodSpec: {{mainContainer: {{image: 'nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.5.1', \
+         command: [sh, -c, 'python3 -m dynamo.vllm --model m {flags}']}}}}}}}}}}}}"
+    );
+    let found = manifest::read("m.yaml", text.as_bytes()).unwrap();
+    let found = answer(&found[0], models(MODEL), &on(device)).map_err(|error| error.to_string());
+    match starts {
+        true => assert_eq!(found.unwrap().starts, Starts::Yes),
+        false => assert!(found.unwrap_err().contains("available GPUs (4) in this node")),
+    }
+}
+
+#[rstest]
+#[case("vllm/vllm-openai-rocm:v0.33.0", "h100", Some("take vllm/vllm-openai"))]
+#[case("vllm/vllm-openai-rocm:v0.33.0", "mi300x", None)]
+#[case("vllm/vllm-openai:v0.33.0", "h100", None)]
+fn an_image_of_another_build_runs_on_no_nvidia_device(
+    #[case] image: &str,
+    #[case] device: &str,
+    #[case] expected: Option<&str>,
+) {
+    let text = format!("docker run --gpus all {image} --model m --max-model-len 2048\n");
+    let found = manifest::read("m.sh", text.as_bytes()).unwrap();
+    let found = answer(&found[0], models(MODEL), &on(device)).map_err(|error| error.to_string());
+    match expected {
+        Some(expected) => {
+            let error = found.unwrap_err();
+            assert!(error.contains(image) && error.contains(expected), "{error}");
+        }
+        None => assert_eq!(found.unwrap().starts, Starts::Yes),
+    }
+}
+
 /// Two pods of one GPU: each is a node, and Ray, MPI or the command itself says that there are others.
 #[rstest]
 #[case::alone("vllm-openai:v0.33.0", "vllm serve m -pp 2", Some("World size (2) is larger than the number"))]

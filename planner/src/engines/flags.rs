@@ -193,6 +193,12 @@ pub(crate) static SGLANG: Dialect = Dialect {
     ],
     chooses_dtypes: true,
     refuses: |input| {
+        let before = sglang::PAYS_LARGEST_STAGE;
+        if input.version < before && input.parallel().pp > 1 && input.has_states() {
+            return Some(format!(
+                "before {before} a slot pays for the states of all pipeline stages, and a plan has those of one; export to a newer one, or plan for one stage"
+            ));
+        }
         let (slots, each) = with_radix(input).filter(|(slots, each)| slots < each)?;
         Some(format!(
             "a request takes {each} slots for states beside the radix cache, and it has {slots}; plan for more checkpoints, or for none"

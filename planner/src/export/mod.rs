@@ -131,6 +131,11 @@ impl CachePlan {
             ))) => {
                 return Err(ExportError::Refused(refusal));
             }
+            // A file that never starts is none.
+            Some(Err(PlanError::TooFew { said, .. })) => {
+                let what = format!("{said}; plan for more sequences, or for longer ones");
+                return Err(ExportError::Unsupported { engine: dialect.name, what });
+            }
             Some(Err(other)) => {
                 not_expressed.push(format!("what {} admits with these values: {other}", dialect.name));
                 None

@@ -567,3 +567,30 @@ fn tensorrt_llm_is_told_no_dtype_that_its_loader_refuses() {
         assert!(dtype.is_none_or(|dtype| ["fp8", "nvfp4", "auto"].contains(&dtype.value.as_str().unwrap())));
     }
 }
+
+/// SGLang admits no prefill into a window's pool that is no larger than the window.
+#[rstest]
+#[case(1, true)]
+#[case(64, false)]
+fn what_sglang_never_starts_with_is_not_written(#[case] sequences: u64, #[case] is_refused: bool) {
+    let kv = || ResourceHandler::kv_paged(8, 64, DType::Bf16).unwrap();
+    let model = Model::new("gpt_oss", 2).with("kv", 0, kv()).with("kv", 1, kv().with_window(1024).unwrap());
+    let budget = budget(&format!("max_seq_len = 100\nmax_batch_size = {sequences}\n[memory]\nbytes = '2GiB'"));
+    let plan = model.request(&budget).plan().unwrap();
+    let found = plan.export(target("sglang"), None, &serving()).map_err(|error| error.to_string());
+    match is_refused {
+        true => assert!(found.unwrap_err().contains("`max_total_tokens` is stated too small")),
+        false => assert!(found.unwrap().admits.is_some()),
+    }
+}
+
+/// Before 0.5.17 a slot pays for all stages, of which a plan knows one.
+#[rstest]
+#[case("0.5.16", 2, true)]
+#[case("0.5.16", 1, false)]
+#[case("0.5.18", 2, false)]
+fn states_of_other_stages_are_not_guessed(#[case] version: &str, #[case] pp: u32, #[case] is_refused: bool) {
+    let serving = Serving { parallel: Some(Parallel { pp, ..Parallel::default() }), ..serving() };
+    let found = hybrid().export(target("sglang"), Some(version), &serving).map_err(|error| error.to_string());
+    assert_eq!(found.is_err_and(|error| error.contains("the states of all pipeline stages")), is_refused);
+}

@@ -1,13 +1,16 @@
 //! The file of options that an engine's command names: flags of vLLM and SGLang, `LlmArgs` of TensorRT-LLM.
 
 use cacheplan_files::{Limit, Source};
-use serde_json::Value as Json;
+use cacheplan_planner::engines::Version;
+use serde_json::{Number, Value as Json};
 
 use super::error::{ManifestError, Place};
 use super::reading::{Reading, Spot};
 use super::unknown;
 use super::yaml::{self, Node, Value};
 use crate::Launch;
+use crate::flags::table::flags;
+use crate::program::Program;
 use crate::secret::{self, HIDDEN};
 
 /// Flags that name such a file.
@@ -29,7 +32,7 @@ impl Launch {
         let reading = Reading::new(name);
         let documents = yaml::documents(name, &text)?;
         let root = documents.first().filter(|root| !root.is_null());
-        if let Some((engine, said)) = self.refuses_config(root.is_none()) {
+        if let Some((engine, said)) = self.refuses_config(root.is_none(), documents.len()) {
             let at = Place { file: name.to_owned(), ..Place::default() };
             return Err(ManifestError::Refused { at, engine, said });
         }
@@ -57,6 +60,7 @@ impl Launch {
                 // The command's own wins.
                 "model" if takes_model && has_model => {}
                 "model" if takes_model => self.words.insert(program, literal(&value)?),
+                _ if is_off(&value) && self.takes_opposite(key) => words.push(format!("--no-{key}")),
                 _ => flag(key, &value, &mut words)?,
             }
         }
@@ -93,7 +97,7 @@ impl Launch {
 
     /// What its engine says of the file by its name, or where it says nothing (vLLM's `argparse_utils.py`, SGLang's
     /// `server_args_config_parser.py`).
-    fn refuses_config(&self, is_empty: bool) -> Option<(&'static str, String)> {
+    fn refuses_config(&self, is_empty: bool, documents: usize) -> Option<(&'static str, String)> {
         let (_, _, path) = self.config_flag()?;
         let program = &self.words[..self.program_words()];
         let of =
@@ -107,19 +111,25 @@ impl Launch {
             match (several, is_yaml) {
                 (true, _) => "Multiple config files specified! Only one allowed.".to_owned(),
                 (_, false) => format!("Config file must be YAML format, got: {suffix}"),
-                _ => return None,
+                _ => several_documents(documents)?,
             }
         } else if of("vllm") {
             match ending {
                 _ if several => "More than one config file specified!".to_owned(),
+                "yaml" | "yml" if documents > 1 => several_documents(documents)?,
                 "yaml" | "yml" if is_empty => "'NoneType' object has no attribute 'items'".to_owned(),
                 "yaml" | "yml" => return None,
                 other => format!("Config file must be of a yaml/yml type. {other} supplied"),
             }
         } else {
-            return None;
+            several_documents(documents)?
         };
-        Some((if of("sglang") { "sglang" } else { "vllm" }, said))
+        let engine = match () {
+            () if of("sglang") => "sglang",
+            () if of("vllm") => "vllm",
+            () => "tensorrt-llm",
+        };
+        Some((engine, said))
     }
 
     /// The words from which to which the flag stands, and its value.
@@ -148,6 +158,18 @@ impl Launch {
         program.last().is_some_and(|word| word == "serve") && program.iter().any(|word| word.contains("vllm"))
     }
 
+    /// Whether what is off in a file becomes a word of its own: `--no-…` where the parser that reads the file has it, which that of
+    /// `vllm serve` leaves to its subcommand (`load_config_file`).
+    fn takes_opposite(&self, key: &str) -> bool {
+        /// Read in 0.28.0, and not in 0.24.0.
+        const SAYS_OFF: Version = Version(0, 28, 0);
+        let is_server = self.words.iter().take(6).any(|word| API_SERVERS.contains(&word.as_str()));
+        let Ok(Program { engine, .. }) = Program::of(self, None) else { return false };
+        let opposite = format!("--no-{key}");
+        let mut known = flags(engine.engine, engine.version).into_iter();
+        is_server && engine.version >= SAYS_OFF && known.any(|flag| flag.negated.contains(&opposite.as_str()))
+    }
+
     /// The words that name the engine: `vllm serve`, `python -m sglang.launch_server`.
     fn program_words(&self) -> usize {
         let module = self.words.iter().take(6).position(|word| word == "-m");
@@ -157,8 +179,17 @@ impl Launch {
     }
 }
 
-/// The command of a file that says all that an engine needs.
-pub(super) fn alone(root: &Spot<'_>) -> Result<Option<Launch>, ManifestError> {
+/// vLLM's servers whose own parser has the engine's flags.
+const API_SERVERS: [&str; 2] = ["vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server"];
+
+/// What `yaml.safe_load` says of a file of several documents.
+fn several_documents(documents: usize) -> Option<String> {
+    let said = "expected a single document in the stream, but found another document";
+    (documents > 1).then(|| said.to_owned())
+}
+
+/// The command of a file that says all that an engine needs, which is one of so many documents.
+pub(super) fn alone(root: &Spot<'_>, documents: usize) -> Result<Option<Launch>, ManifestError> {
     let keys: Vec<String> = root.entries()?.iter().map(|(key, _)| key.replace('_', "-")).collect();
     let has = |known: &[&str]| keys.iter().any(|key| known.contains(&key.as_str()));
     let words: &[&str] = if has(&TENSORRT_LLM) {
@@ -170,6 +201,14 @@ pub(super) fn alone(root: &Spot<'_>) -> Result<Option<Launch>, ManifestError> {
     } else {
         return Ok(None);
     };
+    if let Some(said) = several_documents(documents) {
+        let engine = match words.last() {
+            Some(&"trtllm-serve") => "tensorrt-llm",
+            Some(&"serve") => "vllm",
+            _ => "sglang",
+        };
+        return Err(ManifestError::Refused { at: root.place(), engine, said });
+    }
     let mut words: Vec<String> = words.iter().map(ToString::to_string).collect();
     let place = root.reading.file.to_owned();
     let mut launch = Launch { place, ..Launch::default() };
@@ -209,10 +248,15 @@ const VLLM: [&str; 5] =
 /// A keyword of `LLM`, which also says what is off.
 pub(super) fn keyword(key: &str, value: &Spot<'_>, words: &mut Vec<String>) -> Result<(), ManifestError> {
     match &value.node.value {
-        Value::Text { text, plain: true } if truth(text) == Some(false) => words.push(format!("--no-{key}")),
+        _ if is_off(value) => words.push(format!("--no-{key}")),
         _ => flag(key, value, words)?,
     }
     Ok(())
+}
+
+/// Whether it says `false`.
+fn is_off(value: &Spot<'_>) -> bool {
+    matches!(&value.node.value, Value::Text { text, plain: true } if truth(text) == Some(false))
 }
 
 /// A key of a file as vLLM turns it into words.
@@ -246,7 +290,7 @@ fn scalar(value: &Spot<'_>) -> Result<String, ManifestError> {
     let written = value.raw().filter(|_| matches!(value.node.value, Value::Text { plain: true, .. }));
     Ok(match written {
         Some(_) if value.node.is_null() => "None".to_owned(),
-        Some(text) => match (truth(text), whole(text)) {
+        Some(text) => match (truth(text), number(text)) {
             (Some(true), _) => "True".to_owned(),
             (Some(false), _) => "False".to_owned(),
             (None, Some(number)) => number.to_string(),
@@ -266,7 +310,7 @@ fn settings(map: &Spot<'_>, prefix: &str, found: &mut Vec<(String, String)>) -> 
             _ if secret::is_secret(key) => found.push((name, HIDDEN.to_owned())),
             Value::List(_) => found.push((name, json(value.node, &value.place())?.to_string())),
             Value::Text { text, plain } => {
-                let number = plain.then(|| whole(text)).flatten();
+                let number = plain.then(|| number(text)).flatten();
                 found.push((name, number.map_or_else(|| literal(&value), |number| Ok(number.to_string()))?));
             }
         }
@@ -283,6 +327,41 @@ fn literal(value: &Spot<'_>) -> Result<String, ManifestError> {
             unknown::known(&unknown::Why::Template.mark(&format!("{template}}}")), &value.place())
         }
         None => Ok(text),
+    }
+}
+
+/// A scalar of YAML 1.1 that is a number which no other reader takes for the same: a whole one, or one in sixties.
+fn number(text: &str) -> Option<Number> {
+    whole(text).map(Number::from).or_else(|| in_sixties(text))
+}
+
+/// `34:08`, which is 2048, and `1:30.5`, which is 90.5: as PyYAML resolves them, whose whole ones begin with no zero.
+fn in_sixties(text: &str) -> Option<Number> {
+    let (is_negative, digits) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let (digits, fraction) = digits.split_once('.').map_or((digits, None), |(digits, rest)| (digits, Some(rest)));
+    let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'_');
+    let (first, rest) = digits.split_once(':')?;
+    let begins = first.starts_with(|digit: char| digit.is_ascii_digit() && (digit != '0' || fraction.is_some()));
+    let is_sixtieth = |part: &str| match part.as_bytes() {
+        [low] => low.is_ascii_digit(),
+        [high, low] => (b'0'..=b'5').contains(high) && low.is_ascii_digit(),
+        _ => false,
+    };
+    if !begins || !is_digits(first) || !rest.split(':').all(is_sixtieth) || !fraction.is_none_or(is_digits) {
+        return None;
+    }
+    let first = first.replace('_', "").parse::<i64>().ok()?;
+    let all = rest.split(':').try_fold(first, |all, part| all.checked_mul(60)?.checked_add(part.parse().ok()?))?;
+    let sign = if is_negative { -1 } else { 1 };
+    match fraction {
+        None => Some(Number::from(sign * all)),
+        Some(fraction) => {
+            let behind: f64 = format!("0.{}0", fraction.replace('_', "")).parse().ok()?;
+            Number::from_f64(sign as f64 * (all as f64 + behind))
+        }
     }
 }
 
@@ -316,9 +395,9 @@ pub(super) fn truth(text: &str) -> Option<bool> {
 fn json(node: &Node, at: &Place) -> Result<Json, ManifestError> {
     Ok(match &node.value {
         _ if node.is_null() => Json::Null,
-        Value::Text { text, plain } => match (plain, truth(text), whole(text), serde_json::from_str(text)) {
+        Value::Text { text, plain } => match (plain, truth(text), number(text), serde_json::from_str(text)) {
             (true, Some(truth), ..) => Json::Bool(truth),
-            (true, None, Some(number), _) => number.into(),
+            (true, None, Some(number), _) => Json::Number(number),
             (true, None, None, Ok(number @ Json::Number(_))) => number,
             _ => Json::String(unknown::known(&unknown::mark_templates(text), at)?),
         },
@@ -368,10 +447,53 @@ mod tests {
     #[case("hf-overrides: {a: 0x10, b: 1.5}\n", " --hf-overrides '{\"a\":16,\"b\":1.5}'")]
     #[case("max-model-len: 010000\nmax-num-seqs: 0x10\n", " --max-model-len 4096 --max-num-seqs 16")]
     #[case("max-model-len: 8_192\nrevision: '010'\n", " --max-model-len 8192 --revision 010")]
+    #[case("max-model-len: 34:08\nmax-num-seqs: '34:08'\n", " --max-model-len 2048 --max-num-seqs 34:08")]
+    #[case("seed: -1:0:1\nrevision: 1:30.5\nport: 0:30\n", " --seed -3601 --revision 90.5 --port 0:30")]
+    #[case("revision: 34:61\nseed: 999999999999999999:00\n", " --revision 34:61 --seed 999999999999999999:00")]
     fn values_are_those_of_yaml_as_the_engine_reads_it(#[case] text: &str, #[case] expected: &str) {
         let words = ["vllm", "serve", "m", "--config", "f.yaml"].map(String::from).to_vec();
         let launch = Launch { words, ..Launch::default() }.with_config("f.yaml", text).unwrap();
         assert_eq!(launch.to_string(), format!("vllm serve m{expected}"));
+    }
+
+    #[rstest]
+    #[case("vllm.entrypoints.openai.api_server", None, "enable-chunked-prefill: false", " --no-enable-chunked-prefill")]
+    #[case("vllm.entrypoints.openai.api_server", Some("0.24.0"), "enable-chunked-prefill: false", "")]
+    #[case("vllm.entrypoints.openai.api_server", None, "enable_chunked_prefill: false", "")]
+    #[case("vllm.entrypoints.openai.api_server", None, "disable-log-stats: false", "")]
+    #[case("vllm.entrypoints.cli.main serve", None, "enable-chunked-prefill: false", "")]
+    fn what_is_off_is_said_where_the_parser_that_reads_the_file_has_a_word_for_it(
+        #[case] program: &str,
+        #[case] version: Option<&str>,
+        #[case] text: &str,
+        #[case] expected: &str,
+    ) {
+        let command = format!("python -m {program} --config f.yaml");
+        let words = command.split(' ').map(String::from).collect();
+        let launch = Launch { words, version: version.map(str::to_owned), ..Launch::default() };
+        let launch = launch.with_config("f.yaml", text).unwrap();
+        assert_eq!(launch.to_string(), format!("python -m {program}{expected}"));
+    }
+
+    #[rstest]
+    #[case("vllm serve m --config f.yaml")]
+    #[case("sglang serve --model-path m --config f.yaml")]
+    #[case("trtllm-serve m --config f.yaml")]
+    fn a_file_of_several_documents_is_refused(
+        #[case] command: &str,
+        #[values("a: 1\n---\nb: 2\n", "a: 1\n---\n")] text: &str,
+    ) {
+        let words = command.split(' ').map(String::from).collect();
+        let error = Launch { words, ..Launch::default() }.with_config("f.yaml", text).unwrap_err().to_string();
+        assert!(error.contains("expected a single document in the stream"), "{error}");
+    }
+
+    #[rstest]
+    #[case("max-model-len: 8\nmodel: m\n---\nmax-model-len: 9\n", true)]
+    #[case("---\nmax-model-len: 8\nmodel: m\n...\n", false)]
+    fn options_that_stand_alone_are_one_document(#[case] text: &str, #[case] is_refused: bool) {
+        let found = crate::manifest::read("a.yaml", text.as_bytes()).map_err(|error| error.to_string());
+        assert_eq!(found.is_err_and(|error| error.contains("expected a single document")), is_refused);
     }
 
     #[rstest]

@@ -28,8 +28,8 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
             (origin.gpus, origin.device) = (gpus, part.or(origin.device));
         }
         let nodes = nodes(&service)?;
-        origin.gpus = origin.gpus.map(|gpus| gpus.saturating_mul(nodes));
-        found.extend(command::of_container(kubernetes::container_of(&container, variables)?, &origin)?);
+        let launches = command::of_container(kubernetes::container_of(&container, variables)?, &origin)?;
+        found.extend(launches.into_iter().map(|launch| on_nodes(launch, nodes)));
     }
     for component in spec.list("components")? {
         let name = component.get("name").and_then(|name| name.raw()).unwrap_or("");
@@ -37,12 +37,16 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         if let Some(pod) = component.dig(&["podTemplate", "spec"]) {
             let launches = kubernetes::pod_launches(&pod, &title, objects, &shared)?;
             let nodes = nodes(&component)?;
-            let counted =
-                |launch: Launch| Launch { gpus: launch.gpus.map(|gpus| gpus.saturating_mul(nodes)), ..launch };
-            found.extend(launches.into_iter().map(counted));
+            found.extend(launches.into_iter().map(|launch| on_nodes(launch, nodes)));
         }
     }
     Ok(found)
+}
+
+/// A launch of a pod on each of so many nodes.
+fn on_nodes(launch: Launch, nodes: u32) -> Launch {
+    let gpus = launch.gpus.map(|gpus| gpus.saturating_mul(nodes));
+    Launch { gpus, nodes: Some(nodes).filter(|nodes| *nodes > 1), ..launch }
 }
 
 /// The pods of one replica, each on a node of its own.

@@ -156,6 +156,58 @@ pub(super) fn version(image: &str) -> Option<String> {
     is_version.then(|| version.to_owned())
 }
 
+/// What an image is built for that does not run on CUDA, and one of the same engine that does.
+pub(crate) fn other_build(image: &str) -> Option<(&'static str, String)> {
+    let (path, tag) = parts(image);
+    let name = base(path);
+    let engine = ENGINES.iter().find(|engine| name.contains(*engine))?;
+    let owner = path.rsplit('/').nth(1).filter(|owner| OWNERS.contains(owner));
+    let words = name.split(['-', '_']).chain(tag.split(['-', '_'])).chain(owner);
+    let is = |word: &str, known: &str| {
+        word.strip_prefix(known)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with(|char: char| char.is_ascii_digit()))
+    };
+    if words.clone().any(|word| is(word, "cuda") || is(word, "cu")) {
+        return None;
+    }
+    let build = BUILDS.iter().find(|(known, _)| words.clone().any(|word| is(word, known))).map(|(_, build)| *build);
+    let program = tag.split('-').next().filter(|first| LLAMA_CPP_TAGS.contains(first));
+    let is_own = ["ggml-org/llama.cpp", "ggerganov/llama.cpp"].iter().any(|own| path.ends_with(own));
+    // Its images of no word more are those for processors.
+    let build = build.or_else(|| program.filter(|_| is_own).map(|_| PROCESSORS))?;
+    let instead = match *engine {
+        "llama.cpp" => format!("ghcr.io/ggml-org/llama.cpp:{}-cuda", program.unwrap_or(LLAMA_CPP_TAGS[0])),
+        "sglang" => "lmsysorg/sglang".to_owned(),
+        "vllm" => "vllm/vllm-openai".to_owned(),
+        _ => return None,
+    };
+    Some((build, instead))
+}
+
+const PROCESSORS: &str = "processors";
+const LLAMA_CPP_TAGS: [&str; 3] = ["server", "full", "light"];
+/// Who has images for devices of its own alone.
+const OWNERS: [&str; 2] = ["rocm", "intel"];
+/// Words in names and tags of images, and what they are built for.
+const BUILDS: [(&str, &str); 16] = [
+    ("cpu", PROCESSORS),
+    ("xeon", PROCESSORS),
+    ("s390x", PROCESSORS),
+    ("openvino", "OpenVINO"),
+    ("rocm", "ROCm"),
+    ("hip", "ROCm"),
+    ("vulkan", "Vulkan"),
+    ("musa", "MUSA"),
+    ("intel", "Intel's devices"),
+    ("xpu", "Intel's devices"),
+    ("hpu", "Gaudi"),
+    ("gaudi", "Gaudi"),
+    ("npu", "Ascend"),
+    ("cann", "Ascend"),
+    ("tpu", "TPUs"),
+    ("neuron", "Neuron"),
+];
+
 /// The version that a word in front of a command asks for, `0.8.5.post1` of `--with vllm==0.8.5.post1`.
 pub(super) fn wheel(word: &str) -> Option<&str> {
     let (name, version) = word.split_once("==")?;
@@ -219,6 +271,26 @@ mod tests {
     #[case("lmsysorg/sglang:latest", "a")]
     fn an_image_runs_its_entrypoint(#[case] image: &str, #[case] expected: &str) {
         assert_eq!(entrypoint(image, &words("a")), words(expected));
+    }
+
+    #[rstest]
+    #[case("ghcr.io/ggml-org/llama.cpp:server", Some(("processors", "ghcr.io/ggml-org/llama.cpp:server-cuda")))]
+    #[case("ghcr.io/ggml-org/llama.cpp:full-b6900", Some(("processors", "ghcr.io/ggml-org/llama.cpp:full-cuda")))]
+    #[case("ghcr.io/ggml-org/llama.cpp:server-rocm", Some(("ROCm", "ghcr.io/ggml-org/llama.cpp:server-cuda")))]
+    #[case("ghcr.io/ggml-org/llama.cpp:server-vulkan", Some(("Vulkan", "ghcr.io/ggml-org/llama.cpp:server-cuda")))]
+    #[case("ghcr.io/ggml-org/llama.cpp:server-cuda-b5174", None)]
+    #[case("ghcr.io/ggml-org/llama.cpp:server-cuda12@sha256:00", None)]
+    #[case("localhost:5000/own/llama.cpp:server", None)]
+    #[case("vllm/vllm-openai-cpu:v0.33.0", Some(("processors", "vllm/vllm-openai")))]
+    #[case("vllm/vllm-openai-rocm", Some(("ROCm", "vllm/vllm-openai")))]
+    #[case("rocm/vllm:latest", Some(("ROCm", "vllm/vllm-openai")))]
+    #[case("vllm/vllm-openai:v0.24.0-cu130", None)]
+    #[case("cpu-team/vllm-openai:v0.24.0", None)]
+    #[case("lmsysorg/sglang:v0.5.18-rocm700-mi35x", Some(("ROCm", "lmsysorg/sglang")))]
+    #[case("lmsysorg/sglang:v0.5.18", None)]
+    #[case("rocm/pytorch", None)]
+    fn an_image_says_what_it_is_built_for(#[case] image: &str, #[case] expected: Option<(&str, &str)>) {
+        assert_eq!(other_build(image), expected.map(|(build, instead)| (build, instead.to_owned())));
     }
 
     #[rstest]

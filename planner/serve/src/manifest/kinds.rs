@@ -38,13 +38,34 @@ fn leader_worker_set(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<Lau
     let Some(group) = object.dig(&["spec", "leaderWorkerTemplate"]) else { return Ok(Vec::new()) };
     let size = group.get("size").map_or(Ok(1), |size| size.count())?;
     let mut found = Vec::new();
+    let pods = ["leaderTemplate", "workerTemplate"].map(|key| group.dig(&[key, "spec"]));
+    let [leader, worker] = match &pods {
+        // Without a template of its own the leader has the workers'.
+        [None, Some(worker)] => [gpus_of(worker)?; 2],
+        [Some(leader), Some(worker)] => [gpus_of(leader)?, gpus_of(worker)?],
+        _ => [None; 2],
+    };
+    let all = |workers: u32| leader?.checked_add(worker?.checked_mul(workers)?);
+    let group_gpus = size.checked_sub(1).and_then(all);
     for (key, index) in [("leaderTemplate", "0"), ("workerTemplate", "1")] {
         let Some(pod) = group.dig(&[key, "spec"]) else { continue };
         let mut variables = Variables::default();
         for (name, value) in [(GROUP, size.to_string()), (INDEX, index.to_owned())] {
             variables.set(name, vec![value], true);
         }
-        found.extend(kubernetes::pod_launches(&pod, &title, objects, &variables)?);
+        let launches = kubernetes::pod_launches(&pod, &title, objects, &variables)?;
+        found.extend(launches.into_iter().map(|launch| Launch { group_gpus, ..launch }));
     }
     Ok(found)
+}
+
+/// The GPUs that a pod asks for; none where it does not say.
+fn gpus_of(pod: &Spot<'_>) -> Result<Option<u32>, ManifestError> {
+    let mut all = None;
+    for container in pod.list("containers")? {
+        if let Some((Some(gpus), _)) = container.get("resources").map(|of| kubernetes::gpus(&of)).transpose()? {
+            all = Some(gpus.saturating_add(all.unwrap_or(0)));
+        }
+    }
+    Ok(all)
 }

@@ -31,6 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cacheplan_files::{Limit, Shown, Source};
 
+pub(crate) use engine::other_build;
 pub use error::{ManifestError, Place};
 pub(crate) use kinds::GROUP;
 
@@ -132,7 +133,7 @@ fn of_yaml(reading: &Reading<'_>, text: &str) -> Result<(Vec<Launch>, String), M
         } else if ray::is(root) {
             found.extend(ray::launches(root)?);
         } else {
-            found.extend(config::alone(root)?);
+            found.extend(config::alone(root, documents.len())?);
         }
     }
     let seen: Vec<String> = seen.iter().take(8).map(|kind| Shown(kind).to_string()).collect();

@@ -71,7 +71,6 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     let (gpus, device) = (origin.gpus, origin.device.clone());
     let image = origin.image.as_deref().map(unknown::written);
     let version = image.as_deref().and_then(engine::version);
-    let image = image.filter(|_| version.is_none());
     let launch =
         Launch { words, env, place, version, image, gpus, device, ..Launch::default() }.with_overrides(&origin.at)?;
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));

@@ -118,6 +118,8 @@ pub struct Question {
     unknown_device: Option<BadDevice>,
     /// GPUs that its process sees, where that is known.
     gpus: Option<u32>,
+    /// Those of all pods of its group, where that is known.
+    group_gpus: Option<u64>,
     stated: Vec<Override>,
     above: Vec<Override>,
     measured: Option<MeasuredLedger>,
@@ -145,6 +147,7 @@ impl Question {
             tensorrt_llm::refuse_subcommand(&launch.words, start)?;
         }
         let known = flags(engine.engine, engine.version);
+        dynamo::refuse_prefill(&launch.words, start, engine)?;
         let Rewritten { mut words, options: above } = dynamo::rewritten(&launch.words, start, &known)?;
         // In front, so that what the command says itself wins.
         let (config, mut stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
@@ -166,10 +169,14 @@ impl Question {
             (None, Some(Err(unknown))) => (None, Some(unknown)),
             (None, None) => (None, None),
         };
+        part::refuse_other_build(launch, devices.as_ref())?;
         // One device is a kind of device, whatever their number.
         let counted = devices.as_ref().map(Devices::count).filter(|count| *count > 1);
-        let there = counted.into_iter().chain(launch.gpus).min();
-        let gpus = visible::seen(&env, devices.as_ref().map(Devices::device), there);
+        let nodes = launch.nodes.unwrap_or(1).max(1);
+        // Each node sees its own.
+        let there = counted.into_iter().chain(launch.gpus.map(|gpus| gpus / nodes)).min();
+        let seen = visible::seen(&env, devices.as_ref().map(Devices::device), there);
+        let gpus = seen.map(|seen| seen.saturating_mul(nodes));
         let mut question = Self {
             engine,
             model: String::new(),
@@ -184,6 +191,7 @@ impl Question {
             devices,
             unknown_device,
             gpus,
+            group_gpus: launch.group_gpus.map(u64::from),
             stated,
             above: options.overrides.clone(),
             measured: options.measured.clone(),

@@ -220,6 +220,13 @@ impl Question {
             let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
             return Err(self.refused(said, fewer));
         }
+        if let Some(all) = self.in_group(there).filter(|all| ranks > *all && self.is_rays()) {
+            let said = format!(
+                "Cannot provide a placement group requiring {ranks} GPUs: the pods of its group have {all} together."
+            );
+            let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, all.to_string()));
+            return Err(self.refused(said, fewer));
+        }
         if let (Some(there), Some(flag)) = (there, self.engine.engine.ranks_flag())
             && there > ranks
         {
@@ -234,13 +241,29 @@ impl Question {
 
     /// Whether its ranks are also those of other nodes, which see GPUs of their own: Ray's, and MPI's where a group of pods has several.
     fn spans_nodes(&self) -> bool {
+        let by_itself = self.engine.engine.name() == "tensorrt-llm" || self.is_rays_by_itself();
+        self.value("--distributed-executor-backend") == Some("ray") || self.group().is_some() && by_itself
+    }
+
+    /// Whether its ranks are Ray's where they are more than the GPUs of its node.
+    fn is_rays(&self) -> bool {
+        self.value("--distributed-executor-backend") == Some("ray") || self.is_rays_by_itself()
+    }
+
+    fn is_rays_by_itself(&self) -> bool {
         /// Read in 0.11.1, and not in 0.11.0: more ranks than GPUs are refused. Before they were Ray's by themselves.
         const ASKS_FOR_RAY: Version = Version(0, 11, 1);
-        let several = self.env.get(GROUP).and_then(|size| size.parse::<u64>().ok()).is_some_and(|size| size > 1);
-        let by_itself = match self.engine.engine.name() {
-            "vllm" => self.engine.version < ASKS_FOR_RAY,
-            name => name == "tensorrt-llm",
-        };
-        self.value("--distributed-executor-backend") == Some("ray") || several && by_itself
+        self.engine.engine.name() == "vllm" && self.engine.version < ASKS_FOR_RAY
+    }
+
+    /// The pods of its group, where they are several.
+    fn group(&self) -> Option<u64> {
+        self.env.get(GROUP).and_then(|size| size.parse::<u64>().ok()).filter(|size| *size > 1)
+    }
+
+    /// GPUs of all pods of its group, of which this one sees so many; none where it has no group, or they are not known.
+    fn in_group(&self, there: Option<u64>) -> Option<u64> {
+        let alike = self.group().and_then(|pods| there?.checked_mul(pods));
+        self.group_gpus.filter(|_| self.group().is_some()).or(alike)
     }
 }

@@ -25,11 +25,11 @@ use crate::solver::step::LOGIT_BYTES;
 use crate::stated::Stated;
 
 use compressed::Family;
-use states::{PAYS_COPIES_FROM_SHARE, PAYS_LARGEST_STAGE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
+use states::{PAYS_COPIES_FROM_SHARE, PAYS_PADDING_SLOT, SHARES, SHARES_WITHOUT_RADIX};
 
 pub(crate) use log::WORDS;
-pub(crate) use states::slots_per_request;
 pub use states::{EXTRA_BUFFER, RUNNING_WITH_DRAFTS, SLOTS_WITH_RADIX};
+pub(crate) use states::{PAYS_LARGEST_STAGE, slots_per_request};
 
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "sglang",
@@ -331,7 +331,9 @@ fn on_rank(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     // The floor below which no prefill is ever admitted.
     let floor = window.map(|window| u128::from(reach(window)) + u128::from(page));
     if of_requests.is_none() && floor.zip(window_tokens).is_some_and(|(floor, tokens)| floor >= tokens) {
-        let by_count = tokens == stated.map(whole_pages) && situation.options.window_ratio.is_none();
+        // No share of tokens is more than all of them.
+        let is_count = situation.options.window_ratio.is_none() || floor >= tokens;
+        let by_count = tokens == stated.map(whole_pages) && is_count;
         return Err(situation.does_not_fit(if by_count { "max_total_tokens" } else { "swa_full_tokens_ratio" }));
     }
 

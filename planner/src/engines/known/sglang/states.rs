@@ -13,7 +13,7 @@ const UNSTATED: u64 = 512;
 /// Read in 0.5.13, and not in 0.5.12: copies are paid from the states' share; before, from all bytes.
 pub(super) const PAYS_COPIES_FROM_SHARE: Version = Version(0, 5, 13);
 /// Read in 0.5.17, and not in 0.5.16: a slot takes of every rank what it does of the pipeline stage with the most; before, of all stages.
-pub(super) const PAYS_LARGEST_STAGE: Version = Version(0, 5, 17);
+pub(crate) const PAYS_LARGEST_STAGE: Version = Version(0, 5, 17);
 /// From here on the padding slot is paid from the states' share; before nobody pays for it.
 pub(super) const PAYS_PADDING_SLOT: Version = Version(0, 5, 18);
 /// Slots that a running request occupies with the radix cache on: running, and two for the tree.
