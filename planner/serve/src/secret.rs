@@ -334,7 +334,7 @@ mod tests {
     #[case(&["vllm", "serve", "--api-key=a", "m", "b"], &["vllm", "serve", "--api-key=<hidden>", "m", "<hidden>"])]
     #[case(&["vllm", "serve", "m", "--api-key a"], &["vllm", "serve", "m", "--api-key<hidden>"])]
     #[case(&["vllm", "serve", "m", "--api-k a"], &["vllm", "serve", "m", "--api-k<hidden>"])]
-    #[case(&["vllm", "serve", "m", "--api-keya", "b", "c"], &["vllm", "serve", "m", "--api-key<hidden>", "<hidden>", "c"])]
+    #[case(&["vllm", "serve", "m", "--api-keya", "b", "-tp", "2"], &["vllm", "serve", "m", "--api-key<hidden>", "<hidden>", "-tp", "2"])]
     #[case(&["vllm", "serve", "m", "-api-keya"], &["vllm", "serve", "m", "-api-key<hidden>"])]
     #[case(&["vllm", "serve", "m", "--config.api_key=a"], &["vllm", "serve", "m", "--config.api_key=<hidden>"])]
     #[case(&["llama-server", "--api-key-file", "a", "--ssl-key-file=b"], &["llama-server", "--api-key-file", "a", "--ssl-key-file=b"])]

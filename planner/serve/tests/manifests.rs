@@ -329,8 +329,12 @@ fn container(env: &str, command: &str) -> Result<Vec<String>, String> {
 
 #[rstest]
 #[case("{name: L, value: '1'}", "[vllm, serve, m, $$(L), $(L)]", Ok("$(L) 1"))]
-#[case("{name: L, value: '1'}", "[sh, -c, 'vllm serve m $$L $(L)']", Err("`$L` is not set"))]
-#[case("{name: L, value: '$$(K)'}, {name: K, value: '1'}", "[vllm, serve, m, --seed=$(L)]", Err("`$(K)` is not set"))]
+#[case("{name: L, value: '1'}", "[sh, -c, 'vllm serve m $$L $(L)']", Ok("1 1"))]
+#[case(
+    "{name: L, value: '$$(K)'}, {name: K, value: '1'}",
+    "[vllm, serve, m, --max-model-len=$(L)]",
+    Ok("--max-model-len=$(K)")
+)]
 #[case("{name: K, value: '1'}, {name: L, value: $(K)}", "[vllm, serve, m, $(L)]", Ok("1"))]
 #[case(
     "{name: L, value: $(K)}, {name: K, value: '1'}",

@@ -180,10 +180,9 @@ impl Grammar {
                 next += 1;
             }
         } else if most == 0 {
-            return Err(self.parser(
-                &format!("argument {name}: ignored explicit argument '{}'", values[0]),
-                [Remedy::Remove(flag.name)],
-            ));
+            let shown = secret::hidden_value(flag.name, &values[0]);
+            let said = format!("argument {name}: ignored explicit argument '{shown}'");
+            return Err(self.parser(&said, [Remedy::Remove(flag.name)]));
         }
         if values.len() < least {
             return Err(self.no_value(flag));

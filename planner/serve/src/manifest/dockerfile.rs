@@ -55,7 +55,7 @@ pub(super) fn script(text: &str) -> String {
         let (word, rest) = instruction.split_once(char::is_whitespace).unwrap_or((&instruction, ""));
         let rest = rest.trim();
         // What escapes in its own words; those that a shell or JSON reads have a backslash.
-        let own = if escape == '\\' { rest.to_owned() } else { rest.replace('\\', "\\\\").replace(escape, "\\") };
+        let own = with_backslashes(rest, escape);
         let index = stages.len();
         let stage = &mut stages[index - 1];
         match word.to_ascii_uppercase().as_str() {
@@ -131,6 +131,22 @@ fn escape(text: &str) -> char {
     if stated.last() == Some("`") { '`' } else { '\\' }
 }
 
+/// A text whose signs are escaped as a shell reads it.
+fn with_backslashes(text: &str, escape: char) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        if character == escape || character == '\\' {
+            out.push('\\');
+        }
+        match character == escape {
+            true => out.extend(characters.next()),
+            false => out.push(character),
+        }
+    }
+    out
+}
+
 /// The instructions, each with the place of its first line; a document in one is left out.
 fn instructions(text: &str, escape: char) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
@@ -172,8 +188,8 @@ mod tests {
         7
     )]
     #[case::another_escape(
-        "# syntax=docker/dockerfile:1\n# escape=`\nFROM vllm/vllm-openai:v0.24.0\nENV A=c:\\x `\n  B=a`\\ b\nCMD [\"m\", `\n  \"--port\", \"80\"]\n",
-        "A='c:\\x' B='a\\' vllm serve m --port 80",
+        "# syntax=docker/dockerfile:1\n# escape=`\nFROM vllm/vllm-openai:v0.24.0\nENV A=c:\\x `\n  B=a` b\nCMD [\"m\", `\n  \"--port\", \"80\"]\n",
+        "A=\"c:\\\\x\" B='a b' vllm serve m --port 80",
         6
     )]
     #[case::shell(

@@ -152,8 +152,7 @@ pub(super) fn environment(spot: &Spot<'_>, key: &str, variables: &mut Variables)
         let value = match (entry.get("value"), entry.get("valueFrom")) {
             (Some(value), _) => {
                 let value = value.text()?;
-                let value = variables.kubernetes(&value, |name| names.contains(name), spot.reading, &entry.place())?;
-                value.replace(unknown::DOLLAR, "$")
+                variables.kubernetes(&value, |name| names.contains(name), spot.reading, &entry.place())?
             }
             (None, Some(from)) if from.has("secretKeyRef") => Why::Secret.mark(&written),
             (None, Some(from)) => match of_map(&from) {

@@ -52,8 +52,9 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     origin.reading.count_launch(&origin.at)?;
     let marked = words.iter().map(|word| match origin.through_shell {
         true => unknown::mark_templates(word),
-        false => mark_variables(&unknown::mark_templates(word)).replace(unknown::DOLLAR, "$"),
+        false => mark_variables(&unknown::mark_templates(word)),
     });
+    let marked = marked.map(|word| word.replace(unknown::DOLLAR, "$"));
     let place = |index: usize| match (index + origin.items.len()).checked_sub(words.len()) {
         Some(index) if !origin.through_shell => origin.items.get(index).map_or_else(|| origin.at.clone(), Spot::place),
         _ => origin.at.clone(),
@@ -64,7 +65,7 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     }
     let mut env = variables.exported();
     for (name, value) in &mut env {
-        *value = secret::hidden_value(name, value).to_owned();
+        *value = secret::hidden_value(name, value).replace(unknown::DOLLAR, "$");
     }
     let place = match (origin.object.as_str(), origin.at.line) {
         ("", Some(line)) => format!("{}:{line}", origin.reading.file),

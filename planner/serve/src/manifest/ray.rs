@@ -83,6 +83,10 @@ fn argument(key: &str, value: &Spot<'_>) -> Result<(), ManifestError> {
             "distributed_executor_backend != 'ray' is not allowed in engine_kwargs when using Ray Serve LLM Configs.";
         return refused(said.to_owned());
     }
+    // What is stated as nothing is as if it were not.
+    if value.node.is_null() {
+        return Ok(());
+    }
     let stated = config::json(value.node, &value.place())?;
     match fields::refuses_field(flag, &stated) {
         Some(said) => refused(said),
