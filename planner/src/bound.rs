@@ -465,7 +465,8 @@ impl SpeedBound {
 
     /// The bound as lines below a plan's table.
     pub fn lines(&self) -> String {
-        let broken = self.in_words().replacen("it), ", "it),\n          ", 1).replacen("; ", ";\n          ", 1);
+        let broken =
+            self.in_words().replacen("-bound), ", "-bound),\n          ", 1).replacen("; ", ";\n          ", 1);
         format!("AT BEST   {broken}\n")
     }
 

@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use cacheplan::files::Limit;
 use cacheplan::planner::fit::{Answer, Price};
 use cacheplan::planner::size::{BadTokenCount, TokenCount};
-use cacheplan::planner::{
-    ByteSize, Config, DeviceInfo, FitQuestion, Memory, Override, PlanRequest, Prices, StatedWeights,
-};
+use cacheplan::planner::{ByteSize, Config, DeviceInfo, FitQuestion, Override, PlanRequest, Prices, StatedWeights};
 use cacheplan::transforms::ReadOptions;
 use cacheplan_serve::ServeError;
 use cacheplan_serve::fit::{Asks, By};
@@ -230,16 +228,9 @@ fn stated(args: &Args, devices: &[(String, DeviceInfo)]) -> Result<Config, Failu
     let stated = Config::resolve_on(device, None, &environment()?, &flags);
     let mut stated = stated.map_err(|wrong| Failure::new(wrong.exit_code(), &wrong))?;
     let by_somebody = |is: fn(&str) -> bool| stated.settings.iter().any(|set| set.origin.is_stated() && is(set.key));
-    if by_somebody(|key| matches!(key, "memory.bytes" | "memory.fraction")) {
-        return Ok(stated);
-    }
-    // Each device has a usual share of its own.
-    let (is_stated, of_stated) = (by_somebody(|key| key.starts_with("memory.")), by_somebody(|key| key == "memory.of"));
-    stated.budget.memory = stated.budget.memory.take().filter(|_| is_stated).map(|memory| Memory {
-        fraction: None,
-        of: memory.of.filter(|_| of_stated),
-        ..memory
-    });
+    // Where nobody says anything of memory each device is planned as if alone.
+    let is_stated = by_somebody(|key| key.starts_with("memory."));
+    stated.budget.memory = stated.budget.memory.take().filter(|_| is_stated);
     Ok(stated)
 }
 

@@ -137,3 +137,26 @@ fn fit_knows_its_flags_by_other_names() {
     let stated = String::from_utf8(stated.stdout).unwrap();
     assert!(stated.lines().count() > 1 && !stated.contains("f8_e4m3"), "{stated}");
 }
+
+/// What is reserved of each device is kept by whoever answers, on devices of several usual shares.
+#[rstest]
+#[case("vllm", "rtx-4090")]
+#[case("llama.cpp", "rtx-4090")]
+#[case("plan", "m4-max-128gb,rtx-4090")]
+fn what_is_reserved_is_left_free(#[case] by: &str, #[case] gpus: &str) {
+    let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
+    let fit = |more: &[&str]| {
+        let asked =
+            ["fit", &model, "--context", "4k", "--sequences", "1", "--as", by, "--gpus", gpus, "--max-gpus", "1"];
+        let output = cacheplan(&[&asked[..], more].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let most = |more: &[&str]| {
+        let answer: Value = serde_json::from_str(&fit(&[more, &["--format", "json"]].concat())).unwrap();
+        let rows = answer["fits"].as_array().unwrap().iter().filter(|fit| fit["device"] == "rtx-4090");
+        rows.filter(|fit| fit["kv_dtype"].is_null()).filter_map(|fit| fit["sequences"].as_u64()).max().unwrap()
+    };
+    assert!(most(&["--reserve", "3GiB"]) < most(&[]));
+    assert!(fit(&["--reserve", "3GiB"]).replace("\\\n   ", "").contains("--reserve 3221225472"), "{by}");
+}

@@ -37,6 +37,8 @@ fn chatting(template: &str) -> tempfile::TempDir {
     "{% set n=namespace(s='a'*1000) %}{% for i in range(40) %}{% set s %}{{ n.s }}{{ n.s }}{% endset %}{% set n.s=s %}{% endfor %}"
 )]
 #[case::handed_on("{% macro f(s, n) %}{% if n %}{{ f(s ~ s, n - 1) }}{% endif %}{% endmacro %}{{ f('a'*1000, 40) }}")]
+#[case::repeated("{{ 'a' * 100000000 }}")]
+#[case::cut("{{ 'a'.split('a' * 50000000) }}")]
 #[case::endless("{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}")]
 fn a_template_takes_no_more_than_it_is_given(#[case] template: &str) {
     let folder = chatting(template);

@@ -5,6 +5,7 @@ use cacheplan_handlers::DType;
 use super::{AskedOf, AtBest, Engines, Fit, FitQuestion, Told};
 use crate::bound::{SpeedBound, Work};
 use crate::budget::{Base, Dtypes, Memory};
+use crate::config::ConfigValue;
 use crate::device::DeviceInfo;
 use crate::engines::{EngineSpec, Layout};
 use crate::error::PlanError;
@@ -105,11 +106,14 @@ const MOST_SEQUENCES: u64 = 1 << 32;
 
 /// The same on such a device, of which a share is divided unless somebody says what is.
 fn of_device(request: &PlanRequest, device: &DeviceInfo, weights: Option<ByteSize>) -> PlanRequest {
+    // The usual share of another device is nobody's word.
+    let usual = |set: &ConfigValue| set.key == "memory.fraction" && set.origin.is_of_device();
+    let is_usual = request.config().settings.iter().any(usual);
     request.clone().with_devices(device.clone()).changed(|budget| {
         let stated = budget.memory.clone().unwrap_or_default();
         budget.memory = Some(Memory {
             bytes: None,
-            fraction: stated.fraction.or(Some(device.usual_share())),
+            fraction: stated.fraction.filter(|_| !is_usual).or(Some(device.usual_share())),
             of: stated.of.or(Some(Base::Total)),
             weights: weights.or(stated.weights),
             ..stated

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use minijinja::value::{Kwargs, Object, ObjectRepr, Rest, ValueKind};
+use minijinja::value::{Kwargs, Object, ObjectRepr, Rest};
 use minijinja::{Environment, Error, ErrorKind, State, Value, functions};
 
 use crate::python::{self, bind, methods, operators, pairs, raised, text, tuple, type_of};
@@ -142,7 +142,7 @@ fn is_callable(value: &Value) -> bool {
         "Undefined" | "method" => true,
         "object" => {
             let name = value.as_object().map_or("", |object| object.type_name());
-            !["Namespace", "Cycler"].iter().any(|other| name.ends_with(other)) || value.kind() == ValueKind::Invalid
+            !["Namespace", "Cycler"].iter().any(|other| name.ends_with(other))
         }
         _ => false,
     }

@@ -7,15 +7,17 @@ use cacheplan_files::Limit;
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, Value};
 
+mod access;
 mod format;
 mod items;
 mod json;
 pub(crate) mod methods;
 pub(crate) mod operators;
 
+pub(crate) use access::{attribute, item};
 pub(crate) use format::printf;
 use items::{Items, Kind, of_tuple};
-pub(crate) use items::{attribute, first, generator, group, item, iterate, length, range, slice, tuple, type_of};
+pub(crate) use items::{first, generator, group, iterate, length, range, slice, tuple, type_of};
 pub(crate) use json::dumps;
 
 /// Values inside each other; as many as Python bears.
@@ -159,6 +161,16 @@ fn quote(out: &mut String, text: &str) {
         }
     }
     out.push(mark);
+}
+
+/// A text for a page; as it is where it was escaped.
+pub(crate) fn escaped(value: &Value) -> Result<String, Error> {
+    let replaced = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&#34;"), ('\'', "&#39;")];
+    let text = text(value)?;
+    if value.is_safe() {
+        return Ok(text);
+    }
+    Ok(replaced.into_iter().fold(text, |text, (character, entity)| text.replace(character, entity)))
 }
 
 /// `\x..`, `\u....` or `\U........`.

@@ -31,9 +31,10 @@ pub(crate) fn translated(template: &str) -> Result<String, Wrong> {
     // As jinja2 reads it.
     let template = template.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(template.len());
-    let mut rest = template.as_str();
+    let (mut rest, mut before) = (template.as_str(), 0);
     while let Some(start) = rest.find('{') {
         out += &rest[..start];
+        before += newlines(&rest[..start]);
         rest = &rest[start..];
         let is_block = rest.starts_with("{%");
         let taken = match rest.as_bytes().get(1) {
@@ -45,8 +46,7 @@ pub(crate) fn translated(template: &str) -> Result<String, Wrong> {
             // The end of what is raw.
             Some(b'%') if is_word(rest, "endraw") => rest.find("%}").map_or(rest.len(), |end| end + 2),
             Some(b'%' | b'{') => {
-                let before = newlines(&template[..template.len() - rest.len()]);
-                let further = |wrong: Wrong| Wrong { line: wrong.line + before, ..wrong };
+                let further = move |wrong: Wrong| Wrong { line: wrong.line + before, ..wrong };
                 let sign = rest.get(2..3).filter(|sign| matches!(*sign, "-" | "+")).unwrap_or("");
                 let end = if is_block { "%}" } else { "}}" };
                 let (tokens, end_sign, length) = tokens(&rest[2 + sign.len()..], end).map_err(further)?;
@@ -55,7 +55,9 @@ pub(crate) fn translated(template: &str) -> Result<String, Wrong> {
                 let codes = if is_block { parser.block() } else { parser.output().map(|code| vec![code]) };
                 let codes = codes.map_err(|reason| further(Wrong::behind("", reason)))?;
                 let sign = if is_block { sign } else { sign.trim_end_matches('+') };
-                let lines = "\n".repeat(newlines(&rest[..length]));
+                let lines = newlines(&rest[..length]);
+                before += lines;
+                let lines = "\n".repeat(lines);
                 out += &format!("{}{sign} {} {lines}{end_sign}{end}", &rest[..2], codes.join(" %}{% "));
                 rest = &rest[length..];
                 continue;
@@ -63,6 +65,7 @@ pub(crate) fn translated(template: &str) -> Result<String, Wrong> {
             _ => 1,
         };
         out += &rest[..taken];
+        before += newlines(&rest[..taken]);
         rest = &rest[taken..];
     }
     Ok(out + rest)

@@ -49,7 +49,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
     let text = Source::memory(name, bytes).text(Limit::MANIFEST)?;
     let reading = Reading::new(name);
     let dialect = Dialect::of(name, &text);
-    let is_script = dialect.is_some() || unit::is(&text) || dockerfile::is(&text) || !is_yaml(name, &text);
+    let is_script = dialect.is_some() || unit::is(name, &text) || dockerfile::is(&text) || !is_yaml(name, &text);
     if is_script && text.contains(unknown::MARKS) {
         let at = Place { file: name.to_owned(), line: Some(1), path: String::new() };
         return Err(ManifestError::Syntax { at, reason: "a control character stands in it".to_owned() });
@@ -57,7 +57,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
     let nothing_else = |launches| (launches, String::new());
     let (launches, seen) = match dialect {
         Some(dialect) => nothing_else(windows::launches(dialect, &reading, &text)?),
-        None if unit::is(&text) => nothing_else(unit::launches(&reading, &text)?),
+        None if unit::is(name, &text) => nothing_else(unit::launches(&reading, &text)?),
         None if dockerfile::is(&text) => nothing_else(of_script(&reading, &dockerfile::script(&text))?),
         None if is_script => nothing_else(of_script(&reading, &text)?),
         None => of_yaml(&reading, &text)?,

@@ -13,8 +13,11 @@ use crate::{Launch, secret};
 
 use words::{Escapes, Words};
 
-/// Whether a text is a unit: its first line that says anything begins one of its sections.
-pub(super) fn is(text: &str) -> bool {
+/// Whether a text is a unit: its first line that says anything begins one of its sections, or its name is one's.
+pub(super) fn is(name: &str, text: &str) -> bool {
+    if name.ends_with(".service") {
+        return true;
+    }
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with(COMMENTS));
     lines.next().is_some_and(|line| matches!(line, "[Unit]" | "[Service]" | "[Install]"))
 }
@@ -299,7 +302,7 @@ mod tests {
     #[case::no_redirect("ExecStart=vllm serve m > log 2>&1\n", "vllm serve m '>' log '2>&1'")]
     #[case::no_comment("ExecStart=vllm serve m # why\n", "vllm serve m '#' why")]
     #[case::semicolon("ExecStart=vllm serve m \\; a;\n", "vllm serve m ';' 'a;'")]
-    #[case::quotes("ExecStart=vllm serve 'a b' \"c\\x20d\"e\\te \\d\n", "vllm serve 'a b' 'c de\te' '\\d'")]
+    #[case::quotes("ExecStart=vllm serve 'a b' \"c\\x20d\"e\\te \\d\n", "vllm serve 'a b' 'c de\\u0009e' \"\\\\d\"")]
     #[case::unset("Environment=A=1 B=2 C=3\nUnsetEnvironment=A B=2 C=4\nExecStart=vllm serve m\n", "C=3 vllm serve m")]
     #[case::no_expansion("Environment=L=2\nExecStart=:vllm serve $L\n", "L=2 vllm serve '$L'")]
     #[case::own_name("ExecStart=@/usr/bin/vllm server serve m\n", "/usr/bin/vllm serve m")]

@@ -115,7 +115,8 @@ impl Variables {
 
     /// What a program that is started has of them.
     pub(super) fn inherited(mut self) -> Self {
-        self.values.retain(|_, variable| variable.is_exported);
+        // A list is not handed on.
+        self.values.retain(|_, variable| variable.is_exported && variable.words.len() == 1);
         (self.exported, self.exports_all) = (BTreeSet::new(), false);
         self
     }

@@ -57,6 +57,8 @@ fn row(start: &Value) -> Result<Option<Row>, String> {
     }
     // The configuration may be that of a sister with fewer positions.
     launch.env.insert("VLLM_ALLOW_LONG_MAX_MODEL_LEN".into(), "1".into());
+    // Its GPUs are those that it was shown of a larger node.
+    launch.env.remove("CUDA_VISIBLE_DEVICES");
     let ranks = start["gpus"].as_f64().unwrap_or(1.0);
     let stated = |key: &str, value: String| Override::by_argument(key, value, "the log");
     let devices = if ranks > 1.0 { format!("{ranks}x{device}") } else { device.to_owned() };

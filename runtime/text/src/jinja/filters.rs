@@ -6,7 +6,7 @@ use minijinja::value::{Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::python::methods::{self, is_space, lines};
-use crate::python::{self, attribute, bind, bounded, integer, pairs, raised, text, tuple, type_of};
+use crate::python::{self, attribute, bind, bounded, escaped, integer, pairs, raised, text, tuple, type_of};
 
 pub(super) fn add(environment: &mut Environment<'static>) {
     environment.add_filter("tojson", |value: &Value, args: Rest<Value>| python::dumps(value, &args));
@@ -25,12 +25,10 @@ pub(super) fn add(environment: &mut Environment<'static>) {
     environment.add_filter("title", |value: &Value| Ok::<_, Error>(title(&text(value)?)));
     environment.add_filter("string", string);
     for name in ["escape", "e"] {
-        environment.add_filter(name, |value: &Value| match value.is_safe() {
-            true => Ok(value.clone()),
-            false => escape(value).map(Value::from_safe_string),
-        });
+        environment.add_filter(name, |value: &Value| escaped(value).map(Value::from_safe_string));
     }
-    environment.add_filter("forceescape", |value: &Value| escape(value).map(Value::from_safe_string));
+    environment
+        .add_filter("forceescape", |value: &Value| escaped(&Value::from(text(value)?)).map(Value::from_safe_string));
     environment.add_filter("safe", |value: &Value| text(value).map(Value::from_safe_string));
     environment.add_filter("striptags", striptags);
     environment.add_filter("round", round);
@@ -90,11 +88,6 @@ fn title(text: &str) -> String {
     text.split_inclusive(begins).map(word).collect()
 }
 
-fn escape(value: &Value) -> Result<String, Error> {
-    let replaced = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&#34;"), ('\'', "&#39;")];
-    Ok(replaced.into_iter().fold(text(value)?, |text, (character, entity)| text.replace(character, entity)))
-}
-
 fn round(value: &Value, args: Rest<Value>) -> Result<Value, Error> {
     let [precision, way] = bind(&args, ["precision", "method"])?;
     let precision = precision.map(i32::try_from).transpose()?.unwrap_or(0);
@@ -148,6 +141,9 @@ fn indent(value: &Value, args: Rest<Value>) -> Result<String, Error> {
             usize::try_from(width).ok().filter(|width| *width <= WIDEST).ok_or_else(|| raised("no such width"))?,
         ),
     };
+    if type_of(value) != "str" {
+        return Err(raised(format!("indent wants a text, not '{}'", type_of(value))));
+    }
     let text = text(value)? + "\n";
     bounded(indent.len().checked_mul(text.matches('\n').count()).and_then(|more| more.checked_add(text.len())))?;
     let mut out = String::new();
@@ -159,15 +155,15 @@ fn indent(value: &Value, args: Rest<Value>) -> Result<String, Error> {
     Ok(out)
 }
 
-fn truncate(value: &Value, args: Rest<Value>) -> Result<String, Error> {
+fn truncate(value: &Value, args: Rest<Value>) -> Result<Value, Error> {
     let [length, kill, end, leeway] = bind(&args, ["length", "killwords", "end", "leeway"])?;
     let number = |value: Option<Value>, otherwise| value.map_or(Ok(otherwise), usize::try_from);
     let (length, leeway) = (number(length, 255)?, number(leeway, 5)?);
     let end = end.as_ref().map_or_else(|| Ok("...".into()), text)?;
-    let text = text(value)?;
-    if text.chars().count() <= length.saturating_add(leeway) {
-        return Ok(text);
+    if python::length(value)? <= length.saturating_add(leeway) {
+        return Ok(value.clone());
     }
+    let text = value.as_str().ok_or_else(|| raised(format!("truncate wants a text, not '{}'", type_of(value))))?;
     let keep =
         length.checked_sub(end.chars().count()).ok_or_else(|| raised("the length is less than that of the end"))?;
     let kept: String = text.chars().take(keep).collect();
@@ -176,7 +172,7 @@ fn truncate(value: &Value, args: Rest<Value>) -> Result<String, Error> {
     } else {
         kept.rsplit_once(' ').map_or(kept.as_str(), |(kept, _)| kept)
     };
-    Ok(kept.to_owned() + &end)
+    Ok(Value::from(kept.to_owned() + &end))
 }
 
 fn urlencode(value: &Value) -> Result<String, Error> {
@@ -192,14 +188,11 @@ fn urlencode(value: &Value) -> Result<String, Error> {
         }
         out
     };
-    let pairs: Vec<[Value; 2]> = match value.kind() {
-        ValueKind::Map => pairs(value).into_iter().map(|(key, value)| [key, value]).collect(),
-        _ if value.kind() != ValueKind::String && python::iterate(value).is_ok() => {
-            let pair =
-                |pair: Value| <[Value; 2]>::try_from(python::iterate(&pair)?).map_err(|_| raised("pairs are wanted"));
-            python::iterate(value)?.into_iter().map(pair).collect::<Result<_, Error>>()?
-        }
-        _ => return Ok(quote(&text(value)?, false)),
+    let pair = |pair: Value| <[Value; 2]>::try_from(python::iterate(&pair)?).map_err(|_| raised("pairs are wanted"));
+    let pairs: Vec<[Value; 2]> = match (type_of(value), python::iterate(value)) {
+        ("dict", _) => pairs(value).into_iter().map(|(key, value)| [key, value]).collect(),
+        ("str", _) | (_, Err(_)) => return Ok(quote(&text(value)?, false)),
+        (_, Ok(items)) => items.into_iter().map(pair).collect::<Result<_, Error>>()?,
     };
     let joined = |[key, value]: &[Value; 2]| Ok(format!("{}={}", quote(&text(key)?, true), quote(&text(value)?, true)));
     Ok(pairs.iter().map(joined).collect::<Result<Vec<_>, Error>>()?.join("&"))
@@ -237,7 +230,7 @@ fn filesizeformat(value: &Value, args: Rest<Value>) -> Result<String, Error> {
         return Ok("1 Byte".into());
     }
     if bytes < base {
-        return Ok(format!("{bytes:.0} Bytes"));
+        return Ok(format!("{} Bytes", bytes.trunc()));
     }
     let prefixes = [if end == "B" { "k" } else { "K" }, "M", "G", "T", "P", "E", "Z", "Y"];
     let mut unit = base;

@@ -5,7 +5,7 @@
 use minijinja::value::{Kwargs, Rest, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use crate::python::operators::{compare, contains, hashable, sorted, sum};
+use crate::python::operators::{compare, equal, hashable, sorted, sum};
 use crate::python::{
     self, bind, bounded, generator, group, integer, item, iterate, length, pairs, raised, text, tuple, type_of,
 };
@@ -144,10 +144,10 @@ fn unique(value: &Value, args: Rest<Value>) -> Result<Value, Error> {
         if !hashable(&key) {
             return Err(raised(format!("unhashable type: '{}'", type_of(&key))));
         }
-        if !contains(&Value::from(std::mem::take(&mut seen)), &key)? {
+        if !seen.iter().any(|seen| equal(seen, &key)) {
             items.push(item);
+            seen.push(key);
         }
-        seen.push(key);
     }
     Ok(generator(items))
 }
@@ -263,7 +263,7 @@ fn groupby(value: &Value, args: Rest<Value>) -> Result<Value, Error> {
     let mut groups: Vec<(Value, Vec<Value>)> = Vec::new();
     for (found, item) in sorted(keyed.collect::<Result<Vec<_>, Error>>()?, false)? {
         match groups.last_mut() {
-            Some((last, items)) if compare("==", last, &found)? => items.push(item),
+            Some((last, items)) if equal(last, &found) => items.push(item),
             _ => groups.push((found, vec![item])),
         }
     }

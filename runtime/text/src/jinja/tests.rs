@@ -4,7 +4,7 @@ use minijinja::{Environment, Error, State, Value};
 
 use super::is_callable;
 use crate::python::methods;
-use crate::python::operators::{compare, equal, same, sum};
+use crate::python::operators::{compare, equal, hashable, sum};
 use crate::python::{integer, iterate, raised, text, type_of};
 
 /// All filters and tests of jinja2, of which some are not known here.
@@ -151,8 +151,12 @@ pub(super) fn add(environment: &mut Environment<'static>) {
             Ok::<_, Error>(methods::call(state, &text, &format!("is{name}"), &[])?.is_true())
         });
     }
-    environment.add_test("filter", |value: &Value| value.as_str().is_some_and(|name| FILTERS.contains(&name)));
-    environment.add_test("test", |value: &Value| value.as_str().is_some_and(|name| TESTS.contains(&name)));
+    for (name, known) in [("filter", &FILTERS[..]), ("test", &TESTS[..])] {
+        environment.add_test(name, move |value: &Value| match hashable(value) {
+            true => Ok(value.as_str().is_some_and(|name| known.contains(&name))),
+            false => Err(raised(format!("unhashable type: '{}'", type_of(value)))),
+        });
+    }
 }
 
 fn is_iterable(value: &Value) -> bool {
@@ -182,10 +186,9 @@ fn is_same(value: &Value, other: &Value) -> Result<bool, Error> {
         "int" if !equal(value, other) || integer(value).is_some_and(|number| (-5..=256).contains(&number)) => {
             equal(value, other)
         }
-        "int" | "float" | "str" if equal(value, other) => {
+        _ if equal(value, other) || one == "object" => {
             return Err(raised(format!("whether two of '{one}' are the same is not known here")));
         }
-        "int" | "float" | "str" => false,
-        _ => same(value, other),
+        _ => false,
     })
 }

@@ -3,7 +3,7 @@
 use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, FormatStyle, Value, format_filter};
 
-use super::{ascii, bounded, integer, of_tuple, parse_float, raised, repr, text, truncated};
+use super::{ascii, bounded, integer, of_tuple, parse_float, raised, repr, text, truncated, type_of};
 
 /// The most characters that one value is laid out in.
 const WIDEST: usize = 100_000;
@@ -61,8 +61,8 @@ pub(crate) fn printf(format: &str, values: &Value) -> Result<String, Error> {
         bounded(out.len().checked_add(made.len()))?;
         out += &made;
     }
-    let several = matches!(values.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable);
-    if !named && given.next().is_some() && !(several && of_tuple(values).is_none()) {
+    let several = matches!(type_of(values), "dict" | "list" | "range" | "Undefined");
+    if !named && given.next().is_some() && !several {
         return Err(raised("not all arguments converted during string formatting"));
     }
     Ok(out + rest)

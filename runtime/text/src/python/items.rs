@@ -1,12 +1,11 @@
-//! Sequences that are no lists, and what attributes, items and slices are of values.
+//! Sequences that are no lists, and what is gone over and cut out of values.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
 
-use super::{bounded, integer, methods, operators, pairs, raised};
+use super::{bounded, integer, pairs, raised};
 
 /// What is a sequence, and no list.
 #[derive(Debug)]
@@ -28,42 +27,6 @@ pub(super) enum Kind {
     Generator(AtomicUsize),
     /// A method, of its only item.
     Method(String),
-}
-
-impl Object for Items {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        match self.kind {
-            Kind::Tuple | Kind::Group | Kind::Range(_) => ObjectRepr::Seq,
-            Kind::View(_) => ObjectRepr::Iterable,
-            Kind::Generator(_) | Kind::Method(_) => ObjectRepr::Plain,
-        }
-    }
-
-    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        match self.kind {
-            Kind::Tuple | Kind::Group | Kind::Range(_) => self.items.get(usize::try_from(key.clone()).ok()?).cloned(),
-            _ => None,
-        }
-    }
-
-    fn enumerate(self: &Arc<Self>) -> Enumerator {
-        match self.kind {
-            Kind::Tuple | Kind::Group | Kind::Range(_) => Enumerator::Seq(self.items.len()),
-            Kind::View(_) => Enumerator::Values(self.items.clone()),
-            Kind::Generator(_) | Kind::Method(_) => Enumerator::NonEnumerable,
-        }
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        !self.items.is_empty() || matches!(self.kind, Kind::Generator(_))
-    }
-
-    fn call(self: &Arc<Self>, state: &State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
-        match (&self.kind, self.items.first()) {
-            (Kind::Method(name), Some(of)) => methods::call(state, of, name, args),
-            _ => Err(raised("it is no function")),
-        }
-    }
 }
 
 pub(crate) fn tuple(items: impl Into<Vec<Value>>) -> Value {
@@ -182,63 +145,6 @@ pub(crate) fn length(value: &Value) -> Result<usize, Error> {
         }
         other => Err(raised(format!("object of type '{other}' has no len()"))),
     }
-}
-
-/// `value.name`: a method where Python has one, then an item.
-pub(crate) fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
-    if value.is_undefined() {
-        return Err(ErrorKind::UndefinedError.into());
-    }
-    if methods::names(type_of(value)).contains(&name) {
-        let kind = Kind::Method(name.to_owned());
-        return Ok(Value::from_object(Items { kind, items: vec![value.clone()] }));
-    }
-    match (value.downcast_object_ref(), name) {
-        (Some(Items { kind: Kind::Group, items }), "grouper") => Ok(items[0].clone()),
-        (Some(Items { kind: Kind::Group, items }), "list") => Ok(items[1].clone()),
-        _ => key(value, &Value::from(name)),
-    }
-}
-
-/// `value[key]`: an item, then an attribute; undefined where there is neither.
-pub(crate) fn item(value: &Value, of: &Value) -> Result<Value, Error> {
-    if value.is_undefined() {
-        return Err(ErrorKind::UndefinedError.into());
-    }
-    let found = key(value, of)?;
-    match of.as_str() {
-        Some(name) if found.is_undefined() => attribute(value, name),
-        _ => Ok(found),
-    }
-}
-
-/// The item of a key or a place; undefined where there is none.
-fn key(value: &Value, of: &Value) -> Result<Value, Error> {
-    let kind = type_of(value);
-    if !matches!(kind, "str" | "list" | "tuple" | "range") {
-        if kind == "dict" && operators::hashable(of) {
-            return Ok(find(value, of).unwrap_or(Value::UNDEFINED));
-        }
-        return if kind == "object" { value.get_item(of) } else { Ok(Value::UNDEFINED) };
-    }
-    let Some(place) = integer(of) else { return Ok(Value::UNDEFINED) };
-    let place = if place < 0 { place + length(value)? as i128 } else { place };
-    let Ok(place) = usize::try_from(place) else { return Ok(Value::UNDEFINED) };
-    Ok(match value.as_str().filter(|_| kind == "str") {
-        Some(text) => text.chars().nth(place).map_or(Value::UNDEFINED, |character| Value::from(character.to_string())),
-        None => value.get_item_by_index(place).unwrap_or(Value::UNDEFINED),
-    })
-}
-
-/// What a dict has at a key.
-pub(super) fn find(dict: &Value, of: &Value) -> Option<Value> {
-    if let Some(found) = dict.as_object().and_then(|object| object.get_value(of)) {
-        return Some(found);
-    }
-    // `1`, `1.0` and `true` are one key.
-    let is_number = matches!(of.kind(), ValueKind::Number | ValueKind::Bool) || of_tuple(of).is_some();
-    let mut pairs = if is_number { pairs(dict) } else { Vec::new() }.into_iter();
-    pairs.find(|(key, _)| operators::equal(key, of)).map(|(_, value)| value)
 }
 
 /// `value[start:stop:step]`.

@@ -4,8 +4,8 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::format::str_format;
-use super::items::{find, view};
-use super::operators::{equal, hashable};
+use super::items::view;
+use super::operators::{equal, find, hashable};
 use super::{bind, bounded, integer, is_printable, iterate, of_tuple, pairs, raised, tuple, type_of};
 
 /// Calls a method; [`ErrorKind::UnknownMethod`] where Python has it not, or a sandbox forbids it, or it is not here.

@@ -6,8 +6,8 @@ use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
 use super::format::printf;
-use super::items::{find, of_tuple, repeated};
-use super::{bounded, integer, iterate, parse_float, raised, text, tuple, type_of};
+use super::items::{of_tuple, repeated};
+use super::{bounded, escaped, integer, iterate, pairs, parse_float, raised, text, tuple, type_of};
 
 /// Operands with their operators between them, from left to right.
 pub(crate) fn sum(operators: &str, operands: &Value) -> Result<Value, Error> {
@@ -21,7 +21,9 @@ pub(crate) fn sum(operators: &str, operands: &Value) -> Result<Value, Error> {
                 lists = iterate(&left)?;
             }
             is_list = true;
-            lists.extend(iterate(&right)?);
+            let more = iterate(&right)?;
+            bounded((lists.len() + more.len()).checked_mul(size_of::<Value>()))?;
+            lists.extend(more);
             continue;
         }
         if std::mem::take(&mut is_list) {
@@ -44,14 +46,21 @@ fn unsupported(operator: &str, left: &Value, right: &Value) -> Error {
 }
 
 fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Error> {
-    if left.is_safe() || operator == "+" && right.is_safe() {
-        return Err(raised(format!("what `{operator}` makes of an escaped text is not known")));
+    let is_safe = left.is_safe() || right.is_safe();
+    if left.is_safe() && operator == "%" {
+        return Err(raised("what `%` makes of an escaped text is not known here"));
     }
     let unsupported = || unsupported(operator, left, right);
-    let large = || raised(format!("what `{operator}` makes of these numbers is larger than what is known here"));
+    let large =
+        || raised(format!("what `{operator}` makes of these numbers is larger than numbers here, and not known"));
     let numbers = integer(left).zip(integer(right));
     let floats = || float(left).zip(float(right));
     match (operator, type_of(left), type_of(right)) {
+        // What is escaped escapes the other.
+        ("+", "str", "str") if is_safe => {
+            let [left, right] = [left, right].map(escaped);
+            Ok(Value::from_safe_string(left? + &right?))
+        }
         ("+", "str", "str") => {
             let (left, right) = (left.as_str().unwrap_or_default(), right.as_str().unwrap_or_default());
             bounded(left.len().checked_add(right.len()))?;
@@ -84,7 +93,7 @@ fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Error> {
             }
             let exact = |number: i128| number.unsigned_abs() <= 1 << 53;
             if numbers.is_some_and(|(left, right)| !exact(left) || !exact(right)) {
-                return Err(raised("so large numbers are not divided here"));
+                return Err(raised("what `/` makes of so large numbers is not known here"));
             }
             Ok(Value::from(dividend / divisor))
         }
@@ -101,7 +110,7 @@ fn binary(operator: &str, left: &Value, right: &Value) -> Result<Value, Error> {
                 }
                 let power = base.powf(exponent);
                 if power.is_nan() && !base.is_nan() && !exponent.is_nan() {
-                    return Err(raised("complex numbers are not known"));
+                    return Err(raised("complex numbers are not known here"));
                 }
                 if power.is_infinite() && base.is_finite() && exponent.is_finite() {
                     return Err(raised("Numerical result out of range"));
@@ -243,18 +252,21 @@ pub(crate) fn equal(left: &Value, right: &Value) -> bool {
     }
 }
 
-/// `left is right`, where that does not depend on how Python keeps values.
-pub(crate) fn same(left: &Value, right: &Value) -> bool {
-    match (left.as_object(), right.as_object()) {
-        (Some(left), Some(right)) => std::ptr::eq(address(left), address(right)),
-        _ => false,
-    }
+/// Whether two are the same one of ours.
+fn same(left: &Value, right: &Value) -> bool {
+    let items = |value: &Value| value.downcast_object_ref::<super::Items>().map(std::ptr::from_ref);
+    items(left).is_some() && items(left) == items(right)
 }
 
-fn address(object: &minijinja::value::DynObject) -> *const () {
-    object
-        .downcast_ref::<super::Items>()
-        .map_or_else(|| std::ptr::from_ref(object).cast(), |items| std::ptr::from_ref(items).cast())
+/// What a dict has at a key.
+pub(super) fn find(dict: &Value, of: &Value) -> Option<Value> {
+    if let Some(found) = dict.as_object().and_then(|object| object.get_value(of)) {
+        return Some(found);
+    }
+    // `1`, `1.0` and `true` are one key.
+    let is_number = matches!(of.kind(), ValueKind::Number | ValueKind::Bool) || of_tuple(of).is_some();
+    let mut pairs = if is_number { pairs(dict) } else { Vec::new() }.into_iter();
+    pairs.find(|(key, _)| equal(key, of)).map(|(_, value)| value)
 }
 
 /// Whether it can be a dict's key.

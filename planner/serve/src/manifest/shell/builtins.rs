@@ -4,7 +4,7 @@ use super::super::error::ManifestError;
 use super::super::unknown::{MARKS, Why};
 use super::super::variables::name_length;
 use super::word::Word;
-use super::{Shell, assignment, behind, sourced};
+use super::{Shell, assignment, behind, is_number, sourced};
 
 /// Arguments of a script that have a name of one digit.
 const POSITIONAL: usize = 9;
@@ -29,7 +29,7 @@ impl Shell<'_> {
                 (Some((name, adds, _)), _) => {
                     let name = name.to_owned();
                     let value = self.expansion().value(&behind(word))?;
-                    let is_plain = !adds && value.bytes().all(|byte| byte.is_ascii_digit());
+                    let is_plain = !adds && is_number(&value);
                     self.assign(word, exports)?;
                     if options.contains('n') {
                         // One name for another: what is set by either is not followed.

@@ -59,9 +59,9 @@ impl Expansion<'_> {
                                 fields.end();
                             }
                             if *quoted {
-                                self.put(word, fields)?
+                                self.put(word, fields)?;
                             } else {
-                                self.split(word, fields)?
+                                self.split(word, fields)?;
                             }
                             fields.begun |= quoted;
                         }
@@ -121,9 +121,9 @@ impl Expansion<'_> {
             let part = &part[..part.len() - end.map_or(0, char::len_utf8)];
             let is_pattern = part.contains(['*', '?']) && !part.contains(MARKS);
             if is_pattern {
-                self.put(&Why::Pattern.mark(part), fields)?
+                self.put(&Why::Pattern.mark(part), fields)?;
             } else {
-                self.put(part, fields)?
+                self.put(part, fields)?;
             }
             let Some(end) = end else { break };
             let is_blank = BLANKS.contains(end);

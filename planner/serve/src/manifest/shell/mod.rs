@@ -208,7 +208,7 @@ impl Shell<'_> {
 
     /// Whether what runs now runs for certain, and in the script's own shell.
     fn is_sure(&self) -> bool {
-        self.condition().is_none() && self.is_certain && self.blocks.is_empty() && self.outer.is_empty()
+        self.condition().is_none() && self.is_certain && self.outer.is_empty()
     }
 
     /// A file that is written: known if it is a document for certain.
@@ -271,6 +271,7 @@ impl Shell<'_> {
         self.defaults(words)?;
         while let [Some("command" | "builtin"), Some(next)] = [0, 1].map(|at| words.get(at).and_then(Word::bare))
             && !next.starts_with('-')
+            && !next.contains('=')
         {
             words = &words[1..];
         }
@@ -435,7 +436,7 @@ impl Shell<'_> {
         };
         if self.condition().is_some() || !self.is_certain {
             value = vec![Why::Conditional.mark(&format!("${name}"))];
-        } else if self.integers.contains(name) && (adds || !value.concat().bytes().all(|byte| byte.is_ascii_digit())) {
+        } else if self.integers.contains(name) && (adds || !is_number(&value.concat())) {
             value = vec![Why::Arithmetic.mark(&format!("${name}"))];
         } else if adds {
             let mut before = self.variables.get(name).unwrap_or_default().to_vec();
@@ -474,6 +475,11 @@ fn element(word: &Word) -> Option<&str> {
         [Piece::Text(name), Piece::Pattern('['), Piece::Text(rest), ..] if rest.contains("]=") => Some(name),
         _ => None,
     }
+}
+
+/// Whether arithmetic makes the same of a text: zeros in front would make it a number of eight.
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && (text.len() == 1 || !text.starts_with('0'))
 }
 
 /// The value of an assignment, as a word.

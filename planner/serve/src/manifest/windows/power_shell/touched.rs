@@ -149,12 +149,12 @@ fn member(text: &str) -> (usize, bool) {
         let rest = &text[at..];
         let length = match rest.as_bytes().first() {
             Some(b'[') => {
-                let rest = near(rest, NEAR);
-                let length = balanced(rest);
-                if !rest[..length].ends_with(']') {
+                // What has another index in it is not looked through.
+                let inside = near(&rest[1..], NEAR);
+                let Some(length) = inside.find(['[', ']']).filter(|end| inside[*end..].starts_with(']')) else {
                     return (at, false);
-                }
-                length
+                };
+                length + 2
             }
             Some(b'.') => {
                 let name = &rest[1..];
