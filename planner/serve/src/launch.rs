@@ -54,7 +54,7 @@ impl Launch {
 
     /// That lines behind it were meant for it, which no shell hands it.
     pub(crate) fn cut_note(&self) -> Option<String> {
-        let first = self.cut.first()?;
+        let first = secret::hidden(self.cut.get(..1)?).concat();
         let (lines, begins) = match self.cut.len() {
             1 => ("1 line after the command is".to_owned(), "it begins"),
             several => (format!("{several} lines after the command are"), "the first begins"),
@@ -101,7 +101,7 @@ impl fmt::Debug for Launch {
             .field("group_gpus", &self.group_gpus)
             .field("device", &self.device);
         if !self.cut.is_empty() {
-            shown.field("cut", &self.cut);
+            shown.field("cut", &secret::hidden(&self.cut));
         }
         shown.finish()
     }

@@ -128,8 +128,8 @@ fn joined(written: &str) -> Cow<'_, str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hides {
     Nothing,
-    /// What stands behind `=`.
-    Value,
+    /// What stands from this byte on, behind the name of its flag.
+    From(usize),
     All,
 }
 
@@ -164,13 +164,13 @@ impl Watch {
 
     /// What of the next word is a secret.
     pub(crate) fn sees(&mut self, word: &str) -> Hides {
-        let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        let (name, value) = named(self.engine, word);
         // Some parsers take any word behind a flag for its value.
         let is_value = std::mem::take(&mut self.next) && !word.starts_with("--") && known(self.engine, name).is_none();
         if !is_flag(word) || is_value {
             return match value {
                 _ if self.behind == Behind::Flag => Hides::All,
-                Some(_) if is_secret(name) => Hides::Value,
+                Some(from) if is_secret(name) => Hides::From(from),
                 _ if self.behind == Behind::Value && std::mem::replace(&mut self.names_model, true) => Hides::All,
                 _ => Hides::Nothing,
             };
@@ -182,7 +182,7 @@ impl Watch {
             None => Behind::Flag,
         };
         self.next = self.behind == Behind::Flag;
-        if secret && value.is_some() { Hides::Value } else { Hides::Nothing }
+        value.filter(|_| secret).map_or(Hides::Nothing, Hides::From)
     }
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn hidden(words: &[String]) -> Vec<Cow<'_, str>> {
     let mut watch = Watch::of(words);
     let shown = |word: &String| match watch.sees(word) {
         Hides::All => Some(HIDDEN.to_owned()),
-        Hides::Value => Some(hidden_behind(word)),
+        Hides::From(from) => Some(hidden_from(word, from)),
         Hides::Nothing => (has_key(word) || has_secret_member(word)).then(|| HIDDEN.to_owned()),
     };
     let hidden: Vec<Option<String>> = words.iter().map(shown).collect();
@@ -203,7 +203,7 @@ pub(crate) fn hide_again(words: &mut [String], of_variables: &[bool]) {
     let mut watch = Watch::of(words);
     let of = |word: &String| match watch.sees(word) {
         Hides::All => Some(word.clone()),
-        Hides::Value => word.split_once('=').map(|(_, value)| value.to_owned()),
+        Hides::From(from) => word.get(from..).map(str::to_owned),
         Hides::Nothing => None,
     };
     let secrets: Vec<String> = words.iter().filter_map(of).filter(|value| !value.is_empty()).collect();
@@ -215,9 +215,58 @@ pub(crate) fn hide_again(words: &mut [String], of_variables: &[bool]) {
     }
 }
 
-/// A word whose value is hidden.
-pub(crate) fn hidden_behind(word: &str) -> String {
-    format!("{}={HIDDEN}", word.split('=').next().unwrap_or_default())
+/// A word that is hidden from a byte on.
+pub(crate) fn hidden_from(word: &str, from: usize) -> String {
+    format!("{}{HIDDEN}", word.get(..from).unwrap_or_default())
+}
+
+/// A flag as it is written, for a message: without what is glued to one that takes a secret.
+pub(crate) fn shown_flag(engine: Engine, written: &str) -> Cow<'_, str> {
+    match named(Some(engine), written) {
+        (name, Some(from)) if is_flag(written) && is_secret_flag(Some(engine), name) => {
+            hidden_from(written, from).into()
+        }
+        _ if has_key(written) => HIDDEN.into(),
+        _ => written.into(),
+    }
+}
+
+/// The name in a word, and where what stands behind it begins: behind `=`, behind what is part of no name, or directly behind the name of a
+/// flag that takes a secret.
+fn named(engine: Option<Engine>, word: &str) -> (&str, Option<usize>) {
+    let equals = word.find('=').unwrap_or(word.len());
+    let (name, value) = (&word[..equals], (equals < word.len()).then_some(equals + 1));
+    // `--config.api_key=x` is called so as a whole.
+    if !is_flag(word) || is_secret(name) && is_name(name) || known(engine, name).is_some() {
+        return (name, value);
+    }
+    if let Some(secret) = glued(engine, name) {
+        return (&word[..secret], Some(secret));
+    }
+    let end = name.find(|c: char| !is_name(c.encode_utf8(&mut [0; 4]))).unwrap_or(name.len());
+    match end < name.len() && is_secret_flag(engine, &name[..end]) {
+        true => (&word[..end], Some(end)),
+        false => (name, value),
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+/// The bytes of the longest name of a flag that takes a secret with which a word begins that is no flag, nor what one begins with.
+fn glued(engine: Option<Engine>, word: &str) -> Option<usize> {
+    let joined = joined(word).to_ascii_lowercase();
+    if names(engine).any(|names| names.range(&*joined..).next().is_some_and(|(name, _)| name.starts_with(&*joined))) {
+        return None;
+    }
+    // A long name may have lost a dash.
+    let dash = usize::from(!joined.starts_with("--"));
+    let begins = |name: &&&str| {
+        joined.starts_with(**name) || name.strip_prefix("--").is_some_and(|name| joined[1..].starts_with(name))
+    };
+    let length = |name: &&str| name.len() - if name.starts_with("--") { dash } else { 0 };
+    SECRET_NAMES.iter().filter(begins).map(length).max().filter(|length| *length < word.len())
 }
 
 /// Tells whether JSON in a word has a member that is called as a secret is.
@@ -283,10 +332,44 @@ mod tests {
     #[case(&["HF_TOKEN=a"], &["HF_TOKEN=<hidden>"])]
     #[case(&["vllm", "serve", "m", "--api-key=a", "b", "-tp", "3"], &["vllm", "serve", "m", "--api-key=<hidden>", "<hidden>", "-tp", "3"])]
     #[case(&["vllm", "serve", "--api-key=a", "m", "b"], &["vllm", "serve", "--api-key=<hidden>", "m", "<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-key a"], &["vllm", "serve", "m", "--api-key<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-k a"], &["vllm", "serve", "m", "--api-k<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-keya", "b", "-tp", "2"], &["vllm", "serve", "m", "--api-key<hidden>", "<hidden>", "-tp", "2"])]
+    #[case(&["vllm", "serve", "m", "-api-keya"], &["vllm", "serve", "m", "-api-key<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--config.api_key=a"], &["vllm", "serve", "m", "--config.api_key=<hidden>"])]
+    #[case(&["llama-server", "--api-key-file", "a", "--ssl-key-file=b"], &["llama-server", "--api-key-file", "a", "--ssl-key-file=b"])]
     #[case(&["sglang", "serve", "--api-key=a", "b", "--model-path=m"], &["sglang", "serve", "--api-key=<hidden>", "<hidden>", "--model-path=m"])]
     fn words_are_shown_without_secrets(#[case] words: &[&str], #[case] expected: &[&str]) {
         let words: Vec<String> = words.iter().copied().map(String::from).collect();
         assert_eq!(hidden(&words), expected);
+    }
+
+    /// Neither what is shown of a command nor what its parser says has what is glued to the name of a secret, however it is spelt.
+    #[test]
+    fn no_way_to_glue_a_secret_to_its_flag_shows_it() {
+        const GLUES: [&str; 14] = ["", " ", "=", ":", "\t", "\n", ".", ",", "/", "  ", " = ", "\"", "'", "=="];
+        let mut asked = 0;
+        for engine in Engine::all() {
+            let spec = cacheplan_planner::EngineSpec { engine: *engine, version: engine.newest() };
+            let program: Vec<String> = spec.program().split_whitespace().map(str::to_owned).collect();
+            let secrets = all_flags(*engine).filter(|flag| flag.names().any(is_secret)).flat_map(|flag| flag.names());
+            let spellings = secrets.flat_map(|name| {
+                let turned = if name.starts_with("--") { name[2..].replace('-', "_") } else { name[1..].to_owned() };
+                let dashes = if name.starts_with("--") { "--" } else { "-" };
+                [name.to_owned(), format!("{dashes}{turned}"), name.to_ascii_uppercase()]
+            });
+            for (name, glue) in spellings.flat_map(|name| GLUES.map(|glue| (name.clone(), glue))) {
+                let written = format!("{name}{glue}sesame");
+                let words = [program.as_slice(), &["m".to_owned(), written.clone()]].concat();
+                let shown = hidden(&words).join(" ");
+                assert!(shown.contains(HIDDEN) && !shown.contains("sesame"), "{written}: {shown}");
+                let parsed = crate::flags::parse::parse(spec, &words, program.len(), &BTreeMap::new());
+                let said = parsed.err().map_or(String::new(), |error| error.to_string());
+                assert!(!said.contains("sesame"), "{written}: {said}");
+                asked += 1;
+            }
+        }
+        assert!(asked > 100, "{asked}");
     }
 
     #[test]

@@ -2,11 +2,52 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_planner::DeviceInfo;
 use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::{DeviceInfo, Engine};
+
+use crate::flags::meaning::{Meaning, meaning};
+use crate::flags::table::{Flag, all_flags};
 
 /// The variable by which CUDA, and HIP after it, shows a process some of the GPUs.
 pub(crate) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+
+/// The variable by which NVIDIA's runtime shows a container some of them.
+pub(crate) const OF_CONTAINER: &str = "NVIDIA_VISIBLE_DEVICES";
+
+/// Whether an answer depends on a variable, beside those by which flags are stated too.
+pub(crate) fn is_read(name: &str) -> bool {
+    const READ: [&str; 24] = [
+        VARIABLE,
+        "GGML_CUDA_ENABLE_UNIFIED_MEMORY",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+        "SGLANG_ENABLE_PP_SPEC",
+        "SGLANG_ENABLE_SPEC_V2",
+        "SGLANG_MAMBA_CONV_DTYPE",
+        "SGLANG_MAMBA_SSM_DTYPE",
+        "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
+        "SGLANG_PP_LAYER_PARTITION",
+        "TLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+        "VLLM_ATTENTION_BACKEND",
+        "VLLM_BATCH_INVARIANT",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_DP_SIZE",
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+        "VLLM_MLA_DISABLE",
+        "VLLM_PP_LAYER_PARTITION",
+        "VLLM_USE_RUST_FRONTEND",
+        "VLLM_USE_V1",
+        "VLLM_USE_V2_MODEL_RUNNER",
+    ];
+    // `LLAMA_ARG_NO_X` is the opposite of `LLAMA_ARG_X`.
+    let turned = name.replacen("_NO_", "_", 1);
+    let states = |flag: &Flag| flag.env.is_some_and(|of| of == name || of == turned);
+    let says = |engine: Engine| all_flags(engine).any(|flag| states(flag) && meaning(engine, flag) != Meaning::None);
+    READ.contains(&name) || Engine::all().iter().any(|engine| says(*engine))
+}
 
 /// How many of so many GPUs a process sees: those that the variable lists in front of the first that is none, and none where it lists one
 /// twice (CUDA's guide, and `_parse_visible_devices` of torch). Nothing where nobody says how many there are.

@@ -283,3 +283,14 @@ fn the_pods_of_a_group_are_nodes(#[case] image: &str, #[case] command: &str, #[c
         None => assert_eq!(found.unwrap().starts, Starts::Yes),
     }
 }
+
+/// With memory that CUDA shares with the host's, what a device does not hold is no failure.
+#[test]
+fn llama_cpp_swaps_where_its_variable_says_so() {
+    let command = "llama-server -m m -c 3000000 -np 1 --fit off";
+    let fails = told(command, "h100").unwrap();
+    assert!(fails.reason.is_some_and(|reason| reason.contains("cudaMalloc failed")));
+    let found = told(&format!("env GGML_CUDA_ENABLE_UNIFIED_MEMORY=0 {command}"), "h100").unwrap();
+    assert_eq!(found.starts, Starts::Yes, "{:?}", found.reason);
+    assert!(found.notes.iter().any(|note| note.contains("GGML_CUDA_ENABLE_UNIFIED_MEMORY")), "{:?}", found.notes);
+}

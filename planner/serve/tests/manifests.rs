@@ -260,3 +260,127 @@ fn what_is_a_secret_is_hidden_wherever_its_variable_stands(#[case] script: &str)
     assert!(!found.words.iter().any(|word| word.contains("sesame")), "{:?}", found.words);
     assert!(found.words.iter().any(|word| word.ends_with("<hidden>")), "{:?}", found.words);
 }
+
+/// What `vllm serve m` sees behind these lines, or why it is not known.
+#[rstest]
+#[case::before_it_is_set("export CUDA_VISIBLE_DEVICES\nCUDA_VISIBLE_DEVICES=0", Ok("CUDA_VISIBLE_DEVICES=0 "))]
+#[case::no_more("export A\nunset A\nA=1", Ok(""))]
+#[case::all("set -a\nCUDA_VISIBLE_DEVICES=0\nset +a\nB=1", Ok("CUDA_VISIBLE_DEVICES=0 "))]
+#[case::all_by_name("set -euo allexport; A=0; set +o allexport; B=1", Ok("A=0 "))]
+#[case::all_of_another_shell("(set -a)\nA=1", Ok(""))]
+#[case::computed("export CUDA_VISIBLE_DEVICES=$(seq -s, 0 0)", Err("is what another command prints"))]
+#[case::not_set("export CUDA_VISIBLE_DEVICES=$GPUS", Err("`$GPUS` is not set"))]
+#[case::argument("export CUDA_VISIBLE_DEVICES=$1", Err("`$1` is an argument of the script"))]
+#[case::condition("if [ x ]; then export CUDA_VISIBLE_DEVICES=0; fi", Err("is set under a condition"))]
+#[case::flag("export LLAMA_ARG_CTX_SIZE=$(x)", Err("is what another command prints"))]
+#[case::harmless("export HF_TOKEN=$(x) VLLM_HOST_IP=$(hostname -i) LLAMA_ARG_HOST=$H LLAMA_API_KEY=$K", Ok(""))]
+#[case::its_own("CUDA_VISIBLE_DEVICES=$(x)", Ok(""))]
+fn a_variable_that_is_read_is_known_or_named(#[case] lines: &str, #[case] expected: Result<&str, &str>) {
+    match (manifest::read("s.sh", format!("{lines}\nvllm serve m\n").as_bytes()), expected) {
+        (Ok(found), Ok(expected)) => assert_eq!(found[0].to_string(), format!("{expected}vllm serve m")),
+        (Err(error), Err(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, _) => panic!("{found:?}"),
+    }
+}
+
+#[test]
+fn a_variable_in_front_of_a_command_is_known_too() {
+    for command in
+        ["CUDA_VISIBLE_DEVICES=$(x)", "env CUDA_VISIBLE_DEVICES=$(x)", "docker run -e CUDA_VISIBLE_DEVICES=$X i"]
+    {
+        let error = manifest::read("s.sh", format!("{command} vllm serve m\n").as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("is what another command prints") || error.contains("`$X` is not set"), "{error}");
+    }
+}
+
+#[rstest]
+#[case("L=\nvllm serve m ${L-1} ${M-2}", "2")]
+#[case("L=\nvllm serve m ${L:-1} ${M:-2}", "1 2")]
+#[case("L=\n: ${L=1} ${M=2}\nvllm serve m $L $M", "2")]
+#[case("L=\n: ${L:=1} ${M:=2}\nvllm serve m $L $M", "1 2")]
+fn a_default_stands_for_an_empty_value_behind_a_colon(#[case] script: &str, #[case] expected: &str) {
+    assert_eq!(read("s.sh", script)[0].words[3..].join(" "), expected);
+}
+
+#[rstest]
+#[case("--runtime nvidia -e NVIDIA_VISIBLE_DEVICES=0", "runtime: nvidia", "'0'", Some(1))]
+#[case("--runtime=nvidia -e NVIDIA_VISIBLE_DEVICES=0,2", "runtime: nvidia", "0,2", Some(2))]
+#[case("--runtime nvidia -e NVIDIA_VISIBLE_DEVICES=all", "runtime: nvidia", "all", None)]
+#[case("--runtime nvidia -e NVIDIA_VISIBLE_DEVICES=none", "runtime: nvidia", "none", Some(0))]
+#[case("-e NVIDIA_VISIBLE_DEVICES=0", "tty: true", "'0'", None)]
+#[case("--runtime nvidia --gpus 2 -e NVIDIA_VISIBLE_DEVICES=0", "runtime: nvidia, gpus: [{count: 2}]", "'0'", Some(2))]
+fn a_runtime_gives_the_gpus_that_a_variable_names(
+    #[case] options: &str,
+    #[case] keys: &str,
+    #[case] listed: &str,
+    #[case] gpus: Option<u32>,
+) {
+    let run = format!("docker run {options} vllm/vllm-openai:v0.33.0 --model m\n");
+    let compose = format!(
+        "services: {{v: {{image: 'vllm/vllm-openai:v0.33.0', command: --model m, {keys}, environment: {{NVIDIA_VISIBLE_DEVICES: {listed:?}}}}}}}"
+    );
+    let compose = compose.replace("\"'", "'").replace("'\"", "'");
+    assert_eq!((read("s.sh", &run)[0].gpus, read("c.yaml", &compose)[0].gpus), (gpus, gpus));
+}
+
+/// Arguments of a container whose `env` has these.
+fn container(env: &str, command: &str) -> Result<Vec<String>, String> {
+    let pod = format!("{{kind: Pod, spec: {{containers: [{{command: {command}, env: [{env}]}}]}}}}");
+    let found = manifest::read("p.yaml", pod.as_bytes()).map_err(|error| error.to_string())?;
+    Ok(found[0].words[3..].to_vec())
+}
+
+#[rstest]
+#[case("{name: L, value: '1'}", "[vllm, serve, m, $$(L), $(L)]", Ok("$(L) 1"))]
+#[case("{name: L, value: '1'}", "[sh, -c, 'vllm serve m $$L $(L)']", Ok("1 1"))]
+#[case(
+    "{name: L, value: '$$(K)'}, {name: K, value: '1'}",
+    "[vllm, serve, m, --max-model-len=$(L)]",
+    Ok("--max-model-len=$(K)")
+)]
+#[case("{name: K, value: '1'}, {name: L, value: $(K)}", "[vllm, serve, m, $(L)]", Ok("1"))]
+#[case(
+    "{name: L, value: $(K)}, {name: K, value: '1'}",
+    "[vllm, serve, m, $(L)]",
+    Err("`$(K)` is set only behind what names it in `env`")
+)]
+#[case("", "[vllm, serve, m, $(L)]", Err("`$(L)` is not set"))]
+fn a_container_is_started_with_what_kubernetes_makes_of_its_words(
+    #[case] env: &str,
+    #[case] command: &str,
+    #[case] expected: Result<&str, &str>,
+) {
+    match (container(env, command), expected) {
+        (Ok(found), Ok(expected)) => assert_eq!(found.join(" "), expected),
+        (Err(error), Err(expected)) => assert!(error.contains(expected), "{error}"),
+        (found, _) => panic!("{found:?}"),
+    }
+}
+
+#[rstest]
+#[case("max-model-len: 2048", "ray would not start: Unknown engine argument: max-model-len")]
+#[case("no_enable_prefix_caching: true", "Unknown engine argument: no_enable_prefix_caching")]
+#[case("use_tqdm: true", "Unknown engine argument: use_tqdm")]
+#[case("tp: 2", "Unknown engine argument: tp")]
+#[case("bogus: ~", "Unknown engine argument: bogus")]
+#[case("max_model_len: 2k", "1 validation error for ModelConfig: max_model_len: Input should be a valid integer")]
+#[case("tensor_parallel_size: two", "1 validation error for ParallelConfig: tensor_parallel_size: Input should be")]
+#[case("model: /x", "model or served_model_name is not allowed in engine_kwargs")]
+#[case("served_model_name: x", "model or served_model_name is not allowed in engine_kwargs")]
+#[case("distributed_executor_backend: mp", "distributed_executor_backend != 'ray' is not allowed in engine_kwargs")]
+#[case("seed: 1}, use_cpu: true, x: {y: 1", "an engine on the processor (`use_cpu`) is not read")]
+fn what_ray_takes_for_no_argument_of_an_engine_is_refused_in_its_words(#[case] arguments: &str, #[case] said: &str) {
+    let text = format!("llm_configs: [{{model_loading_config: {{model_id: m}}, engine_kwargs: {{{arguments}}}}}]");
+    let error = manifest::read("r.yaml", text.as_bytes()).unwrap_err().to_string();
+    assert!(error.contains(said), "{error}");
+}
+
+#[test]
+fn every_field_that_ray_hands_on_is_a_flag() {
+    let arguments = "max_model_len: 2048, tensor_parallel_size: 2, gpu_memory_utilization: 0.9, enforce_eager: true, \
+                     enable_prefix_caching: false, distributed_executor_backend: ray, dtype: bfloat16, seed: ~, \
+                     hf_overrides: {a: 1}, port: 80, kv_cache_dtype: fp8, max_num_seqs: 8";
+    let text = format!("llm_configs: [{{model_loading_config: {{model_id: m}}, engine_kwargs: {{{arguments}}}}}]");
+    let found = read("r.yaml", &text)[0].to_string();
+    assert!(found.contains("--max-model-len 2048") && found.contains("--no-enable-prefix-caching"), "{found}");
+}

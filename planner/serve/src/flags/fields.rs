@@ -57,6 +57,13 @@ pub(crate) fn expected_of(flag: &Flag, value: &Value) -> Option<String> {
     expected(kind.trim_end_matches(['?', '~']), value).filter(|_| is_looked_at)
 }
 
+/// What the configuration of a flag's field refuses of a value, in its words.
+pub(crate) fn refuses_field(flag: &Flag, value: &Value) -> Option<String> {
+    let refused = field(flag)?.refuses(value)?;
+    let name = flag.name.trim_start_matches('-').replace('-', "_");
+    Some(format!("1 validation error for {}: {name}: {refused}", flag.group))
+}
+
 /// The bound that a number of a flag breaks.
 pub(crate) fn out_of_bounds(flag: &Flag, number: f64) -> Option<String> {
     field(flag)?.out_of_bounds(number)

@@ -180,10 +180,9 @@ impl Grammar {
                 next += 1;
             }
         } else if most == 0 {
-            return Err(self.parser(
-                &format!("argument {name}: ignored explicit argument '{}'", values[0]),
-                [Remedy::Remove(flag.name)],
-            ));
+            let shown = secret::hidden_value(flag.name, &values[0]);
+            let said = format!("argument {name}: ignored explicit argument '{shown}'");
+            return Err(self.parser(&said, [Remedy::Remove(flag.name)]));
         }
         if values.len() < least {
             return Err(self.no_value(flag));
@@ -261,7 +260,8 @@ impl Grammar {
                 // What says nothing of caches is probably not meant by who asks here.
                 several.sort_by_key(|(flag, _)| meaning(self.engine.engine, flag) == Meaning::None);
                 let names: Vec<&str> = several.iter().map(|(_, known)| *known).collect();
-                let said = format!("ambiguous option: {written} could match {}", names.join(", "));
+                let shown = secret::shown_flag(self.engine.engine, written);
+                let said = format!("ambiguous option: {shown} could match {}", names.join(", "));
                 let renamed = names.iter().map(|known| Remedy::Rename(written.to_owned(), (*known).to_owned()));
                 Err(self.parser(&said, renamed.take(4).collect::<Vec<_>>()))
             }
@@ -273,10 +273,11 @@ impl Grammar {
         let near =
             known.map(|known| (Shown(written).distance(known), known)).filter(|(far, known)| *far * 3 <= known.len());
         let near = near.min_by_key(|(far, _)| *far).map(|(_, known)| known);
+        let shown = secret::shown_flag(self.engine.engine, written);
         let said = match self.engine.engine.name() {
-            "llama.cpp" => format!("invalid argument: {written}"),
-            "tensorrt-llm" => format!("No such option: {written}"),
-            _ => format!("unrecognized arguments: {written}"),
+            "llama.cpp" => format!("invalid argument: {shown}"),
+            "tensorrt-llm" => format!("No such option: {shown}"),
+            _ => format!("unrecognized arguments: {shown}"),
         };
         let name = if self.joins && written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() };
         let said = match (newest_with(self.engine.engine, &name), near) {

@@ -16,6 +16,14 @@ pub(super) fn ends(
     placed: &Placed,
     limits: &Limits,
 ) -> Result<[End; 2], ServeError> {
+    let ends = held(request, engine, placed, limits)?;
+    // What is too much for the devices swaps, where it would fail.
+    let takes = |end: End| End { lacks: end.lacks.filter(|_| !placed.swaps || !placed.short.fails()), ..end };
+    Ok(ends.map(takes))
+}
+
+/// The same where its devices hold all that it allocates on them.
+fn held(request: &PlanRequest, engine: EngineSpec, placed: &Placed, limits: &Limits) -> Result<[End; 2], ServeError> {
     let context = context(request, engine)?;
     let stated = request.predict(engine)?;
     let end = |max_seq_len: u64, predicted: &EnginePrediction, lacks: Option<String>| End {

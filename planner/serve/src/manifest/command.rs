@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
+use super::unknown::{DOLLAR, known};
 use super::variables::{Variables, name_length};
 use super::{engine, shell};
 use crate::started::base;
@@ -78,7 +79,9 @@ fn launches(
     origin: &Origin<'_>,
     depth: usize,
 ) -> Result<Vec<Launch>, ManifestError> {
-    let Some((index, start)) = engine::start(words) else { return Ok(Vec::new()) };
+    let Some((index, start)) = engine::start(words) else {
+        return engine::open(words).map_or(Ok(Vec::new()), |word| known(word, &origin.at).map(|_| Vec::new()));
+    };
     let Some(depth) = depth.checked_sub(1) else {
         return Err(ManifestError::TooMuch { at: origin.at.clone(), what: "a nesting of commands", most: DEPTH });
     };
@@ -107,7 +110,9 @@ fn launches(
             launches(&container.words(&origin.at)?, container.variables, &origin, depth)
         }
         engine::Start::Shell => {
-            let Some((script, arguments)) = engine::script(words) else { return Ok(Vec::new()) };
+            // The shell reads what Kubernetes has left as it is.
+            let words: Vec<String> = words.iter().map(|word| word.replace(DOLLAR, "$")).collect();
+            let Some((script, arguments)) = engine::script(&words) else { return Ok(Vec::new()) };
             let mut variables = variables.inherited();
             for (index, argument) in arguments.iter().enumerate().take(10) {
                 variables.set(&index.to_string(), vec![argument.clone()], false);

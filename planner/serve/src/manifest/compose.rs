@@ -3,7 +3,7 @@
 mod words;
 
 use super::command;
-use super::docker::Container;
+use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::Origin;
 use super::reading::Spot;
@@ -28,7 +28,12 @@ pub(super) fn launches(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
         let image = service.get("image").map(|image| interpolated(&image)).transpose()?;
         let entrypoint = service.get("entrypoint").map(|words| words_of(&words)).transpose()?;
         let arguments = service.get("command").map(|words| words_of(&words)).transpose()?.unwrap_or_default();
-        let container = Container { image, entrypoint, arguments, variables: environment(&service)? };
+        let variables = environment(&service)?;
+        let by_runtime = service.get("runtime").is_some_and(|runtime| runtime.raw() == Some(docker::RUNTIME));
+        if by_runtime && !service.0.iter().any(|service| devices(service).is_some()) {
+            origin.gpus = docker::visible(&variables, &origin.at)?;
+        }
+        let container = Container { image, entrypoint, arguments, variables };
         found.extend(command::of_container(container, &origin)?);
     }
     Ok(found)

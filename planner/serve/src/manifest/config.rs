@@ -392,7 +392,7 @@ pub(super) fn truth(text: &str) -> Option<bool> {
 }
 
 /// A value as JSON, which is what a flag takes for a map.
-fn json(node: &Node, at: &Place) -> Result<Json, ManifestError> {
+pub(super) fn json(node: &Node, at: &Place) -> Result<Json, ManifestError> {
     Ok(match &node.value {
         _ if node.is_null() => Json::Null,
         Value::Text { text, plain } => match (plain, truth(text), number(text), serde_json::from_str(text)) {

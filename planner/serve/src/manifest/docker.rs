@@ -1,10 +1,13 @@
 //! `docker run`, and a container's image, entrypoint and arguments.
 
+use std::collections::BTreeSet;
+
 use super::engine;
 use super::error::{ManifestError, Place};
 use super::reading::Reading;
 use super::unknown;
 use super::variables::Variables;
+use crate::visible::OF_CONTAINER;
 
 /// Options that have no value; all others have one.
 const SWITCHES: [&str; 15] = [
@@ -35,7 +38,7 @@ pub(super) fn run(
 ) -> Result<Option<(Container, Option<u32>)>, ManifestError> {
     let mut arguments = engine::container_arguments(words).unwrap_or_default();
     let mut container = Container::default();
-    let mut gpus = None;
+    let (mut gpus, mut is_asked, mut by_runtime) = (None, false, false);
     while let Some((option, rest)) = arguments.split_first().filter(|(word, _)| word.starts_with('-')) {
         arguments = rest;
         if option == "--" {
@@ -63,13 +66,18 @@ pub(super) fn run(
                     }
                 }
             },
-            "--gpus" => gpus = devices(&value),
+            "--gpus" => (gpus, is_asked) = (devices(&value), true),
+            "--runtime" => by_runtime = value == RUNTIME,
             "--device" if value.starts_with("nvidia.com/gpu=") && !value.ends_with("=all") => {
                 gpus = Some(gpus.unwrap_or(0) + 1);
             }
             "--entrypoint" => container.entrypoint = Some(vec![value]),
             _ => {}
         }
+    }
+    // What is asked for is what Docker sets the variable to.
+    if by_runtime && !is_asked && gpus.is_none() {
+        gpus = visible(&container.variables, at)?;
     }
     let Some((image, arguments)) = arguments.split_first() else { return Ok(None) };
     container.image = Some(image.clone());
@@ -98,6 +106,20 @@ fn devices(value: &str) -> Option<u32> {
         Some((_, ids)) => u32::try_from(ids.split(',').filter(|id| !id.contains('=')).count()).ok(),
         None => value.trim_start_matches("count=").split(',').next()?.parse().ok(),
     }
+}
+
+/// The runtime that gives a container the GPUs which a variable of it names.
+pub(super) const RUNTIME: &str = "nvidia";
+
+/// How many GPUs that runtime gives a container; none where it says none, or all.
+pub(super) fn visible(variables: &Variables, at: &Place) -> Result<Option<u32>, ManifestError> {
+    let Some(listed) = variables.get(OF_CONTAINER).and_then(<[String]>::first) else { return Ok(None) };
+    let listed = unknown::known(listed, at)?;
+    Ok(match listed.trim() {
+        "all" => None,
+        "" | "none" | "void" => Some(0),
+        listed => u32::try_from(listed.split(',').collect::<BTreeSet<_>>().len()).ok(),
+    })
 }
 
 /// What a container runs.

@@ -50,9 +50,12 @@ pub(super) fn script(text: &str) -> String {
     let mut script = vec![String::new(); text.lines().count()];
     let mut stages = vec![Stage::default()];
     let mut names: BTreeMap<String, usize> = BTreeMap::new();
-    for (line, instruction) in instructions(text) {
+    let escape = escape(text);
+    for (line, instruction) in instructions(text, escape) {
         let (word, rest) = instruction.split_once(char::is_whitespace).unwrap_or((&instruction, ""));
         let rest = rest.trim();
+        // What escapes in its own words; those that a shell or JSON reads have a backslash.
+        let own = with_backslashes(rest, escape);
         let index = stages.len();
         let stage = &mut stages[index - 1];
         match word.to_ascii_uppercase().as_str() {
@@ -63,8 +66,9 @@ pub(super) fn script(text: &str) -> String {
                 names.extend(words.nth(1).map(|name| (name.to_lowercase(), index)));
                 stages.push(Stage { image: format!("\"{image}\""), base, ..Stage::default() });
             }
-            "ARG" if rest.contains('=') => rest.clone_into(&mut script[line]),
+            "ARG" if rest.contains('=') => own.clone_into(&mut script[line]),
             "ENV" => {
+                let rest = &*own;
                 let (first, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
                 match first.contains('=') {
                     true => {
@@ -120,8 +124,31 @@ fn run(stages: &[&Stage]) -> String {
     words.join(" ")
 }
 
+/// What continues a line: a directive above all else may say another sign (`# escape=` and a backtick).
+fn escape(text: &str) -> char {
+    let directives = text.lines().map_while(|line| line.trim().strip_prefix('#')?.split_once('='));
+    let stated = directives.filter(|(name, _)| name.trim().eq_ignore_ascii_case("escape")).map(|(_, sign)| sign.trim());
+    if stated.last() == Some("`") { '`' } else { '\\' }
+}
+
+/// A text whose signs are escaped as a shell reads it.
+fn with_backslashes(text: &str, escape: char) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        if character == escape || character == '\\' {
+            out.push('\\');
+        }
+        match character == escape {
+            true => out.extend(characters.next()),
+            false => out.push(character),
+        }
+    }
+    out
+}
+
 /// The instructions, each with the place of its first line; a document in one is left out.
-fn instructions(text: &str) -> Vec<(usize, String)> {
+fn instructions(text: &str, escape: char) -> Vec<(usize, String)> {
     let mut found: Vec<(usize, String)> = Vec::new();
     let (mut goes_on, mut end) = (false, None::<String>);
     for (at, line) in text.lines().enumerate() {
@@ -131,7 +158,7 @@ fn instructions(text: &str) -> Vec<(usize, String)> {
             end = end.filter(|_| !is_end);
             continue;
         }
-        let (part, more) = line.strip_suffix('\\').map_or((line, false), |part| (part, true));
+        let (part, more) = line.strip_suffix(escape).map_or((line, false), |part| (part, true));
         match found.last_mut().filter(|_| goes_on) {
             Some((_, instruction)) => *instruction += &format!(" {}", part.trim()),
             None => found.push((at, part.trim_end().to_owned())),
@@ -159,6 +186,11 @@ mod tests {
         "# ours\nARG TAG=v0.24.0\nFROM vllm/vllm-openai:${TAG}\nRUN pip install x \\\n  # why\n  y\nCMD [\"m\"]\n",
         "vllm serve m",
         7
+    )]
+    #[case::another_escape(
+        "# syntax=docker/dockerfile:1\n# escape=`\nFROM vllm/vllm-openai:v0.24.0\nENV A=c:\\x `\n  B=a` b\nCMD [\"m\", `\n  \"--port\", \"80\"]\n",
+        "A=\"c:\\\\x\" B='a b' vllm serve m --port 80",
+        6
     )]
     #[case::shell(
         "FROM lmsysorg/sglang:v0.5.23 AS base\nENV LENGTH 8192\nFROM base\nCMD python3 -m sglang.launch_server --model-path m \\\n  --context-length $LENGTH\n",

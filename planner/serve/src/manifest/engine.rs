@@ -2,6 +2,7 @@
 
 use cacheplan_planner::Target;
 
+use super::unknown::MARKS;
 use crate::started::base;
 
 /// What a command starts, from one of its words on.
@@ -68,6 +69,14 @@ pub(super) fn start(words: &[String]) -> Option<(usize, Start)> {
     let wraps = WRAPPERS.contains(&base(words.first()?));
     let last = if wraps { words.len() } else { 1 };
     (0..last).find_map(|index| Some((index, starts(&words[index..])?)))
+}
+
+/// The word that may say that a program which has other commands too serves, where that is not known: `vllm $ARGUMENTS`.
+pub(super) fn open(words: &[String]) -> Option<&str> {
+    let wraps = WRAPPERS.contains(&base(words.first()?));
+    let last = if wraps { words.len() } else { 1 };
+    let is_open = |pair: &&[String]| matches!(base(&pair[0]), "vllm" | "sglang") && pair[1].starts_with(MARKS);
+    words.windows(2).take(last).find(is_open).map(|pair| pair[1].as_str())
 }
 
 fn starts(words: &[String]) -> Option<Start> {

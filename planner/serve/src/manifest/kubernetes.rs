@@ -1,5 +1,7 @@
 //! Objects of Kubernetes, and the pods in them.
 
+use std::collections::BTreeSet;
+
 use super::command;
 use super::docker::Container;
 use super::error::ManifestError;
@@ -133,7 +135,7 @@ pub(super) fn container_of(container: &Spot<'_>, mut variables: Variables) -> Re
     let words = |key: &str| -> Result<Option<Vec<String>>, ManifestError> {
         let Some(list) = container.get(key) else { return Ok(None) };
         let texts = list.texts()?;
-        texts.iter().map(|text| variables.kubernetes(text, reading, &at)).collect::<Result<_, _>>().map(Some)
+        texts.iter().map(|text| variables.kubernetes(text, |_| false, reading, &at)).collect::<Result<_, _>>().map(Some)
     };
     let (entrypoint, arguments) = (words("command")?, words("args")?.unwrap_or_default());
     let image = container.get("image").map(|image| image.text()).transpose()?;
@@ -142,11 +144,16 @@ pub(super) fn container_of(container: &Spot<'_>, mut variables: Variables) -> Re
 
 /// The variables of a list of `name` and `value`.
 pub(super) fn environment(spot: &Spot<'_>, key: &str, variables: &mut Variables) -> Result<(), ManifestError> {
-    for entry in spot.list(key)? {
+    let entries = spot.list(key)?;
+    let names: BTreeSet<&str> = entries.iter().filter_map(|entry| text(entry, "name")).collect();
+    for entry in entries {
         let Some(name) = entry.get("name").and_then(|name| name.raw()) else { continue };
         let written = format!("$({name})");
         let value = match (entry.get("value"), entry.get("valueFrom")) {
-            (Some(value), _) => variables.kubernetes(&value.text()?, spot.reading, &entry.place())?,
+            (Some(value), _) => {
+                let value = value.text()?;
+                variables.kubernetes(&value, |name| names.contains(name), spot.reading, &entry.place())?
+            }
             (None, Some(from)) if from.has("secretKeyRef") => Why::Secret.mark(&written),
             (None, Some(from)) => match of_map(&from) {
                 Some(text) => {

@@ -7,7 +7,7 @@ use super::error::{ManifestError, Place};
 use super::reading::{Reading, Spot};
 use super::unknown::{self, Why};
 use super::variables::{Variables, name_length};
-use crate::{Launch, secret};
+use crate::{Launch, secret, visible};
 
 /// Where a command stands, and what is around it.
 #[derive(Clone)]
@@ -54,14 +54,18 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
         true => unknown::mark_templates(word),
         false => mark_variables(&unknown::mark_templates(word)),
     });
+    let marked = marked.map(|word| word.replace(unknown::DOLLAR, "$"));
     let place = |index: usize| match (index + origin.items.len()).checked_sub(words.len()) {
         Some(index) if !origin.through_shell => origin.items.get(index).map_or_else(|| origin.at.clone(), Spot::place),
         _ => origin.at.clone(),
     };
     let words = unknown::settle(&marked.collect::<Vec<_>>(), place)?;
+    if let Some(value) = variables.unknown(visible::is_read) {
+        unknown::known(value, &origin.at)?;
+    }
     let mut env = variables.exported();
     for (name, value) in &mut env {
-        *value = secret::hidden_value(name, value).to_owned();
+        *value = secret::hidden_value(name, value).replace(unknown::DOLLAR, "$");
     }
     let place = match (origin.object.as_str(), origin.at.line) {
         ("", Some(line)) => format!("{}:{line}", origin.reading.file),

@@ -1,12 +1,16 @@
 //! Configs of Ray Serve, whose builders take LLM configs: a model and keyword arguments of vLLM.
 
+use cacheplan_planner::Engine;
+
 use super::config;
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
 use super::reading::{Reading, Spot};
 use super::variables::Variables;
-use super::yaml;
+use super::{unknown, yaml};
 use crate::Launch;
+use crate::flags::fields;
+use crate::flags::table::{Flag, all_flags};
 
 /// Tells whether a document is one.
 pub(super) fn is(root: &Spot<'_>) -> bool {
@@ -53,6 +57,43 @@ pub(super) fn service(object: &Spot<'_>) -> Result<Vec<Launch>, ManifestError> {
     Ok(found)
 }
 
+/// Refuses what Ray, or a field of `AsyncEngineArgs`, refuses: no parser of flags reads these (`vllm_models.py`).
+fn argument(key: &str, value: &Spot<'_>) -> Result<(), ManifestError> {
+    /// Flags of `vllm serve` that are fields of nothing.
+    const OF_THE_COMMAND: [&str; 5] = ["config", "headless", "api_server_count", "grpc", "device_memory_utilization"];
+    let refused = |said: String| Err(ManifestError::Refused { at: value.place(), engine: "ray", said });
+    if matches!(key, "model" | "served_model_name") {
+        let said = "model or served_model_name is not allowed in engine_kwargs when using Ray Serve LLM. Please use \
+                    `model_loading_config` in LLMConfig instead.";
+        return refused(said.to_owned());
+    }
+    let name = format!("--{}", key.replace('_', "-"));
+    let of_key = |flag: &&Flag| flag.name == name && !key.contains('-') && !OF_THE_COMMAND.contains(&key);
+    let Some(flag) = Engine::all()
+        .iter()
+        .filter(|engine| engine.name() == "vllm")
+        .flat_map(|engine| all_flags(*engine))
+        .filter(of_key)
+        .last()
+    else {
+        return refused(format!("Unknown engine argument: {:.100}", unknown::written(key)));
+    };
+    if key == "distributed_executor_backend" && value.raw().is_some_and(|backend| backend != "ray") {
+        let said =
+            "distributed_executor_backend != 'ray' is not allowed in engine_kwargs when using Ray Serve LLM Configs.";
+        return refused(said.to_owned());
+    }
+    // What is stated as nothing is as if it were not.
+    if value.node.is_null() {
+        return Ok(());
+    }
+    let stated = config::json(value.node, &value.place())?;
+    match fields::refuses_field(flag, &stated) {
+        Some(said) => refused(said),
+        None => Ok(()),
+    }
+}
+
 fn engine(config: &Spot<'_>, title: &str) -> Result<Launch, ManifestError> {
     if config.raw().is_some() {
         return Err(
@@ -79,8 +120,17 @@ fn engine(config: &Spot<'_>, title: &str) -> Result<Launch, ManifestError> {
     if let Some(id) = id {
         words.extend(["--served-model-name".to_owned(), id]);
     }
-    for (key, value) in config.map("engine_kwargs")? {
-        config::keyword(&key.replace('_', "-"), &value, &mut words)?;
+    if let Some(arguments) = config.get("engine_kwargs") {
+        let by_cpu = config.get("use_cpu").and_then(|uses| config::truth(uses.raw()?)) == Some(true);
+        if by_cpu {
+            return Err(config.refuse("an engine on the processor (`use_cpu`)", "leave `use_cpu` out"));
+        }
+        for (key, value) in arguments.all_entries()? {
+            argument(key, &value)?;
+            if !value.node.is_null() {
+                config::keyword(&key.replace('_', "-"), &value, &mut words)?;
+            }
+        }
     }
     let mut variables = Variables::default();
     if let Some(environment) = config.get("runtime_env") {

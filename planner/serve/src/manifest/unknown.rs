@@ -9,6 +9,9 @@ const BEGIN: char = '\u{1}';
 const MIDDLE: char = '\u{2}';
 const END: char = '\u{3}';
 
+/// A dollar sign that stands for itself where `$(NAME)` would be read: Kubernetes' `$$(NAME)`.
+pub(super) const DOLLAR: char = '\u{5}';
+
 pub(super) const RENDER: &str = "render it first (`helm template`, `envsubst`), or write the value";
 const STATE: &str = "state its value in the manifest";
 const WRITE: &str = "write the value";
@@ -38,10 +41,11 @@ pub(super) enum Why {
     Running,
     Expression,
     Function,
+    Later,
 }
 
 impl Why {
-    const ALL: [Self; 22] = [
+    const ALL: [Self; 23] = [
         Self::NotSet,
         Self::Secret,
         Self::Cluster,
@@ -64,6 +68,7 @@ impl Why {
         Self::Running,
         Self::Expression,
         Self::Function,
+        Self::Later,
     ];
 
     /// What a message says of it: why, and what would do.
@@ -94,6 +99,7 @@ impl Why {
             Self::NotInScript => ("is not set in the script", "set it there, or write the value"),
             Self::Running => ("is known only where the script runs", WRITE),
             Self::Function => ("is set by a function that is called", "set it behind the call, or write the value"),
+            Self::Later => ("is set only behind what names it in `env`", "set it in front of that"),
             Self::Expression => ("is an expression that this reader does not compute", WRITE),
         }
     }
@@ -202,9 +208,9 @@ pub(super) fn settle(words: &[String], at: impl Fn(usize) -> Place) -> Result<Ve
         if let Some(flag) = flag {
             harmless = harmless_words(flag);
         }
-        settled.push(match (flag, value) {
-            _ if hides == Hides::Value => secret::hidden_behind(word),
-            _ if hides == Hides::All => HIDDEN.to_owned(),
+        settled.push(match (hides, value) {
+            (Hides::All, _) => HIDDEN.to_owned(),
+            (Hides::From(from), _) => secret::hidden_from(word, from),
             (_, Some(_)) if harmless > 0 => {
                 harmless -= 1;
                 written(word)

@@ -1,6 +1,6 @@
 //! Variables of a script, of a container.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::error::{ManifestError, Place};
 use super::reading::Reading;
@@ -16,6 +16,10 @@ const DEPTH: usize = 8;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Variables {
     values: BTreeMap<String, Variable>,
+    /// Names that are exported before anything is set.
+    exported: BTreeSet<String>,
+    /// Whether all that is set from here on is exported (`set -a`).
+    pub(super) exports_all: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -28,17 +32,21 @@ struct Variable {
 impl Variables {
     pub(super) fn set(&mut self, name: &str, words: Vec<String>, exported: bool) {
         let was = self.values.get(name).is_some_and(|variable| variable.is_exported);
+        let was = was || self.exported.contains(name) || self.exports_all && is_name(name);
         self.values.insert(name.to_owned(), Variable { words, is_exported: exported || was });
     }
 
     pub(super) fn export(&mut self, name: &str) {
-        if let Some(variable) = self.values.get_mut(name) {
-            variable.is_exported = true;
+        match self.values.get_mut(name) {
+            Some(variable) => variable.is_exported = true,
+            None if is_name(name) => drop(self.exported.insert(name.to_owned())),
+            None => {}
         }
     }
 
     pub(super) fn unset(&mut self, name: &str) {
         self.values.remove(name);
+        self.exported.remove(name);
     }
 
     /// Marks the values of those that are not exported.
@@ -101,14 +109,26 @@ impl Variables {
 
     /// What it costs to copy them.
     pub(super) fn weight(&self) -> usize {
-        self.values.values().flat_map(|variable| &variable.words).map(|word| 32 + word.len()).sum()
+        let words = self.values.values().flat_map(|variable| &variable.words);
+        words.chain(&self.exported).map(|word| 32 + word.len()).sum()
     }
 
     /// What a program that is started has of them.
     pub(super) fn inherited(mut self) -> Self {
         // A list is not handed on.
         self.values.retain(|_, variable| variable.is_exported && variable.words.len() == 1);
+        (self.exported, self.exports_all) = (BTreeSet::new(), false);
         self
+    }
+
+    /// The value of the first that a program sees, that is not known, and that is `read`.
+    pub(super) fn unknown(&self, read: impl Fn(&str) -> bool) -> Option<&str> {
+        let exported = self.values.iter().filter(|(_, variable)| variable.is_exported);
+        let values = exported.filter_map(|(name, variable)| Some((name, variable.words.first()?)));
+        values
+            .filter(|(_, value)| value.contains(unknown::MARKS))
+            .find(|(name, _)| read(name))
+            .map(|(_, value)| &**value)
     }
 
     /// The values that a program sees; those that are not known are left out.
@@ -119,7 +139,14 @@ impl Variables {
     }
 
     /// A text in which Kubernetes puts values for `$(NAME)`. What names no variable stays as it is.
-    pub(super) fn kubernetes(&self, text: &str, reading: &Reading<'_>, at: &Place) -> Result<String, ManifestError> {
+    /// `is_later` says what is set only behind it, which is not put in.
+    pub(super) fn kubernetes(
+        &self,
+        text: &str,
+        is_later: impl Fn(&str) -> bool,
+        reading: &Reading<'_>,
+        at: &Place,
+    ) -> Result<String, ManifestError> {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         // Where no parenthesis closes any more none is looked for, which would take the square of the text.
@@ -130,8 +157,12 @@ impl Variables {
             let name = inside.and_then(|text| text.split_once(')')).map(|(name, _)| name);
             rest = match (name, name.and_then(|name| self.get(name))) {
                 _ if behind.starts_with('$') => {
-                    out.push('$');
+                    out.push(if behind.starts_with("$(") { unknown::DOLLAR } else { '$' });
                     &behind[1..]
+                }
+                (Some(name), None) if is_later(name) => {
+                    out += &Why::Later.mark(&format!("$({name})"));
+                    &behind[name.len() + 2..]
                 }
                 (Some(name), Some(words)) => {
                     let length: usize = words.iter().map(String::len).sum();
@@ -228,8 +259,9 @@ mod tests {
         let (reading, at) = (Reading::new("f"), Place::default());
         let mut variables = Variables::default();
         variables.set("A", vec!["x y".to_owned()], true);
-        let expanded = |text| variables.kubernetes(text, &reading, &at).unwrap();
-        assert_eq!(expanded("$(A)-$$(A)-$(B)-$A-$(A"), "x y-$(A)-$(B)-$A-$(A");
+        let expanded = |text| variables.kubernetes(text, |name| name == "C", &reading, &at).unwrap();
+        assert_eq!(expanded("$(A)-$$(A)-$(B)-$A-$(A"), "x y-\u{5}(A)-$(B)-$A-$(A");
+        assert_eq!(unknown::written(&expanded("$(C)$$C")), "$(C)$C");
     }
 
     #[test]

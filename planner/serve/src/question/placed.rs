@@ -20,6 +20,8 @@ use crate::remedy::Remedy;
 
 /// From this build on all layers are on the devices where nobody says; before none was. The same build as that of `-fa auto`.
 const ALL_LAYERS: Version = FLASH_ATTENTION_HAS_VALUES;
+/// By which memory of CUDA and HIP is shared with the host's, whatever its value (`ggml_cuda_device_malloc`).
+const SWAPS: &str = "GGML_CUDA_ENABLE_UNIFIED_MEMORY";
 /// `--fit-ctx` where nobody states it.
 const LEAST_CONTEXT: u64 = 4096;
 
@@ -56,6 +58,8 @@ pub(crate) struct Placed {
     stays: bool,
     /// What it does where that is too little.
     pub(crate) short: Short,
+    /// Whether what they do not hold lies in the host's memory, and no allocation fails for it.
+    pub(crate) swaps: bool,
 }
 
 /// A device, and what lies on it.
@@ -169,6 +173,13 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let states = caches.iter().filter(|cache| cache.handler.is_state());
     let states = states.map(|cache| (cache.layer.unwrap_or(0).into(), cache.handler.unit_bytes())).collect();
     let cut = cut(model, weights[1], layers, devices.len());
+    let is_cuda = |device: &Holder| device.name.starts_with("CUDA") || device.name.starts_with("ROCm");
+    let swaps = question.env.contains_key(SWAPS) && !devices.is_empty() && devices.iter().all(is_cuda);
+    if swaps {
+        question.notes.push(format!(
+            "{SWAPS} is set: what the devices do not hold lies in the host's memory, slowly, and no allocation fails for it"
+        ));
+    }
     let stays = question.flag("--kv-offload").is_some_and(|setting| !setting.on);
     Ok(Placed {
         devices,
@@ -184,6 +195,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
         doubts_weights,
         stays,
         short,
+        swaps,
     })
 }
 

@@ -13,8 +13,13 @@ use super::common::{models, on};
 #[case("vllm serve m --ssl-keyfile-p sesame -tp 3")]
 #[case("sglang serve --model-path m --admin-api sesame --tp 3")]
 #[case("HF_TOKEN=sesame")]
+#[case("vllm serve m --api-key_sesame")]
+#[case("vllm serve m --api-keysesame")]
+#[case("sglang serve --model-path m --admin-api-key_sesame")]
+#[case("trtllm-serve m --hf_token_sesame")]
+#[case("llama-server -m m -hftsesame")]
 fn no_spelling_of_a_flag_shows_its_secret(#[case] command: &str) {
-    let words = command.split(' ').map(str::to_owned).collect();
+    let words = command.split(' ').map(|word| word.replace("_sesame", " sesame")).collect();
     let said = match Launch::from_words(words, &Default::default()) {
         Err(error) => error.to_string(),
         Ok(found) => {

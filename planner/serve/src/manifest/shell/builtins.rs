@@ -107,6 +107,10 @@ impl Shell<'_> {
         }
         let mut at = 0;
         while let Some(option) = given.get(at).filter(|word| word.starts_with(['-', '+']) && *word != "--") {
+            let named = option.ends_with('o').then(|| given.get(at + 1)).flatten();
+            if option.contains('a') || named.is_some_and(|name| name == "allexport") {
+                self.variables.exports_all = option.starts_with('-');
+            }
             at += if option.ends_with('o') { 2 } else { 1 };
         }
         match given.get(at..) {

@@ -44,8 +44,10 @@ impl Expansion<'_> {
                 Piece::Unknown(why, written) => self.put(&why.mark(written), fields)?,
                 Piece::Pattern(sign) if splits => self.put(&Why::Pattern.mark(&sign.to_string()), fields)?,
                 Piece::Pattern(sign) => self.put(&sign.to_string(), fields)?,
-                Piece::Variable { name, default, quoted, .. } => {
-                    let value = self.variable(name, default.as_deref(), depth)?;
+                Piece::Variable { name, default, of_empty, quoted, .. } => {
+                    // A value that is empty is one to `${NAME-default}`.
+                    let has_one = !of_empty && self.variables.get(name).is_some();
+                    let value = self.variable(name, default.as_deref().filter(|_| !has_one), depth)?;
                     if splits && !quoted { self.split(&value, fields)? } else { self.put(&value, fields)? }
                 }
                 Piece::All { name, quoted } => match self.variables.get(name) {

@@ -242,11 +242,17 @@ impl<'a> Cursor<'a> {
             }
             Some(character @ ('0'..='9' | '#' | '?' | '$' | '!')) => {
                 self.bump();
-                Piece::Variable { name: character.into(), default: None, assigns: false, quoted }
+                Piece::Variable { name: character.into(), default: None, of_empty: false, assigns: false, quoted }
             }
             Some(character) if character == '_' || character.is_ascii_alphabetic() => {
                 let length = name_length(self.rest);
-                Piece::Variable { name: self.skip(length).to_owned(), default: None, assigns: false, quoted }
+                Piece::Variable {
+                    name: self.skip(length).to_owned(),
+                    default: None,
+                    of_empty: false,
+                    assigns: false,
+                    quoted,
+                }
             }
             _ => Piece::Text("$".to_owned()),
         };
@@ -267,14 +273,14 @@ fn in_braces(text: &str, quoted: bool) -> Piece {
         ("*", "") if quoted => Piece::Unknown(Why::Operator, "${*}".to_owned()),
         ("@" | "*", "") => Piece::All { name: "@".to_owned(), quoted },
         ("", _) => Piece::Unknown(Why::Operator, "${…}".to_owned()),
-        (_, "") => Piece::Variable { name: name.to_owned(), default: None, assigns: false, quoted },
+        (_, "") => Piece::Variable { name: name.to_owned(), default: None, of_empty: false, assigns: false, quoted },
         // One word of all.
         (_, "[*]") if quoted => Piece::Unknown(Why::Operator, format!("${{{name}[*]}}")),
         (_, "[@]" | "[*]") => Piece::All { name: name.to_owned(), quoted },
         _ => match default {
             Some(default) => {
-                let assigns = behind.starts_with(":=") || behind.starts_with('=');
-                Piece::Variable { name: name.to_owned(), default: Some(default.to_owned()), assigns, quoted }
+                let (of_empty, assigns) = (behind.starts_with(':'), behind.trim_start_matches(':').starts_with('='));
+                Piece::Variable { name: name.to_owned(), default: Some(default.to_owned()), of_empty, assigns, quoted }
             }
             // What stands behind the name may be a secret.
             None => Piece::Unknown(Why::Operator, format!("${{{name}…}}")),

@@ -251,8 +251,9 @@ impl Shell<'_> {
             if let Piece::Unknown(Why::Arithmetic, text) = piece {
                 computed(text).into_iter().for_each(|name| self.forget_value(name, Why::Arithmetic));
             }
-            let Piece::Variable { name, assigns: true, .. } = piece else { continue };
-            if self.variables.get(name).and_then(<[String]>::first).is_some_and(|value| !value.is_empty()) {
+            let Piece::Variable { name, of_empty, assigns: true, .. } = piece else { continue };
+            let value = self.variables.get(name).map(|words| words.first().map_or("", String::as_str));
+            if value.is_some_and(|value| !(*of_empty && value.is_empty())) {
                 continue;
             }
             let word = Word { pieces: vec![piece.clone()], ..Word::default() };
@@ -400,7 +401,7 @@ impl Shell<'_> {
         if let Some((index, engine::Start::Engine)) = engine::start(&expanded) {
             secret::hide_again(&mut expanded[index..], &of_variables[index..]);
         }
-        if engine::start(&expanded).is_none() {
+        if engine::start(&expanded).is_none() && engine::open(&expanded).is_none() {
             // `sed -i` and others change what they name.
             let changes = expanded.first().is_some_and(|program| program != "cat");
             return if changes { self.forget(&expanded) } else { Ok(()) };

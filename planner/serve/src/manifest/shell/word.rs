@@ -11,6 +11,8 @@ pub(super) enum Piece {
     Variable {
         name: String,
         default: Option<String>,
+        /// Whether the default stands for an empty value too.
+        of_empty: bool,
         /// Whether the default becomes its value.
         assigns: bool,
         quoted: bool,

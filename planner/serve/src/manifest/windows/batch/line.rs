@@ -184,8 +184,12 @@ impl Line {
 
     /// Goes on with the next line, whose first character means itself.
     pub(super) fn go_on(&mut self, next: &str, text: &mut String) {
-        (self.characters, self.at) = (next.chars().collect(), 0);
+        self.go_to(next);
         text.extend(self.bump());
+    }
+
+    pub(super) fn go_to(&mut self, next: &str) {
+        (self.characters, self.at) = (next.chars().collect(), 0);
     }
 }
 

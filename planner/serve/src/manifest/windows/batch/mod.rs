@@ -247,10 +247,13 @@ impl<'a> Batch<'a> {
         loop {
             let joint = line.command(&mut text, !self.blocks.is_empty());
             let Some(joint) = joint else {
-                // The line goes on, and the first character of the next means itself.
-                match self.next_line()? {
-                    Some(more) => line.go_on(&more, &mut text),
-                    None => return Ok((text, Joint::End)),
+                // The line goes on, and the first character of the next means itself: of an empty one that is its end.
+                let Some(more) = self.next_line()? else { return Ok((text, Joint::End)) };
+                line.go_on(&more, &mut text);
+                if more.is_empty() {
+                    text.push('\n');
+                    let Some(more) = self.next_line()? else { return Ok((text, Joint::End)) };
+                    line.go_to(&more);
                 }
                 continue;
             };
@@ -453,7 +456,7 @@ impl<'a> Batch<'a> {
             }
             return Ok(true);
         }
-        if super::super::engine::start(&words).is_none() {
+        if super::super::engine::start(&words).is_none() && super::super::engine::open(&words).is_none() {
             return Ok(true);
         }
         let Some(state) = &self.state else { return Ok(true) };

@@ -85,6 +85,8 @@ fn a_command_is_read_as_cmd_reads_it(#[case] text: &str, #[case] expected: &str)
     "if exist x (\nset M=a.gguf\n) else (\nset M=b.gguf\n)\nllama-server.exe -m %M%\n",
     "`%M%` (line 4) is set under"
 )]
+#[case("if exist x set CUDA_VISIBLE_DEVICES=0\nvllm serve m\n", "(line 1) is set under a condition")]
+#[case("set A=serve m\nif exist x set A=\nvllm %A%\n", "`%A%` (line 2) is set under a condition")]
 #[case("for %%i in (1 2) do vllm serve m -tp %%i\n", "under a condition (`for`)")]
 #[case("false || vllm serve m\n", "under a condition (`||`)")]
 #[case("set /a N=X*2\nvllm serve m -tp %N%\n", "`%N%` (line 1) is an expression that this reader does not compute")]
@@ -112,6 +114,17 @@ fn what_is_a_secret_is_hidden_in_a_batch_file(#[case] text: &str) {
     let found = &manifest::read("a.bat", text.as_bytes()).unwrap()[0];
     assert!(!found.words.iter().any(|word| word.contains("sesame")), "{:?}", found.words);
     assert!(found.words.iter().any(|word| word.ends_with("<hidden>")), "{:?}", found.words);
+}
+
+/// What a caret keeps of a line that is empty is its end, a word of its own.
+#[rstest]
+#[case("vllm serve m ^\r\n\r\n --seed 2\r\n", &["\n", "--seed", "2"])]
+#[case("vllm serve m ^\n\n^\n --seed 2\n", &["\n", "--seed", "2"])]
+#[case("vllm serve m ^\n\n\n --seed 2\n", &["\n"])]
+#[case("vllm serve m ^\n\n", &["\n"])]
+#[case("vllm serve m ^\n --seed 2\n", &["--seed", "2"])]
+fn a_caret_keeps_the_end_of_an_empty_line(#[case] text: &str, #[case] expected: &[&str]) {
+    assert_eq!(manifest::read("a.bat", text.as_bytes()).unwrap()[0].words[3..], *expected);
 }
 
 /// What a called script may set is still the environment of a program.

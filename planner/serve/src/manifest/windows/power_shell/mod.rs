@@ -144,9 +144,61 @@ impl<'a> Script<'a> {
             }
         } else if is_call || is_path || !word.is_empty() {
             return self.command();
+        } else {
+            self.environment()?;
         }
         self.pass_over(Why::Expression);
         Ok(())
+    }
+
+    /// `[Environment]::SetEnvironmentVariable("NAME", "value")`, which of the process alone is seen by what it starts.
+    fn environment(&mut self) -> Result<(), ManifestError> {
+        const CALL: &str = "::SetEnvironmentVariable(";
+        let begin = self.at;
+        let found = self.read(|reader| {
+            let mut name = reader.type_name()?;
+            if name.eq_ignore_ascii_case("void") {
+                reader.skip(false);
+                name = reader.type_name()?;
+            }
+            let is_environment = ["Environment", "System.Environment"].iter().any(|own| own.eq_ignore_ascii_case(name));
+            let is_call = reader.rest().get(..CALL.len()).is_some_and(|call| call.eq_ignore_ascii_case(CALL));
+            if !is_environment || !is_call {
+                return None;
+            }
+            let end = reader.at + CALL.len() - 1 + touched::balanced(&reader.rest()[CALL.len() - 1..]);
+            reader.at += CALL.len();
+            let mut given = Vec::new();
+            loop {
+                reader.skip(true);
+                // A name of who sees it is no value.
+                let Ok(value) = reader.expression(8, true) else { break };
+                given.push(value);
+                reader.skip(true);
+                if !reader.takes(",") {
+                    break;
+                }
+            }
+            let rest = reader.text.get(reader.at..end).unwrap_or_default().to_owned();
+            reader.at = end;
+            Some((given, rest))
+        });
+        let Some((given, rest)) = found else {
+            self.at = begin;
+            return Ok(());
+        };
+        let of = given.get(2).map_or(rest, Value::text).trim_end_matches([')', ' ']).to_ascii_lowercase();
+        let Some(name) = given.first().filter(|_| !of.ends_with("user") && !of.ends_with("machine")) else {
+            return Ok(());
+        };
+        let name = format!("env:{}", name.text());
+        match given.get(1).filter(|_| of.is_empty() || of.ends_with("process")) {
+            Some(value) => self.set(&name, value.clone()),
+            None => {
+                self.forget(&name, Why::Expression);
+                Ok(())
+            }
+        }
     }
 
     /// Whether a word begins a compound statement, which is gone into then.
@@ -453,7 +505,7 @@ impl<'a> Script<'a> {
     /// A program with its arguments; whether it is an engine.
     fn program(&mut self, mut words: Vec<String>, of_variables: &[bool]) -> Result<bool, ManifestError> {
         without_folder(&mut words);
-        if engine::start(&words).is_none() {
+        if engine::start(&words).is_none() && engine::open(&words).is_none() {
             return Ok(false);
         }
         self.origin.reading.charge(self.scope.environment.weight(), &self.origin.at)?;

@@ -108,6 +108,21 @@ fn what_power_shell_computes_is_refused_by_its_own_name(#[case] line: &str, #[ca
 
 #[rstest]
 #[case("llama-server -m $model\n", "`$model` is not set in the script")]
+#[case("$a = @('serve', 'm')\nif ($true) { $a += '--seed', '1' }\nvllm @a\n", "`$a` (line 2) is set under a condition")]
+#[case("$a = @('serve', 'm')\n$a += Get-Content x.txt\nvllm @a\n", "`$a` (line 2) is what another command prints")]
+#[case("for ($i = 0; $i -lt 2; $i++) { $a += 'x' }\nvllm @a\n", "`$a` (line 1) is set under a condition")]
+#[case(
+    "$env:CUDA_VISIBLE_DEVICES = Get-Content x\nvllm serve m\n",
+    "`$env:CUDA_VISIBLE_DEVICES` (line 1) is what another"
+)]
+#[case(
+    "[Environment]::SetEnvironmentVariable('CUDA_VISIBLE_DEVICES', (f))\nvllm serve m\n",
+    "(line 1) is an expression"
+)]
+#[case(
+    "if ($x) { [Environment]::SetEnvironmentVariable('VLLM_USE_V1', '0') }\nvllm serve m\n",
+    "(line 1) is set under a condition"
+)]
 #[case("vllm serve m -tp $args[0]\n", "`$args` is an argument of the script")]
 #[case("if (Test-Path x) {\n  vllm serve m\n}\n", "under a condition (`if`)")]
 #[case("function f {\n  vllm serve m\n}\nf\n", "under a condition (`function`)")]
@@ -119,6 +134,19 @@ fn what_power_shell_computes_is_refused_by_its_own_name(#[case] line: &str, #[ca
 fn what_a_script_of_power_shell_leaves_open_is_refused(#[case] text: &str, #[case] expected: &str) {
     let error = manifest::read("a.ps1", text.as_bytes()).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
+}
+
+#[rstest]
+#[case("[Environment]::SetEnvironmentVariable(\"CUDA_VISIBLE_DEVICES\",\"0\")", "CUDA_VISIBLE_DEVICES=0 ")]
+#[case("[void][system.environment]::setenvironmentvariable( 'A', $l, 'Process' ); $l = 3", "A=2 ")]
+#[case("[Environment]::SetEnvironmentVariable('A', '1', [System.EnvironmentVariableTarget]::Process)", "A=1 ")]
+#[case("[Environment]::SetEnvironmentVariable('A', '1', [EnvironmentVariableTarget]::Machine)", "")]
+#[case("[Environment]::SetEnvironmentVariable('A', '1', 'User')", "")]
+#[case("$env:A = 1\n[Environment]::SetEnvironmentVariable('A', $null)", "")]
+fn a_variable_that_a_method_sets_is_set(#[case] line: &str, #[case] expected: &str) {
+    let text = format!("$l = 2\n{line}\nvllm serve m\n");
+    let found = &manifest::read("a.ps1", text.as_bytes()).unwrap()[0];
+    assert_eq!(found.to_string(), format!("{expected}vllm serve m"));
 }
 
 #[rstest]
