@@ -356,7 +356,9 @@ mod tests {
             let spellings = secrets.flat_map(|name| {
                 let turned = if name.starts_with("--") { name[2..].replace('-', "_") } else { name[1..].to_owned() };
                 let dashes = if name.starts_with("--") { "--" } else { "-" };
-                [name.to_owned(), format!("{dashes}{turned}"), name.to_ascii_uppercase()]
+                // A short name in capitals is another.
+                let capitals = if dashes == "--" { name.to_ascii_uppercase() } else { name.to_owned() };
+                [name.to_owned(), format!("{dashes}{turned}"), capitals]
             });
             for (name, glue) in spellings.flat_map(|name| GLUES.map(|glue| (name.clone(), glue))) {
                 let written = format!("{name}{glue}sesame");
