@@ -375,7 +375,7 @@ fn llama_cpp_is_held_to_what_its_pass_and_context_take(
     let options = Options { version, ..on("rtx-4090") };
     let found = told(&format!("llama-server -m m -ngl 99 -np 1 {flags}"), "Qwen__Qwen3-8B", &options);
     assert_eq!(found.starts, starts, "{:?} {:?}", found.reason, found.notes);
-    let said = found.notes.iter().filter(|note| note.contains("estimated; state them with --activations"));
+    let said = found.notes.iter().filter(|note| note.contains("estimated, --activations states them"));
     assert_eq!(said.count(), 1, "{:?}", found.notes);
 }
 
