@@ -194,7 +194,7 @@ mod tests {
         assert_eq!([&said["commands"][0]["model_config"], &said["commands"][0]["device"]], ["a.json", "rtx-4090"]);
         let [fields, pasted] = [lines(&fields), lines(&pasted)];
         assert_eq!([&fields["facts"], &fields["starts"]], [&pasted["facts"], &pasted["starts"]]);
-        let small = CommandText { weights: "23GB".into(), device: "rtx-4090".into(), ..text("a.sh", &line) };
+        let small = CommandText { weights: "25GB".into(), device: "rtx-4090".into(), ..text("a.sh", &line) };
         assert_eq!(lines(&small)["starts"], "no");
     }
 

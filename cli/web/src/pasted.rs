@@ -26,10 +26,10 @@ impl Pasted {
     /// The line, if the text is one.
     pub(crate) fn of(text: &str) -> Result<Option<Self>, Refused> {
         let text = text.trim();
-        let text = text.strip_prefix("$ ").unwrap_or(text);
+        let text = text.strip_prefix("$ ").unwrap_or(text).replace("\\\r\n", "").replace("\\\n", "");
         let is_ours = |word: &String| word.rsplit(['/', '\\']).next().is_some_and(|name| name == "cacheplan");
         // What is no line of a shell is no line of ours.
-        let Some(words) = shlex::split(text).filter(|words| words.first().is_some_and(is_ours)) else {
+        let Some(words) = shlex::split(&text).filter(|words| words.first().is_some_and(is_ours)) else {
             return Ok(None);
         };
         let Some(at) = words.iter().position(|word| word == "--") else {

@@ -153,8 +153,9 @@ pub(crate) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) ->
     if value.is_undefined() {
         return Err(ErrorKind::UndefinedError.into());
     }
+    // Of a constant jinja2 makes undefined where Python raises for all others.
     if !matches!(kind, "str" | "list" | "tuple" | "range") {
-        return Err(raised(format!("'{kind}' object cannot be sliced")));
+        return Err(raised(format!("'{kind}' object cannot be sliced, and a constant one is not known here")));
     }
     let place = |value: &Value| match integer(value) {
         Some(place) => Ok(Some(place)),

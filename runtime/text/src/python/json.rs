@@ -121,8 +121,8 @@ impl Style {
                 '\t' => *out += "\\t",
                 '\u{8}' => *out += "\\b",
                 '\u{c}' => *out += "\\f",
-                ' '..='\u{7f}' => out.push(character),
-                '\u{80}'.. if !self.ascii => out.push(character),
+                ' '..='~' => out.push(character),
+                '\u{7f}'.. if !self.ascii => out.push(character),
                 _ => {
                     for unit in character.encode_utf16(&mut [0; 2]) {
                         // Writing to a String does not fail.

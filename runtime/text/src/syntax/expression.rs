@@ -136,7 +136,7 @@ impl Parser {
                 // Those of more than the signature has are refused.
                 return Ok(vec![
                     format!("macro {name}{signature}"),
-                    format!("set varargs = {TUPLE}()"),
+                    format!("set varargs = {TUPLE}([])"),
                     format!("set kwargs = {DICT}([])"),
                 ]);
             }
@@ -463,6 +463,7 @@ impl Parser {
             [parts] => match &mut parts[..] {
                 [Some(key)] => Ok(Node::other(format!("{ITEM}({of}, {key})"))),
                 [_, _] | [_, _, _] => {
+                    parts.resize(3, None);
                     let parts: Vec<String> = parts.iter_mut().map(|part| part.take().unwrap_or_else(none)).collect();
                     Ok(Node::other(format!("{SLICE}({of}, {})", parts.join(", "))))
                 }
