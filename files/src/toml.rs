@@ -82,7 +82,8 @@ fn word_in(text: &str, value: &Spanned<DeValue<'_>>, word: &str) -> Option<Range
             let (first, last) = (word.starts_with(is_inside), word.ends_with(is_inside));
             let is_whole = |&(at, _): &(usize, &str)| {
                 let goes_on = last && own[at + word.len()..].starts_with(is_inside);
-                !goes_on && !(first && own[..at].ends_with(is_inside))
+                let began_before = first && own[..at].ends_with(is_inside);
+                !goes_on && !began_before
             };
             let (at, _) = own.match_indices(word).find(is_whole)?;
             Some(from + at..from + at + word.len())

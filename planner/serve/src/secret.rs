@@ -290,6 +290,7 @@ pub(crate) fn hidden_value<'a>(name: &str, value: &'a str) -> &'a str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::flags::table::Flag;
     use rstest::rstest;
 
     #[rstest]
@@ -352,9 +353,9 @@ mod tests {
         for engine in Engine::all() {
             let spec = cacheplan_planner::EngineSpec { engine: *engine, version: engine.newest() };
             let program: Vec<String> = spec.program().split_whitespace().map(str::to_owned).collect();
-            let secrets = all_flags(*engine).filter(|flag| flag.names().any(is_secret)).flat_map(|flag| flag.names());
+            let secrets = all_flags(*engine).filter(|flag| flag.names().any(is_secret)).flat_map(Flag::names);
             let spellings = secrets.flat_map(|name| {
-                let turned = if name.starts_with("--") { name[2..].replace('-', "_") } else { name[1..].to_owned() };
+                let turned = name.strip_prefix("--").map_or_else(|| name[1..].to_owned(), |name| name.replace('-', "_"));
                 let dashes = if name.starts_with("--") { "--" } else { "-" };
                 // A short name in capitals is another.
                 let capitals = if dashes == "--" { name.to_ascii_uppercase() } else { name.to_owned() };

@@ -276,7 +276,7 @@ pub(crate) static LLAMA_CPP: Dialect = Dialect {
         own("kv-unified", |_| Some((json!(true), "slots share the cells, as sequences share pages".into()))),
         plan("parallel", "max_batch_size"),
         plan("batch-size", "max_num_tokens"),
-        flag("ubatch-size", "engine.ubatch", |input| input.max_num_tokens()),
+        flag("ubatch-size", "engine.ubatch", Input::max_num_tokens),
         dtype("cache-type-k", Class::Kv, None, LLAMA_CPP_KV),
         dtype("cache-type-v", Class::Kv, None, LLAMA_CPP_KV),
         // Values of fewer bits are read by no other attention.
