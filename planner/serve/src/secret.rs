@@ -355,7 +355,8 @@ mod tests {
             let program: Vec<String> = spec.program().split_whitespace().map(str::to_owned).collect();
             let secrets = all_flags(*engine).filter(|flag| flag.names().any(is_secret)).flat_map(Flag::names);
             let spellings = secrets.flat_map(|name| {
-                let turned = name.strip_prefix("--").map_or_else(|| name[1..].to_owned(), |name| name.replace('-', "_"));
+                let turned =
+                    name.strip_prefix("--").map_or_else(|| name[1..].to_owned(), |name| name.replace('-', "_"));
                 let dashes = if name.starts_with("--") { "--" } else { "-" };
                 // A short name in capitals is another.
                 let capitals = if dashes == "--" { name.to_ascii_uppercase() } else { name.to_owned() };
