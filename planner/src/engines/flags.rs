@@ -276,7 +276,7 @@ pub(crate) static LLAMA_CPP: Dialect = Dialect {
         own("kv-unified", |_| Some((json!(true), "slots share the cells, as sequences share pages".into()))),
         plan("parallel", "max_batch_size"),
         plan("batch-size", "max_num_tokens"),
-        flag("ubatch-size", "engine.ubatch", Input::max_num_tokens),
+        flag("ubatch-size", "engine.ubatch", tokens_of_step),
         dtype("cache-type-k", Class::Kv, None, LLAMA_CPP_KV),
         dtype("cache-type-v", Class::Kv, None, LLAMA_CPP_KV),
         // Values of fewer bits are read by no other attention.
@@ -315,6 +315,11 @@ const LLAMA_CPP_KV: &[DTypeName] = &{
     }
     names
 };
+
+/// llama.cpp computes so many tokens at a time.
+fn tokens_of_step(input: &Input<'_>) -> Sourced {
+    input.max_num_tokens()
+}
 
 /// llama.cpp's cells: the tokens of the plan's pages, in the steps in which it takes them.
 fn cells(input: &Input<'_>) -> Sourced {
