@@ -178,7 +178,7 @@ mod tests {
     /// Of a file that is not here: its config given apart, with the size of its weights and what a screen takes.
     #[test]
     fn what_fields_say_is_what_a_pasted_line_says() {
-        let command = "llama-server -m /m/llama-Q4_K_M.gguf -c 4096 -np 1";
+        let command = "llama-server -m /m/llama-Q4_K_M.gguf -c 4096 -np 1 -ngl 99";
         let lines = |of: &CommandText| start(of, 0, llama().as_ref()).unwrap()["answer"].clone();
         let fields = CommandText {
             device: "rtx-4090".into(),
