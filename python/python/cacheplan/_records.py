@@ -165,7 +165,8 @@ class WeightClasses:
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of a model's weights over all ranks; ``exact`` where its files say them, ``unproven`` where files that are not all there do."""
+    """Bytes of a model's weights over all ranks; ``exact`` where its files say them, ``unproven`` where files
+    that are not all there do."""
 
     bytes: int
     exact: bool
