@@ -104,6 +104,8 @@ fn what_else_is_asked_is_what_the_command_says() {
     let fit = said(&[
         "fit",
         path,
+        "--as",
+        "plan",
         "--context",
         "32k",
         "--sequences",

@@ -6,8 +6,6 @@ use cacheplan_planner::{
     MeasuredLedger, ModelCaches, Override, Parallel, PlanError, PlanRequest, Pool, Prices, Serving, Target, Values,
     WeightBits,
 };
-use cacheplan_serve::ServeError;
-use cacheplan_serve::fit::Asks;
 use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::LayerSpec;
 use serde::Serialize;
@@ -296,12 +294,8 @@ pub(crate) fn fit(
         weights: weights.map(Into::into),
         prices,
     };
-    let asked = Asks::of_model(request, None).fit(&[(request, question)], &[]);
-    let answer = asked.map_err(|error| match error {
-        ServeError::Plan(error) => error.into(),
-        other => Refused::new(other.exit_code(), other),
-    })?;
-    let answer = answer.ok_or_else(|| Refused::usage("no device is named"))?;
+    // By the planner's own pools, as all else that the page says of a plan.
+    let answer = request.fit(&question)?;
     let vllm = |fit: &cacheplan_planner::fit::Fit| "vllm".parse().ok().and_then(|engine| answer.told(fit, engine));
     let flags: Vec<Value> =
         answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": vllm(fit) })).collect();
