@@ -45,6 +45,13 @@ impl<'a> Origin<'a> {
             is_file: false,
         }
     }
+
+    /// What a script starts, which has to stand in no block that may not run.
+    pub(super) fn unconditional(&self, found: Vec<Launch>, block: Option<&str>) -> Result<Vec<Launch>, ManifestError> {
+        let Some(block) = block.filter(|_| !found.is_empty()) else { return Ok(found) };
+        let what = format!("a command that starts an engine under a condition (`{block}`)");
+        Err(ManifestError::NotRead { at: self.at.clone(), what, instead: "state the command alone" })
+    }
 }
 
 /// An engine's own command, in which everything has to be known that it needs.

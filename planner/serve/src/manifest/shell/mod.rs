@@ -413,12 +413,7 @@ impl Shell<'_> {
             variables.set(name, vec![expansion.value(&behind(word))?], true);
         }
         let launches = (self.run)(&expanded, variables, &self.origin)?;
-        if let (false, Some(block)) = (launches.is_empty(), self.condition()) {
-            let what = format!("a command that starts an engine under a condition (`{block}`)");
-            let instead = "state the command alone";
-            return Err(ManifestError::NotRead { at: self.origin.at.clone(), what, instead });
-        }
-        self.launches.extend(launches);
+        self.launches.extend(self.origin.unconditional(launches, self.condition())?);
         Ok(())
     }
 

@@ -473,15 +473,7 @@ impl<'a> Batch<'a> {
     /// Engines that a command starts, which has to run.
     fn found(&mut self, found: Vec<Launch>, stand: Stand) -> Result<(), ManifestError> {
         let is_jumped = self.state.as_ref().is_some_and(|state| !state.is_certain);
-        if let (false, Some(block)) = (found.is_empty(), stand.when.or(is_jumped.then_some("goto"))) {
-            let what = format!("a command that starts an engine under a condition (`{block}`)");
-            return Err(ManifestError::NotRead {
-                at: self.origin.at.clone(),
-                what,
-                instead: "state the command alone",
-            });
-        }
-        self.launches.extend(found);
+        self.launches.extend(self.origin.unconditional(found, stand.when.or(is_jumped.then_some("goto")))?);
         Ok(())
     }
 }

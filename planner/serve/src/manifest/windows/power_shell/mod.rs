@@ -516,15 +516,7 @@ impl<'a> Script<'a> {
     }
 
     fn found(&mut self, found: Vec<Launch>) -> Result<(), ManifestError> {
-        if let (false, Some(block)) = (found.is_empty(), self.condition()) {
-            let what = format!("a command that starts an engine under a condition (`{block}`)");
-            return Err(ManifestError::NotRead {
-                at: self.origin.at.clone(),
-                what,
-                instead: "state the command alone",
-            });
-        }
-        self.launches.extend(found);
+        self.launches.extend(self.origin.unconditional(found, self.condition())?);
         Ok(())
     }
 
