@@ -296,9 +296,8 @@ pub(crate) fn fit(
     };
     // By the planner's own pools, as all else that the page says of a plan.
     let answer = request.fit(&question)?;
-    let vllm = |fit: &cacheplan_planner::fit::Fit| "vllm".parse().ok().and_then(|engine| answer.told(fit, engine));
-    let flags: Vec<Value> =
-        answer.fits.iter().map(|fit| json!({ "cacheplan": fit.flags(), "vllm": vllm(fit) })).collect();
+    // Of an engine there is none: its own number stands beside the plan that a row opens.
+    let flags = answer.best().map(|fit| fit.plan_flags(context));
     let pictures = json_of(&answer.pictures(width))?;
     let (svg, html) = (answer.svg(), answer.html());
     Ok(json!({ "answer": json_of(&answer)?, "flags": flags, "pictures": pictures, "svg": svg, "html": html }))

@@ -463,7 +463,7 @@ impl Fit {
     }
 
     /// The question about this row alone as flags of `cacheplan plan`.
-    fn plan_flags(&self, context: u64) -> String {
+    pub fn plan_flags(&self, context: u64) -> String {
         let engine = self.engine.iter().map(|engine| format!(" --as {engine}")).collect::<String>();
         format!("--device-memory {} --max-seq-len {context}{engine} {}", self.counted(), self.flags())
     }

@@ -73,7 +73,6 @@ export function layout({ parallel }: Pick<Fit, 'parallel'>): string {
 export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void): Node[] {
   const { answer, pictures } = fits;
   const best = answer.fits[0]?.holds ? answer.fits[0] : undefined;
-  const flags = fits.flags[0];
   const said = best
     ? `Best: ${best.devices} × ${best.device}, ${[layout(best), best.kv_dtype && `${best.kv_dtype} keys and values`, best.state_dtype && `${best.state_dtype} states`].filter(Boolean).join(', ')}: ${count(best.sequences)} sequences`
     : `Nothing tried holds ${count(answer.sequences)} sequences of ${count(answer.context)} tokens.`;
@@ -84,7 +83,7 @@ export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void):
     h('p', {}, said, best?.per_hour ? `; ${price(best.per_hour)} an hour, ${price(best.per_hour / answer.sequences)} for each of the sequences asked for` : ''),
     ...(answer.fewer_bits ?? []).flatMap(({ bits, weights_bytes, fit }) => fewer(bits, weights_bytes, fit)),
     ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
-    best && flags ? h('pre', { tabindex: 0 }, `vllm serve ${model} ${flags.vllm}`) : h('span'),
+    fits.flags ? h('pre', { tabindex: 0 }, `cacheplan plan ${model} ${fits.flags}`) : h('span'),
     draw(pictures.curves),
     told,
     h('div', { class: 'scrolls', tabindex: 0, role: 'region', 'aria-label': 'Devices by layout' }, map),

@@ -139,7 +139,8 @@ export interface FewerBits {
 
 export interface Fits {
   answer: { context: number; sequences: number; notes: string[]; currency: string | null; fits: Fit[]; fewer_bits?: FewerBits[] };
-  flags: { cacheplan: string; vllm: string }[];
+  /** The best row as words of `cacheplan plan`. */
+  flags: string | null;
   pictures: Charts;
   svg: string;
   html: string;
