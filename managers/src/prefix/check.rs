@@ -258,8 +258,8 @@ impl Tree {
             || format!("{} and {} blocks", n.window.len(), n.host_window.len()),
         )?;
         ensure(
-            (n.window.is_empty() || !n.kv.is_empty()) && (n.host_window.is_empty() || !n.host_kv.is_empty()),
-            "a window lies where its span lies",
+            n.window.is_empty() || (n.host_window.is_empty() && !n.kv.is_empty()),
+            "a window on the device is there alone, and with its span",
             id,
             String::new,
         )

@@ -128,6 +128,7 @@ impl Tree {
             self.take_state(leaf, out);
         }
         self.forget_host_state(leaf);
+        self.forget_host_window(leaf);
         self.lose_kv(leaf, out);
         self.detach(leaf);
     }

@@ -173,9 +173,7 @@ impl Tree {
         if span.from > start {
             self.split(node, span.from - start);
         }
-        self.nodes[node].window = covered(start.max(span.from)).into();
-        self.book(node, Component::Window, Change::Gain);
-        self.relist(node, Recency::Newest);
+        self.gain_window(node, covered(start.max(span.from)).into());
     }
 
     /// Hangs the rest of the key below `parent`: one node, or two where the window begins inside the rest.

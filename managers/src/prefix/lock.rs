@@ -41,10 +41,12 @@ impl Tree {
         let Some(mut node) = self.locate(found)? else {
             return Ok(self.receipt(None, 0, hold));
         };
+        let not_loaded = PrefixError::NotLoaded { resident: found.resident, hit: found.hit };
         if self.nodes[node].kv.is_empty() {
-            return Err(PrefixError::NotLoaded { resident: found.resident, hit: found.hit });
+            return Err(not_loaded);
         }
-        let window_from = self.window_start(node, found.hit)?;
+        let window_from = self.window_start(node, found.hit);
+        let window_from = window_from.map_err(|stale| if found.host_window > 0 { not_loaded } else { stale })?;
         self.tick();
         if found.hit < self.nodes[node].end as usize {
             node = self.split(node, found.hit - self.nodes[node].start());

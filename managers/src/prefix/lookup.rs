@@ -4,6 +4,7 @@ use super::edges::{AHEAD, Edge};
 use super::host::HostSlotId;
 use super::key::{Key, common_prefix, floor};
 use super::node::NodeId;
+use super::swap::OnHost;
 use super::tree::Tree;
 use crate::book::SlotId;
 
@@ -71,8 +72,6 @@ struct Walk {
     found: Match,
     trail: Trail,
     position: usize,
-    /// Window tokens that lie on the host.
-    host_window: usize,
 }
 
 impl Tree {
@@ -95,8 +94,7 @@ impl Tree {
         let Some(&root) = self.roots.get(key.namespace) else {
             return Match::MISS;
         };
-        let mut walk =
-            Walk { found: Match::MISS, trail: Trail { tokens: 0, rooted: true }, position: 0, host_window: 0 };
+        let mut walk = Walk { found: Match::MISS, trail: Trail { tokens: 0, rooted: true }, position: 0 };
         let mut path = [Edge::default(); AHEAD];
         let mut current = root;
         'walk: loop {
@@ -114,6 +112,11 @@ impl Tree {
             }
         }
         let mut found = walk.found;
+        if let Some(node) =
+            found.node.and_then(|id| self.nodes.resolve(id)).filter(|_| host && self.config.host.is_some())
+        {
+            [_, found.host_window] = self.to_load(node, found.hit).fold([0, 0], OnHost::and);
+        }
         found.kv_hit = walk.position;
         let branch = floor(found.kv_hit, self.grid);
         found.branch = (self.config.states && branch > found.hit).then_some(branch);
@@ -128,12 +131,11 @@ impl Tree {
         if !resident && !host {
             return false;
         }
-        let Walk { found, trail, position, host_window } = walk;
+        let Walk { found, trail, position } = walk;
         *position += shared;
         let whole = shared == node.len();
         let windowed = self.config.window.is_none_or(|window| {
-            let on_host = !node.host_window.is_empty();
-            *host_window += if on_host { shared } else { 0 };
+            let on_host = host && !node.host_window.is_empty();
             trail.follow(shared, on_host || !node.window.is_empty());
             trail.rooted || trail.tokens >= window
         });
@@ -146,7 +148,7 @@ impl Tree {
         let state = node.state.filter(|_| whole).map(|state| state.slot);
         let host_state = if tiered && host && whole { node.host_state } else { None };
         if windowed && (state.is_some() || host_state.is_some() || !self.config.states) {
-            (found.hit, found.host_window) = (*position, *host_window);
+            found.hit = *position;
             (found.state, found.host_state) = (state, host_state);
             (found.node, found.tree) = (Some(self.nodes.id(child)), self.id);
         }

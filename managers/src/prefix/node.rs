@@ -107,7 +107,7 @@ pub(super) struct Node {
     pub host_kv: Box<[HostBlockId]>,
     /// One block per page of `key`, or empty: a tombstone, or on the host.
     pub window: Box<[BlockId]>,
-    /// One block per page of `key`, or empty. Only a span on the host has its window there.
+    /// One block per page of `key`, or empty. A span that came back to the device may have left its window there.
     pub host_window: Box<[HostBlockId]>,
 }
 

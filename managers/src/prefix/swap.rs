@@ -7,6 +7,24 @@ use super::node::{Component, NIL};
 use super::tree::{Change, Recency, Released, Tree};
 use crate::book::BlockId;
 
+/// What of a node lies on the host, on the way to a hit.
+pub(super) struct OnHost {
+    node: u32,
+    /// Its tokens up to the hit.
+    tokens: usize,
+    /// Whether its keys do.
+    kv: bool,
+    /// Whether a window does that the hit needs.
+    window: bool,
+}
+
+impl OnHost {
+    /// Tokens whose keys, and whose window, have to be loaded, with those of a node.
+    pub(super) fn and([keys, windows]: [usize; 2], Self { tokens, kv, window, .. }: Self) -> [usize; 2] {
+        [keys + if kv { tokens } else { 0 }, windows + if window { tokens } else { 0 }]
+    }
+}
+
 impl Tree {
     /// Brings the spans of a hit back that lie on the host, so that it can be locked.
     ///
@@ -34,51 +52,55 @@ impl Tree {
                 return Err(PrefixError::BlockCount { what, expected: tokens / page, found: given.len() });
             }
         }
-        let mut on_host = [0, 0];
-        let mut above = node;
-        while self.nodes[above].kv.is_empty() && self.nodes[above].parent != NIL {
-            let n = &self.nodes[above];
-            let tokens = found.hit.min(n.end as usize) - n.start();
-            on_host = [on_host[0] + tokens, on_host[1] + if n.host_window.is_empty() { 0 } else { tokens }];
-            above = n.parent;
-        }
-        if on_host != expected {
+        if self.to_load(node, found.hit).fold([0, 0], OnHost::and) != expected {
             return Err(PrefixError::StaleMatch { what: "host span" });
         }
         self.tick();
         if found.hit < self.nodes[node].end as usize {
             node = self.split(node, found.hit - self.nodes[node].start());
         }
-        let mut path = Vec::new();
-        while self.nodes[node].kv.is_empty() && self.nodes[node].parent != NIL {
-            path.push(node);
-            node = self.nodes[node].parent;
-        }
+        let path: Vec<OnHost> = self.to_load(node, found.hit).collect();
         let (mut rest, mut rest_of_window) = (blocks, window);
-        for &node in path.iter().rev() {
+        for OnHost { node, kv, window, .. } in path.into_iter().rev() {
             let n = &self.nodes[node];
-            let (own, others) = rest.split_at(n.host_kv.len());
-            let (own_window, others_of_window) = rest_of_window.split_at(n.host_window.len());
-            (rest, rest_of_window) = (others, others_of_window);
-            loads.extend(n.host_kv.iter().zip(own).map(|(&from, &to)| Load::Block { from, to }));
-            loads.extend(n.host_window.iter().zip(own_window).map(|(&from, &to)| Load::Window { from, to }));
-            self.gain_kv(node, own.into());
-            self.nodes[node].window = own_window.into();
-            self.book(node, Component::Window, Change::Gain);
-            self.relist(node, Recency::Newest);
+            if kv {
+                let (own, others) = rest.split_at(n.host_kv.len());
+                rest = others;
+                loads.extend(n.host_kv.iter().zip(own).map(|(&from, &to)| Load::Block { from, to }));
+                self.gain_kv(node, own.into());
+            }
+            let n = &self.nodes[node];
+            if window {
+                let (own, others) = rest_of_window.split_at(n.host_window.len());
+                rest_of_window = others;
+                loads.extend(n.host_window.iter().zip(own).map(|(&from, &to)| Load::Window { from, to }));
+                self.gain_window(node, own.into());
+            }
         }
         Ok(())
     }
 
+    /// What of the first `hit` tokens lies on the host and has to be loaded for them, the deepest node, which `hit` ends in,
+    /// first: keys, and the window before the hit.
+    pub(super) fn to_load(&self, node: u32, hit: usize) -> impl Iterator<Item = OnHost> {
+        let path = std::iter::successors(Some(node), |&node| Some(self.nodes[node].parent));
+        path.take_while(|&node| self.nodes[node].parent != NIL).map_while(move |node| {
+            let n = &self.nodes[node];
+            let end = hit.min(n.end as usize);
+            let (kv, is_seen) = (n.kv.is_empty(), self.config.window.is_some_and(|window| hit - end < window));
+            // Above this all is on the device that is needed.
+            let window = is_seen && !n.host_window.is_empty();
+            (kv || is_seen).then_some(OnHost { node, tokens: end - n.start(), kv, window })
+        })
+    }
+
     /// Appends the host's blocks and window blocks that a hit would have to load.
     pub(crate) fn units_to_load(&self, found: &Match, blocks: &mut Vec<HostBlockId>, windows: &mut Vec<HostBlockId>) {
-        let Ok(Some(mut node)) = self.locate(found) else { return };
-        while self.nodes[node].kv.is_empty() && self.nodes[node].parent != NIL {
-            let n = &self.nodes[node];
-            let pages = (found.hit.min(n.end as usize) - n.start()) / self.config.page;
-            blocks.extend(n.host_kv.iter().take(pages));
-            windows.extend(n.host_window.iter().take(pages));
-            node = n.parent;
+        let Ok(Some(node)) = self.locate(found) else { return };
+        for OnHost { node, tokens, kv, window } in self.to_load(node, found.hit) {
+            let (n, pages) = (&self.nodes[node], tokens / self.config.page);
+            blocks.extend(n.host_kv.iter().take(if kv { pages } else { 0 }));
+            windows.extend(n.host_window.iter().take(if window { pages } else { 0 }));
         }
     }
 
@@ -97,17 +119,29 @@ impl Tree {
         }
     }
 
-    /// Gives a node its span on the device; a copy on the host is given up.
+    /// Gives a node its span on the device; a copy on the host is given up. A window stays there until one comes for it.
     pub(super) fn gain_kv(&mut self, node: u32, blocks: Box<[BlockId]>) {
         self.book(node, Component::HostKv, Change::Loss);
         self.host.blocks.extend(std::mem::take(&mut self.nodes[node].host_kv));
-        self.host.windows.extend(std::mem::take(&mut self.nodes[node].host_window));
         self.nodes[node].kv = blocks;
         self.book(node, Component::Kv, Change::Gain);
         self.relist(node, Recency::Newest);
         let parent = self.nodes[node].parent;
         self.nodes[parent].device_children += 1;
         self.relist(parent, Recency::Newest);
+    }
+
+    /// Gives a node its window on the device; a copy on the host is given up.
+    pub(super) fn gain_window(&mut self, node: u32, blocks: Box<[BlockId]>) {
+        self.forget_host_window(node);
+        self.nodes[node].window = blocks;
+        self.book(node, Component::Window, Change::Gain);
+        self.relist(node, Recency::Newest);
+    }
+
+    /// Forgets a window on the host.
+    pub(super) fn forget_host_window(&mut self, node: u32) {
+        self.host.windows.extend(std::mem::take(&mut self.nodes[node].host_window));
     }
 
     /// Takes the span of a node off the device. Its parent may have become evictable.
@@ -195,7 +229,7 @@ impl Tree {
         self.forget_host_state(leaf);
         self.book(leaf, Component::HostKv, Change::Loss);
         self.host.blocks.extend(std::mem::take(&mut self.nodes[leaf].host_kv));
-        self.host.windows.extend(std::mem::take(&mut self.nodes[leaf].host_window));
+        self.forget_host_window(leaf);
         self.relist(leaf, Recency::Newest);
         self.detach(leaf);
     }

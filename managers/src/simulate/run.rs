@@ -336,7 +336,8 @@ impl<'a> Run<'a> {
     fn bring_back(&mut self, asked: Key<'_>, prompt: usize) -> Match {
         let found = self.cache.lookup(asked);
         let mut wanted = Wanted { state: found.host_state.filter(|_| found.state.is_none()), ..Wanted::default() };
-        if found.hit <= found.resident && wanted.state.is_none() {
+        let is_resident = found.hit <= found.resident && found.host_window == 0;
+        if is_resident && wanted.state.is_none() {
             return found;
         }
         let unit = self.extras.unit;
@@ -347,7 +348,7 @@ impl<'a> Run<'a> {
                 return resident;
             }
         }
-        let loaded = if found.hit <= found.resident { Some(found) } else { self.load(&found, asked) };
+        let loaded = if is_resident { Some(found) } else { self.load(&found, asked) };
         match (loaded, &mut self.extras.below) {
             (Some(loaded), Some(below)) => {
                 below.loaded(&wanted, resident.hit * unit, loaded.hit * unit, prompt);
@@ -368,7 +369,7 @@ impl<'a> Run<'a> {
 
     fn load_held(&mut self, found: &Match, asked: Key<'_>) -> Option<Match> {
         let mut blocks = Vec::new();
-        self.extend_blocks(&mut blocks, (found.hit - found.resident) * self.extras.unit);
+        self.extend_blocks(&mut blocks, found.hit.saturating_sub(found.resident) * self.extras.unit);
         let pages = found.host_window * self.extras.unit / self.scenario.page;
         let windows = self.window_blocks(pages).unwrap_or_default();
         if self.cache.load(found, &blocks, &windows, &mut Vec::new()).is_ok() {

@@ -115,6 +115,22 @@ fn requests() -> impl Strategy<Value = Vec<TraceRequest>> {
     })
 }
 
+/// A span went below with its window, and its front came back by a request that keeps no window there.
+#[test]
+fn a_window_is_reused_from_below_where_its_keys_came_back_without_one() {
+    let request = |own: u64, pages: &[u64], tail: usize, answer: usize| {
+        let mut prompt: Vec<Piece> = pages.iter().map(|&id| Piece::Run { id, len: PAGE }).collect();
+        prompt.push(Piece::Run { id: own, len: tail });
+        TraceRequest { prompt, output: Piece::Run { id: own + 1, len: answer }, tenant: 0 }
+    };
+    let all: [(&[u64], usize, usize); 5] =
+        [(&[1, 1], 0, 0), (&[0, 0, 0], 0, 0), (&[0, 0, 1, 0], 0, 0), (&[1, 0], 1, 3), (&[1, 1, 0], 0, 0)];
+    let requests = (1000..).step_by(2).zip(all).map(|(own, (pages, tail, answer))| request(own, pages, tail, answer));
+    let requests: Vec<TraceRequest> = requests.collect();
+    let (counted, _) = replay(&requests, true, Some(2), 2000, [0, 400], FAST);
+    assert_eq!((counted.hit, reused(&requests, true, Some(2))), (8, 8));
+}
+
 proptest! {
     /// What the device loses lies below it, in either tier, as long as these hold everything.
     #[test]
