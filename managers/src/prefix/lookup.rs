@@ -3,8 +3,7 @@
 use super::edges::{AHEAD, Edge};
 use super::host::HostSlotId;
 use super::key::{Key, common_prefix, floor};
-use super::node::NodeId;
-use super::swap::OnHost;
+use super::node::{NIL, NodeId};
 use super::tree::Tree;
 use crate::book::SlotId;
 
@@ -64,6 +63,24 @@ impl Trail {
         } else {
             *self = Self { tokens: 0, rooted: false };
         }
+    }
+}
+
+/// What of a node lies on the host, on the way to a hit.
+pub(super) struct OnHost {
+    pub(super) node: u32,
+    /// Its tokens up to the hit.
+    pub(super) tokens: usize,
+    /// Whether its keys do.
+    pub(super) kv: bool,
+    /// Whether a window does that the hit needs.
+    pub(super) window: bool,
+}
+
+impl OnHost {
+    /// Tokens whose keys, and whose window, have to be loaded, with those of a node.
+    pub(super) fn and([keys, windows]: [usize; 2], Self { tokens, kv, window, .. }: Self) -> [usize; 2] {
+        [keys + if kv { tokens } else { 0 }, windows + if window { tokens } else { 0 }]
     }
 }
 
@@ -153,5 +170,19 @@ impl Tree {
             (found.node, found.tree) = (Some(self.nodes.id(child)), self.id);
         }
         true
+    }
+
+    /// What of the first `hit` tokens lies on the host and has to be loaded for them, the deepest node, which `hit` ends in,
+    /// first: keys, and the window before the hit.
+    pub(super) fn to_load(&self, node: u32, hit: usize) -> impl Iterator<Item = OnHost> {
+        let path = std::iter::successors(Some(node), |&node| Some(self.nodes[node].parent));
+        path.take_while(|&node| self.nodes[node].parent != NIL).map_while(move |node| {
+            let n = &self.nodes[node];
+            let end = hit.min(n.end as usize);
+            let (kv, is_seen) = (n.kv.is_empty(), self.config.window.is_some_and(|window| hit - end < window));
+            // Above this all is on the device that is needed.
+            let window = is_seen && !n.host_window.is_empty();
+            (kv || is_seen).then_some(OnHost { node, tokens: end - n.start(), kv, window })
+        })
     }
 }

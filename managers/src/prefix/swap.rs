@@ -2,28 +2,10 @@
 
 use super::error::PrefixError;
 use super::host::{HostBlockId, Load, Offload};
-use super::lookup::Match;
+use super::lookup::{Match, OnHost};
 use super::node::{Component, NIL};
 use super::tree::{Change, Recency, Released, Tree};
 use crate::book::BlockId;
-
-/// What of a node lies on the host, on the way to a hit.
-pub(super) struct OnHost {
-    node: u32,
-    /// Its tokens up to the hit.
-    tokens: usize,
-    /// Whether its keys do.
-    kv: bool,
-    /// Whether a window does that the hit needs.
-    window: bool,
-}
-
-impl OnHost {
-    /// Tokens whose keys, and whose window, have to be loaded, with those of a node.
-    pub(super) fn and([keys, windows]: [usize; 2], Self { tokens, kv, window, .. }: Self) -> [usize; 2] {
-        [keys + if kv { tokens } else { 0 }, windows + if window { tokens } else { 0 }]
-    }
-}
 
 impl Tree {
     /// Brings the spans of a hit back that lie on the host, so that it can be locked.
@@ -78,20 +60,6 @@ impl Tree {
             }
         }
         Ok(())
-    }
-
-    /// What of the first `hit` tokens lies on the host and has to be loaded for them, the deepest node, which `hit` ends in,
-    /// first: keys, and the window before the hit.
-    pub(super) fn to_load(&self, node: u32, hit: usize) -> impl Iterator<Item = OnHost> {
-        let path = std::iter::successors(Some(node), |&node| Some(self.nodes[node].parent));
-        path.take_while(|&node| self.nodes[node].parent != NIL).map_while(move |node| {
-            let n = &self.nodes[node];
-            let end = hit.min(n.end as usize);
-            let (kv, is_seen) = (n.kv.is_empty(), self.config.window.is_some_and(|window| hit - end < window));
-            // Above this all is on the device that is needed.
-            let window = is_seen && !n.host_window.is_empty();
-            (kv || is_seen).then_some(OnHost { node, tokens: end - n.start(), kv, window })
-        })
     }
 
     /// Appends the host's blocks and window blocks that a hit would have to load.

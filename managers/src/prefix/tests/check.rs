@@ -134,7 +134,7 @@ const DAMAGES: &[(&str, Damage)] = &[
     ("a state on the device is there alone, and with its span", |tree| node(tree, 60).host_state = Some(HostSlotId(3))),
     ("a window covers the key or is a tombstone", |tree| node(tree, 5).window = [BlockId(12)].into()),
     ("a window on the device is there alone, and with its span", |tree| {
-        node(tree, 60).host_window = [HostBlockId(7)].into()
+        node(tree, 60).host_window = [HostBlockId(7)].into();
     }),
     ("locked children are counted", |tree| node(tree, 1).locked_children = 1),
     ("whatever holds a window or a state holds the path", |tree| node(tree, 60).window_pins = 1),
