@@ -341,7 +341,7 @@ impl Fit {
     }
 
     /// The layout as flags of `cacheplan plan`.
-    pub fn flags(&self) -> String {
+    pub(crate) fn flags(&self) -> String {
         let sizes = self.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
         let mut flags: Vec<String> = sizes.map(|(key, size)| format!("--{key} {size}")).collect();
         flags.extend(self.kv_dtype.map(|dtype| format!("--kv-dtype {dtype}")));
