@@ -1,6 +1,6 @@
 //! The cache modes of Ascend's fused MLA preprocessing, and the caches that a plan has in each.
 
-use cacheplan_handlers::{DType, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Growth, Kind, ResourceHandler};
 use cacheplan_transforms::registry::{Cache, DescribeError, Descriptor, OpView};
 use cacheplan_transforms::{Attribute, Op, Resources};
 use serde::{Deserialize, Serialize};
@@ -71,12 +71,12 @@ impl MlaCache {
         caches.iter().any(|cache| matches!(cache.handler.kind(), Kind::MlaPaged | Kind::MlaRope))
     }
 
-    /// What latent attention keeps in this mode.
-    pub(crate) fn descriptor(self) -> Descriptor {
-        Descriptor::new(Op::MLA, move |op| self.caches(op))
+    /// What latent attention keeps in this mode of sequences of at most so many tokens.
+    pub(crate) fn descriptor(self, max_seq_len: u64) -> Descriptor {
+        Descriptor::new(Op::MLA, move |op| self.caches(op, max_seq_len))
     }
 
-    fn caches(self, op: &mut OpView<'_>) -> Result<Vec<Cache>, DescribeError> {
+    fn caches(self, op: &mut OpView<'_>, max_seq_len: u64) -> Result<Vec<Cache>, DescribeError> {
         let rank = op.dim("kv_lora_rank", "latent", 2)?;
         let rope = op.dim("qk_rope_head_dim", "rope_key", 2)?;
         let dtype = op.kv_dtype("latent")?;
@@ -87,7 +87,8 @@ impl MlaCache {
                 "rope keys are stored in {dtype}; the operator writes f16, bf16 and, unquantised, f32"
             ));
         }
-        if let Some(window) = op.op().number(Attribute::WINDOW) {
+        let window = op.op().number(Attribute::WINDOW);
+        if let Some(window) = window.filter(|window| Growth::window_binds(*window, max_seq_len)) {
             return refuse(format!("the layer sees a window of {window} tokens; the operator's attention sees all"));
         }
         let columns = |width: u64, dtype: DType| match dtype.row_bytes(width) {

@@ -46,7 +46,6 @@ enum Origin {
 struct Asked {
     dtypes: CacheDTypes,
     layout: KvLayout,
-    max_seq_len: Option<u64>,
     mla_cache_mode: Option<MlaCache>,
     engine: Option<EngineSpec>,
 }
@@ -139,13 +138,8 @@ impl ModelCaches {
     /// The caches as a plan of this budget has them, or as an engine would.
     pub(crate) fn collect(&self, budget: &Budget, engine: Option<EngineSpec>) -> Result<Arc<Resources>, PlanError> {
         let context = self.context(budget, engine);
-        let asked = Asked {
-            dtypes: context.dtypes,
-            layout: context.layout,
-            max_seq_len: context.max_seq_len,
-            mla_cache_mode: budget.mla_cache_mode,
-            engine,
-        };
+        let asked =
+            Asked { dtypes: context.dtypes, layout: context.layout, mla_cache_mode: budget.mla_cache_mode, engine };
         let known = || self.0.collected.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, resources)) = known().iter().find(|(known, _)| *known == asked) {
             return Ok(Arc::clone(resources));

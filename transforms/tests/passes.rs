@@ -2,13 +2,12 @@
 
 mod support;
 
-use cacheplan_handlers::{DType, DecayKind, Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{DType, DecayKind, Kind, ResourceHandler};
 use cacheplan_transforms::{
     Collected, GraphBuilder, Model, Op, PassContext, PassError, ReadOptions,
     layers::{Attention, FeedForward, Mamba2},
     registry::{Cache, Descriptor},
 };
-use rstest::rstest;
 
 const MAMBA: Mamba2 = Mamba2 { num_heads: 8, head_dim: 16, d_state: 16, n_groups: 2, d_conv: 4, state_dtype: None };
 
@@ -47,7 +46,6 @@ fn run(mut model: Model, context: &PassContext) -> Result<Collected, PassError> 
 fn the_passes_run_in_their_order() {
     let names: Vec<&str> = run(hybrid(), &PassContext::default()).unwrap().reports.iter().map(|r| r.pass).collect();
     let expected = [
-        "resolve_windows",
         "insert_cached_attention",
         "insert_cached_mla",
         "insert_cached_ssm",
@@ -80,17 +78,6 @@ fn initialisation_makes_a_node_for_every_resource_as_long_as_its_blocks_or_slots
         nodes.map(|op| (op.name.to_string(), model.graph.tensor(op.outputs[0]).shape[0].to_string())).collect();
     let expected = [("kv_cache_1", "blocks"), ("ssm_state_0", "slots"), ("conv_state_0", "slots")];
     assert_eq!(units, expected.map(|(name, unit)| (name.to_owned(), unit.to_owned())));
-}
-
-#[rstest]
-#[case(Some(256), Growth::Paged { stride: 1, window: Some(64) })]
-#[case(Some(65), Growth::Paged { stride: 1, window: Some(64) })]
-#[case(Some(64), Growth::Paged { stride: 1, window: None })]
-#[case(None, Growth::Paged { stride: 1, window: Some(64) })]
-fn a_window_that_no_sequence_outgrows_is_full_attention(#[case] max_seq_len: Option<u64>, #[case] growth: Growth) {
-    let context = PassContext { max_seq_len, ..PassContext::default() };
-    let collected = run(attentions(&[(Some(64), None)]), &context).unwrap();
-    assert_eq!(collected.resources.get("kv_cache_0").unwrap().handler.growth(), growth);
 }
 
 #[test]

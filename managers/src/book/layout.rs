@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use cacheplan_handlers::{Growth, Kind, ResourceHandler};
+use cacheplan_handlers::{Growth, Kind};
 use cacheplan_planner::{CachePlan, Limits, Member, PlannedResource, Pool, SlotDomain};
 
 use crate::book::error::{BookError, Result};
@@ -232,7 +232,7 @@ impl Layout {
         }
         let indexing = match first.handler.growth() {
             Growth::Paged { .. } => {
-                let spec = paged_spec(pool, index, &members)?;
+                let spec = paged_spec(pool, index, &members, self.limits.max_seq_len)?;
                 self.paged.push(PagedSpec { paged: self.paged.len(), ..spec });
                 self.add_ring();
                 Indexing::Blocks(self.paged.len() - 1)
@@ -283,7 +283,12 @@ impl Layout {
 /// The most blocks or slots of a pool. Books take some bytes for each, and number them with 31 bits: -1 is no block.
 const MAX_UNITS: u64 = 1 << 28;
 
-fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]) -> Result<PagedSpec> {
+fn paged_spec(
+    pool: &Pool,
+    index: usize,
+    members: &[(&Member, &PlannedResource)],
+    max_seq_len: u64,
+) -> Result<PagedSpec> {
     let bad = |reason: String| BookError::BadPlan { pool: pool.id.clone(), reason };
     let blocks = u32::try_from(pool.units).ok().filter(|&blocks| u64::from(blocks) <= MAX_UNITS);
     let blocks = blocks.ok_or_else(|| BookError::TooManyUnits { pool: pool.id.clone(), units: pool.units })?;
@@ -291,8 +296,9 @@ fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]
     let mut geometry = None;
     let mut window = Some(0);
     for (member, resource) in members {
-        let (stride, own_window) = stride_and_window(&resource.handler)
-            .ok_or_else(|| bad(format!("member `{}` is not paged", member.resource)))?;
+        let Growth::Paged { stride, window: own_window } = resource.handler.growth().within(max_seq_len) else {
+            return Err(bad(format!("member `{}` is not paged", member.resource)));
+        };
         let entries = u32::try_from(member.bytes / resource.handler.unit_bytes());
         let entries =
             entries.map_err(|_| bad(format!("blocks of member `{}` have 2^32 entries or more", member.resource)))?;
@@ -318,11 +324,4 @@ fn paged_spec(pool: &Pool, index: usize, members: &[(&Member, &PlannedResource)]
         ring: 0,
         block_bytes: pool.unit_bytes,
     })
-}
-
-fn stride_and_window(handler: &ResourceHandler) -> Option<(u32, Option<u32>)> {
-    match handler.growth() {
-        Growth::Paged { stride, window } => Some((stride, window)),
-        _ => None,
-    }
 }

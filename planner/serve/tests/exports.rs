@@ -1,5 +1,5 @@
-//! Every export of the zoo to vLLM, put back as a command, starts; or it is refused before, in the engine's words. One to SGLang admits
-//! as many sequences as the command.
+//! Every export of the zoo to vLLM, put back as a command, starts; or it is refused before, in the engine's words. What an export
+//! of windows admits the command does.
 
 use std::path::Path;
 
@@ -48,16 +48,18 @@ fn roomy() -> Devices {
     DeviceInfo { total_bytes: 4 << 40, free_bytes: 4 << 40, ..h100.device().clone() }.into()
 }
 
-/// Model types with windows of which SGLang has a pool, beside others that have some.
+/// Model types with windows of which engines have pools, beside others that have some.
 const WINDOWED: [&str; 6] = ["llama4", "gpt_oss", "gemma4", "gemma3", "mimo_v2_flash", "laguna"];
 
-/// Whether sequences outgrow the windows or not, and whether the plan is one for SGLang.
+/// Whether sequences outgrow the windows or not, and whether the plan is one for the engine.
 #[rstest]
-fn sglang_admits_of_a_command_what_its_export_says(
+fn an_engine_admits_of_a_command_what_its_export_says(
+    #[values("sglang serve --model-path m", "vllm serve m")] start: &str,
     #[values(100, 1000, 4096, 20_000, 131_072)] length: u64,
-    #[values(false, true)] as_sglang: bool,
+    #[values(false, true)] as_engine: bool,
 ) {
-    let (target, engine): (Target, EngineSpec) = ("sglang".parse().unwrap(), "sglang".parse().unwrap());
+    let engine = start.split(' ').next().unwrap();
+    let (target, engine): (Target, EngineSpec) = (engine.parse().unwrap(), engine.parse().unwrap());
     let (mut told, mut wrong) = (0, Vec::new());
     for (name, models) in zoo() {
         let model_type = &models.model.info().model_type;
@@ -68,13 +70,13 @@ fn sglang_admits_of_a_command_what_its_export_says(
         let budget =
             Budget::from_toml(&format!("max_seq_len = {length}\n[memory]\nbytes = '40GiB'"), "b.toml").unwrap();
         let request = PlanRequest::of(models.model.clone()).with_budget(budget);
-        let request = if as_sglang { request.for_engine(engine) } else { request };
+        let request = if as_engine { request.for_engine(engine) } else { request };
         let Ok(plan) = request.plan() else { continue };
         let export = plan.export(target, None, &serving()).unwrap();
         // Some files do not tell them, and there is room for any.
         let overrides = vec![Override::by_flag("memory.weights", "'1GiB'", "--weights")];
         let options = Options { devices: Some(roomy()), overrides, ..Options::default() };
-        let command = command("sglang serve --model-path m", &export.settings);
+        let command = command(start, &export.settings);
         let found = answer(&command, models, &options).unwrap_or_else(|error| panic!("{name}: {error}\n{command}"));
         let held = found.sequences.map(|all| (all.low, all.high));
         if held != export.admits.map(|admits| (admits, admits)) {

@@ -7,10 +7,10 @@ use crate::budget::Budget;
 
 impl Budget {
     /// As [`Budget::pass_context`], where `engine` stores caches: the dtypes that it would choose where neither the model nor this budget states
-    /// them, and windows that no sequence outgrows where it keeps those.
+    /// them.
     pub fn engine_context(&self, model: &ModelInfo, engine: EngineSpec) -> PassContext {
         let capability = self.engine.compute_capability;
-        let (chosen, mut context) = (engine.dtypes(model, capability, self.dtypes.conv), self.plain_context(model));
+        let (chosen, mut context) = (engine.dtypes(model, capability, self.dtypes.conv), self.plain_context());
         context.dtypes = CacheDTypes {
             kv: self.dtypes.kv.or(chosen.kv),
             scales_outside: true,
@@ -23,7 +23,6 @@ impl Budget {
         if let Some(descriptor) = engine.descriptor(model) {
             context.registry.register(descriptor);
         }
-        context.max_seq_len = context.max_seq_len.filter(|_| !engine.keeps_long_windows());
         context
     }
 }

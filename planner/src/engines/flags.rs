@@ -512,7 +512,6 @@ fn window_ratio(input: &Input<'_>) -> Sourced {
     }
     let least = full(input).map(tokens).min()?;
     let Some(window) = windows(input).max_by_key(|pool| tokens(pool)) else {
-        // They lie among the tokens of full attention, and a plan of shorter sequences does not tell them apart.
         return Some((json!(1.0), "no sequence outgrows a window".into()));
     };
     // Rounded up, so that the windows do not become the cap; more than the full pool is not allowed.
@@ -553,14 +552,14 @@ fn attention_windows(input: &Input<'_>) -> Sourced {
     if input.parallel().pp > 1 {
         return None;
     }
+    let max_seq_len = input.plan.limits.max_seq_len;
     let of_layers: Vec<Option<u32>> = input
         .resources()
-        .filter_map(|resource| match resource.handler.growth() {
+        .filter_map(|resource| match resource.handler.growth().within(max_seq_len) {
             Growth::Paged { window, .. } => Some(window),
             _ => None,
         })
         .collect();
-    let max_seq_len = input.plan.limits.max_seq_len;
     let tokens: Vec<u64> = of_layers.iter().map(|window| window.map_or(max_seq_len, u64::from)).collect();
     let source = "the window of each attention layer; max_seq_len where there is none";
     of_layers.iter().any(Option::is_some).then(|| (json!(tokens), source.into()))

@@ -299,10 +299,6 @@ impl EngineSpec {
         })
     }
 
-    pub(crate) const fn keeps_long_windows(self) -> bool {
-        self.engine.0.rules.storage.keeps_long_windows
-    }
-
     /// What to know of a version whose own rules were not read.
     pub(super) fn unread(self) -> Option<String> {
         let EngineRules { read, numbering, .. } = self.engine.0.rules;

@@ -34,7 +34,7 @@ impl CachePlan {
         let windows: Vec<(u64, u64)> = self
             .resources
             .iter()
-            .filter_map(|resource| match resource.handler.growth() {
+            .filter_map(|resource| match resource.handler.growth().within(self.limits.max_seq_len) {
                 Growth::Paged { window: Some(window), .. } => Some((resource.bytes_per_token, window.into())),
                 _ => None,
             })

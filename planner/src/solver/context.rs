@@ -30,15 +30,15 @@ impl Budget {
 
     /// What [`Graph::collect`](cacheplan_transforms::Graph::collect) needs of this budget, with the built-in descriptors.
     pub fn pass_context(&self, model: &ModelInfo) -> PassContext {
-        let mut context = self.plain_context(model);
+        let mut context = self.plain_context();
         if let Some(mode) = self.mla_cache_mode {
-            context.registry.register(mode.descriptor());
+            context.registry.register(mode.descriptor(self.max_seq_len_for(model)));
         }
         context
     }
 
     /// The same with latents and rope keys in one tensor.
-    pub(crate) fn plain_context(&self, model: &ModelInfo) -> PassContext {
+    pub(crate) fn plain_context(&self) -> PassContext {
         PassContext {
             dtypes: CacheDTypes {
                 kv: self.dtypes.kv,
@@ -50,7 +50,6 @@ impl Budget {
                 state_override: self.dtypes.ssm,
             },
             layout: self.layout.unwrap_or_default(),
-            max_seq_len: Some(self.max_seq_len_for(model)),
             ..PassContext::default()
         }
     }

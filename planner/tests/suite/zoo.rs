@@ -104,7 +104,7 @@ fn by_key_admits_at_least_what_every_engine_admits() {
                 let mut budget = budget(text);
                 // Engines that store the same dtypes share what was collected.
                 let context = budget.engine_context(&model.info, engine);
-                let key = (context.dtypes, context.max_seq_len);
+                let key = context.dtypes;
                 let resources = collected_in
                     .entry(key)
                     .or_insert_with(|| collected(&model, &budget.engine_context(&model.info, engine)));

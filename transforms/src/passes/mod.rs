@@ -5,7 +5,6 @@
 mod alias_shared_kv;
 mod initialize_caches;
 mod prepare_masks;
-mod resolve_windows;
 mod verify_caches;
 mod walk;
 
@@ -30,8 +29,6 @@ pub struct PassContext {
     pub dtypes: CacheDTypes,
     /// The order of heads and tokens in a KV block.
     pub layout: KvLayout,
-    /// The longest sequence in tokens; a window at least as long is full attention.
-    pub max_seq_len: Option<u64>,
 }
 
 /// What one pass did.
@@ -166,9 +163,7 @@ struct Walk<'a> {
 type Pass = (&'static str, fn(&mut Walk<'_>) -> Result<(), PassError>);
 
 /// The order, and why each pass stands where it stands.
-const PASSES: [Pass; 10] = [
-    // First: a window decides a cache's kind of growth, so it must be settled before any cache is described.
-    ("resolve_windows", resolve_windows::run),
+const PASSES: [Pass; 9] = [
     // Attention before everything else: registration order is KV, latent, recurrent, convolution, as in AutoDeploy,
     // whose first resource of a kind is the reference of `first-reference`.
     ("insert_cached_attention", |walk| walk.insert_all(Stage::Attention)),
