@@ -99,12 +99,16 @@ fn draft_layers_with_a_window_have_no_index() {
 }
 
 /// A command of TensorRT-LLM with a file of options.
-fn with_tokens(model: &str, tokens: u64) -> Answer {
+fn with_cache_config(model: &str, config: &str, options: &Options) -> Answer {
     let text = format!(
-        "cat > t.yaml <<EOF\nkv_cache_config: {{max_tokens: {tokens}, tokens_per_block: 64}}\nEOF\ntrtllm-serve m --config t.yaml\n"
+        "cat > t.yaml <<EOF\nkv_cache_config: {{{config}, tokens_per_block: 64}}\nEOF\ntrtllm-serve m --config t.yaml\n"
     );
     let launches = manifest::read("start.sh", text.as_bytes()).unwrap();
-    answer(&launches[0], models(model), &with_bytes("h100", 40 << 30)).unwrap()
+    answer(&launches[0], models(model), options).unwrap()
+}
+
+fn with_tokens(model: &str, tokens: u64) -> Answer {
+    with_cache_config(model, &format!("max_tokens: {tokens}"), &with_bytes("h100", 40 << 30))
 }
 
 #[test]
@@ -118,4 +122,18 @@ fn tokens_of_tensorrt_llm_are_at_most_those_that_are_stated() {
     // Windows of several sizes take no notice of it.
     let windows = |tokens: u64| with_tokens("google__gemma-3-1b-it", tokens).facts[&Fact::Tokens];
     assert_eq!(windows(1_000), windows(10_000_000));
+}
+
+/// Its file of options takes whole numbers for bytes, of which a budget wants a unit to few.
+#[test]
+fn bytes_of_tensorrt_llm_have_no_unit() {
+    let of = |bytes: u64| with_cache_config("Qwen__Qwen3-8B", &format!("max_gpu_total_bytes: {bytes}"), &on("h100"));
+    let few = of(4096);
+    assert_eq!(few.starts, Starts::No);
+    for bytes in [1, 24, 1000, 4095] {
+        assert_eq!((of(bytes).starts, of(bytes).reason), (few.starts, few.reason.clone()), "{bytes}");
+    }
+    assert_eq!(of(10_000_000_000).facts[&Fact::NumBlocks], Logged::exact(10_000_000_000 / (147_456 * 64)));
+    // The smaller of them and of the share decides.
+    assert_eq!(of(1 << 40).facts[&Fact::NumBlocks], of(1 << 41).facts[&Fact::NumBlocks]);
 }

@@ -135,6 +135,12 @@ pub struct Question {
     cache_bytes: u64,
 }
 
+/// A value of a key as a budget takes it: bytes by themselves are a number to the engine, and none without a unit to a budget.
+fn in_bytes(path: &str, value: String) -> String {
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    if path == "engine.cache_bytes" && is_number { value + "B" } else { value }
+}
+
 impl Question {
     /// Reads the words of a command.
     ///
@@ -231,9 +237,7 @@ impl Question {
 
     /// States a key of the budget by a flag.
     pub(crate) fn state(&mut self, path: &'static str, value: String, flag: &Flag) -> String {
-        // Bytes by themselves are a number to the engine, and none without a unit to a budget.
-        let is_number = value.bytes().all(|byte| byte.is_ascii_digit());
-        let value = if path == "engine.cache_bytes" && is_number { value + "B" } else { value };
+        let value = in_bytes(path, value);
         let says = format!("{path} = {value}");
         self.stated.push(Override::by_flag(path, value, flag.name));
         says

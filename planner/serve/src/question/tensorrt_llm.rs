@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::FlagMeaning;
-use cacheplan_planner::{Engine, ModelCaches, Override, PlanRequest};
+use cacheplan_planner::{ByteSize, Engine, ModelCaches, Override, PlanRequest};
 
-use super::{HEADS, Limits, Question, of_config, overrides};
+use super::{HEADS, Limits, Question, in_bytes, of_config, overrides};
 use crate::error::ServeError;
 use crate::flags::table::{Arity, Flag};
 use crate::remedy::Remedy;
@@ -77,7 +77,7 @@ fn of_key(key: &str, value: &str, engine: Engine) -> Result<Option<Override>, Se
     }
     let of = |path: &str, value: String| Ok(Some(Override::by_argument(path, value, key)));
     match engine.meaning_of(key) {
-        Some(FlagMeaning::Key(path)) => of(path, value.to_owned()),
+        Some(FlagMeaning::Key(path)) => of(path, in_bytes(path, value.to_owned())),
         Some(FlagMeaning::DType { own: Some(own), .. }) if own == value => Ok(None),
         Some(FlagMeaning::DType { path, names, .. }) => {
             let dtype = names.iter().find(|(_, name, _)| *name == value).map(|(dtype, ..): &(DType, _, _)| *dtype);
@@ -144,7 +144,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     // The smaller of both decides.
     let most = question.device().map_or(u64::MAX, |device| (device.total_bytes as f64 * share) as u64);
     question.stated.retain(|stated| {
-        stated.key != "engine.cache_bytes" || stated.value.parse::<u64>().map_or(true, |bytes| bytes <= most)
+        stated.key != "engine.cache_bytes" || stated.value.parse::<ByteSize>().map_or(true, |bytes| bytes.0 <= most)
     });
     if !question.is_stated("engine.cache_bytes") && question.device().is_some() {
         question.share_of_device(share);
