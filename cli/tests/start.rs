@@ -165,28 +165,33 @@ fn what_would_do_stands_on_a_line_of_its_own_among_several_commands_too() {
     assert!(err.contains("\ntry vllm serve") && !err.contains("u000a"), "{err}");
 }
 
-#[test]
-fn a_script_is_read_by_its_path_or_piped_in() {
+/// What the command answers to a text that is piped in.
+fn piped(args: &[&str], text: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
+    command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut running = command.spawn().unwrap();
+    running.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    running.wait_with_output().unwrap()
+}
+
+#[rstest]
+#[case::script(&["serve.sh"], "#!/bin/sh\nMODEL=QWEN\nexec vllm serve \"$MODEL\" \\\n  --max-model-len 8192 # short\n")]
+#[case::pod(&["pod.json", "pod.yaml", "pod"], r#"{"kind": "Pod", "apiVersion": "v1", SPEC}"#)]
+#[case::list(&["all.json", "all.yaml"], r#"{"apiVersion": "v1", "items": [{"kind": "Pod", SPEC}], "kind": "List"}"#)]
+#[case::flow(&["pod.yaml", "pod"], "{kind: Pod, SPEC}")]
+fn a_text_is_answered_the_same_by_any_name_and_piped_in(#[case] names: &[&str], #[case] text: &str) {
+    const SPEC: &str = r#""spec": {"containers": [{"command": ["vllm", "serve", "QWEN", "--max-model-len", "8192"]}]}"#;
+    let text = text.replace("SPEC", SPEC).replace("QWEN", &config(QWEN));
     let folder = tempfile::tempdir().unwrap();
-    let script = folder.path().join("serve.sh");
-    let text =
-        format!("#!/bin/sh\nMODEL={}\nexec vllm serve \"$MODEL\" \\\n  --max-model-len 8192 # short\n", config(QWEN));
-    fs::write(&script, &text).unwrap();
-    let by_path = cacheplan(&["plan", script.to_str().unwrap(), "--device", "h100"]);
-    let behind = cacheplan(&["plan", "--device", "h100", "--", script.to_str().unwrap()]);
-    let mut piped = Command::new(env!("CARGO_BIN_EXE_cacheplan"));
-    let mut piped = piped
-        .args(["plan", "-", "--device", "h100"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    piped.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let piped = piped.wait_with_output().unwrap();
-    let outs: Vec<String> = [&by_path, &behind, &piped].map(|output| said(output).1).to_vec();
-    assert!(outs[0].contains("Using max model len 8192"), "{:?}", said(&by_path));
-    assert!(outs.iter().all(|out| *out == outs[0]), "{outs:#?}");
+    let mut found = vec![said(&piped(&["plan", "-", "--device", "h100"], &text))];
+    for name in names {
+        let path = folder.path().join(name).display().to_string();
+        fs::write(&path, &text).unwrap();
+        found.push(said(&cacheplan(&["plan", &path, "--device", "h100"])));
+        found.push(said(&cacheplan(&["plan", "--device", "h100", "--", &path])));
+    }
+    assert!(found[0].1.contains("Using max model len 8192"), "{:?}", found[0]);
+    assert!(found.iter().all(|said| *said == found[0]), "{found:#?}");
 }
 
 /// What a file says chooses how it is read, not its name.

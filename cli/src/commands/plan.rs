@@ -124,7 +124,7 @@ fn make(args: &Make) -> Result<(), Failure> {
         if model == Path::new("-") { Some(Source::stdin(Limit::CONFIG).map_err(Failure::error)?) } else { None };
     if let Some(piped) = &piped {
         let text = piped.text(Limit::CONFIG).map_err(Failure::error)?;
-        if !text.trim_start().starts_with('{') {
+        if start::is_command(&text) {
             let launches = start::launches_of(&text, "-", Path::new(""), args.start.version())?;
             return started(args, |start, beside, print| start.answer_all(&launches, beside, print));
         }

@@ -108,7 +108,7 @@ pub(crate) struct Beside<'a> {
 const SCRIPTS: [&str; 13] =
     ["sh", "bash", "zsh", "txt", "yaml", "yml", "service", "bat", "cmd", "ps1", "sbatch", "slurm", "dockerfile"];
 /// Files whose name says that they describe a model.
-const MODELS: [&str; 7] = ["json", "gguf", "onnx", "pt2", "pte", "safetensors", "toml"];
+const MODELS: [&str; 6] = ["gguf", "onnx", "pt2", "pte", "safetensors", "toml"];
 /// Those that are such without an extension, and may have any.
 const BUILDS: [&str; 2] = ["Dockerfile", "Containerfile"];
 
@@ -117,21 +117,33 @@ pub(crate) fn is_script(path: &Path) -> bool {
     let of = |part: Option<&std::ffi::OsStr>| part.and_then(std::ffi::OsStr::to_str).unwrap_or("").to_owned();
     let builds = BUILDS.contains(&of(path.file_name()).split('.').next().unwrap_or(""));
     let extension = of(path.extension()).to_ascii_lowercase();
-    (builds || SCRIPTS.contains(&&*extension) || (!MODELS.contains(&&*extension) && holds_text(path))) && !path.is_dir()
+    (builds || SCRIPTS.contains(&&*extension) || (!MODELS.contains(&&*extension) && holds_command(path)))
+        && !path.is_dir()
 }
 
-/// Whether a file of any name holds a text that is no JSON: what it says chooses it then.
-fn holds_text(path: &Path) -> bool {
+/// Whether a file of any name holds a command: what it says chooses it then.
+fn holds_command(path: &Path) -> bool {
     const BEGINNING: u64 = 4096;
     let Ok(source) = Source::open(path) else { return false };
     let mut bytes = Vec::new();
     if source.reader().take(BEGINNING).read_to_end(&mut bytes).is_err() || bytes.contains(&0) {
         return false;
     }
-    let text = String::from_utf8_lossy(&bytes);
+    match is_json(&String::from_utf8_lossy(&bytes)) {
+        true => source.text(Limit::MANIFEST).is_ok_and(|text| manifest::is_object(&text)),
+        false => !bytes.trim_ascii().is_empty(),
+    }
+}
+
+/// Whether a text holds a command rather than the JSON that describes a model.
+pub(crate) fn is_command(text: &str) -> bool {
+    if is_json(text) { manifest::is_object(text) } else { !text.trim().is_empty() }
+}
+
+/// Whether a text begins as an object of JSON, and not as a group of a shell or a map of YAML.
+fn is_json(text: &str) -> bool {
     let text = text.trim_start_matches('\u{feff}').trim_start();
-    let is_json = text.strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with(['"', '}']));
-    !text.is_empty() && !is_json
+    text.strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with(['"', '}']))
 }
 
 impl StartArgs {

@@ -21,7 +21,8 @@ export interface Surroundings {
 
 /** A text that looks like a command or a manifest rather than a config. */
 export function isCommand(text: string): boolean {
-  return !text.trimStart().startsWith('{') && /\b(vllm|sglang|trtllm-serve|llama-server)\b|^(apiVersion|services)\s*:/m.test(text);
+  const isJson = text.trimStart().startsWith('{');
+  return isJson ? /"apiVersion"\s*:/.test(text) : /\b(vllm|sglang|trtllm-serve|llama-server)\b|^(apiVersion|services)\s*:/m.test(text);
 }
 
 export function range({ low, high }: Interval): string {

@@ -76,6 +76,19 @@ pub(crate) fn of_words(words: &[String], env: &BTreeMap<String, String>) -> Resu
     command::of_words(words, env, &Origin { through_shell: true, ..Origin::new(&reading, at, String::new()) })
 }
 
+/// Whether a text is JSON that names the kind of an object, as a manifest does and no description of a model.
+pub fn is_object(text: &str) -> bool {
+    #[derive(serde::Deserialize)]
+    struct Object {
+        #[serde(rename = "kind")]
+        _kind: String,
+    }
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    // Others may follow it.
+    let mut objects = serde_json::Deserializer::from_str(text).into_iter::<Object>();
+    text.starts_with('{') && matches!(objects.next(), Some(Ok(_)))
+}
+
 /// Tells YAML from a script, by the first line that says anything where the name does not.
 fn is_yaml(name: &str, text: &str) -> bool {
     if [".sh", ".bash", ".zsh"].iter().any(|extension| name.ends_with(extension)) {
