@@ -27,6 +27,11 @@ impl<T: Display> Display for Shown<T> {
 impl Shown<&str> {
     /// Counts the letters to change, leave out or put in to make another name of it; only the first 64 characters count, which bounds the work on hostile input.
     pub fn distance(self, other: &str) -> usize {
+        self.distances(other).last().copied().unwrap_or(0)
+    }
+
+    /// The same to each beginning of it, the empty one first.
+    pub fn distances(self, other: &str) -> Vec<usize> {
         let right: Vec<char> = other.chars().take(64).collect();
         let mut row: Vec<usize> = (0..=right.len()).collect();
         for (i, l) in self.0.chars().take(64).enumerate() {
@@ -38,7 +43,7 @@ impl Shown<&str> {
                 row[j + 1] = substituted.min(diagonal + 1).min(row[j] + 1);
             }
         }
-        row[right.len()]
+        row
     }
 
     /// The known name that was probably meant, however it is capitalised.

@@ -232,41 +232,71 @@ pub(crate) fn shown_flag(engine: Engine, written: &str) -> Cow<'_, str> {
 }
 
 /// The name in a word, and where what stands behind it begins: behind `=`, behind what is part of no name, or directly behind the name of a
-/// flag that takes a secret.
+/// flag that takes a secret, which is then given as it is known.
 fn named(engine: Option<Engine>, word: &str) -> (&str, Option<usize>) {
     let equals = word.find('=').unwrap_or(word.len());
     let (name, value) = (&word[..equals], (equals < word.len()).then_some(equals + 1));
-    // `--config.api_key=x` is called so as a whole.
-    if !is_flag(word) || is_secret(name) && is_name(name) || known(engine, name).is_some() {
+    if !is_flag(word) || known(engine, name).is_some() {
         return (name, value);
     }
-    if let Some(secret) = glued(engine, name) {
-        return (&word[..secret], Some(secret));
+    if let Some((secret, from)) = glued(engine, name) {
+        return (secret, Some(from));
     }
-    let end = name.find(|c: char| !is_name(c.encode_utf8(&mut [0; 4]))).unwrap_or(name.len());
+    let end = end_of_name(name);
     match end < name.len() && is_secret_flag(engine, &name[..end]) {
         true => (&word[..end], Some(end)),
         false => (name, value),
     }
 }
 
-fn is_name(text: &str) -> bool {
-    text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+/// The bytes of a word that may be part of a name.
+fn end_of_name(word: &str) -> usize {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    word.find(|c| !is_part(c)).unwrap_or(word.len())
 }
 
-/// The bytes of the longest name of a flag that takes a secret with which a word begins that is no flag, nor what one begins with.
-fn glued(engine: Option<Engine>, word: &str) -> Option<usize> {
+/// The longest name of a flag that takes a secret with which a word begins that is no flag, nor what one begins with, and its bytes
+/// there; else the one that it was probably meant to begin with.
+fn glued(engine: Option<Engine>, word: &str) -> Option<(&'static str, usize)> {
     let joined = joined(word).to_ascii_lowercase();
     if names(engine).any(|names| names.range(&*joined..).next().is_some_and(|(name, _)| name.starts_with(&*joined))) {
         return None;
     }
     // A long name may have lost a dash.
     let dash = usize::from(!joined.starts_with("--"));
-    let begins = |name: &&&str| {
-        joined.starts_with(**name) || name.strip_prefix("--").is_some_and(|name| joined[1..].starts_with(name))
+    let begins = |name: &&str| {
+        joined.starts_with(*name) || name.strip_prefix("--").is_some_and(|name| joined[1..].starts_with(name))
     };
-    let length = |name: &&str| name.len() - if name.starts_with("--") { dash } else { 0 };
-    SECRET_NAMES.iter().filter(begins).map(length).max().filter(|length| *length < word.len())
+    let length = |name: &'static str| (name, name.len() - if name.starts_with("--") { dash } else { 0 });
+    let exact = SECRET_NAMES.iter().copied().filter(begins).map(length).max_by_key(|(_, length)| *length);
+    match exact {
+        Some(exact) => Some(exact).filter(|(_, length)| *length < word.len()),
+        None => misspelt(engine, &joined[..end_of_name(&joined)]).filter(|(_, length)| *length < word.len()),
+    }
+}
+
+/// The long name of a flag that takes a secret that was probably meant by the beginning of a word, and where that ends.
+fn misspelt(engine: Option<Engine>, word: &str) -> Option<(&'static str, usize)> {
+    let secrets = SECRET_NAMES.iter().filter(|name| name.starts_with("--"));
+    let (name, (alike, at)) =
+        secrets.filter_map(|name| Some((*name, meant(name, word)?))).max_by_key(|(_, (alike, _))| *alike)?;
+    // Few other names have to be looked at.
+    let beginning = word.get(..4)?;
+    let is_another = names(engine).any(|names| {
+        let others = names.range(beginning..).map(|(name, _)| *name).take_while(|name| name.starts_with(beginning));
+        others.filter_map(|other| meant(other, word)).any(|(other, _)| other > alike)
+    });
+    (!is_another).then_some((name, at))
+}
+
+/// How much of a name, and how far, a word begins with, where it is nearly all. A word that may be the name alone is all of it.
+fn meant(name: &str, word: &str) -> Option<(usize, usize)> {
+    // So many that are alike make up for one that is not.
+    const A_LETTER: usize = 3;
+    let far = Shown(name).distances(word);
+    let (at, least) = far.iter().copied().enumerate().min_by_key(|(_, far)| *far)?;
+    let at = if far.last().is_some_and(|whole| *whole <= least + 1) { word.len() } else { at };
+    (least * (A_LETTER + 1) <= name.len()).then(|| (name.len() - least * A_LETTER, at))
 }
 
 /// Tells whether JSON in a word has a member that is called as a secret is.
@@ -338,6 +368,9 @@ mod tests {
     #[case(&["vllm", "serve", "m", "--api-keya", "b", "-tp", "2"], &["vllm", "serve", "m", "--api-key<hidden>", "<hidden>", "-tp", "2"])]
     #[case(&["vllm", "serve", "m", "-api-keya"], &["vllm", "serve", "m", "-api-key<hidden>"])]
     #[case(&["vllm", "serve", "m", "--config.api_key=a"], &["vllm", "serve", "m", "--config.api_key=<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-keySECRET"], &["vllm", "serve", "m", "--api-key<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-keeySECRET123"], &["vllm", "serve", "m", "--api-kee<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-servr-count4"], &["vllm", "serve", "m", "--api-servr-count4"])]
     #[case(&["llama-server", "--api-key-file", "a", "--ssl-key-file=b"], &["llama-server", "--api-key-file", "a", "--ssl-key-file=b"])]
     #[case(&["sglang", "serve", "--api-key=a", "b", "--model-path=m"], &["sglang", "serve", "--api-key=<hidden>", "<hidden>", "--model-path=m"])]
     fn words_are_shown_without_secrets(#[case] words: &[&str], #[case] expected: &[&str]) {
@@ -374,6 +407,33 @@ mod tests {
             }
         }
         assert!(asked > 100, "{asked}");
+    }
+
+    /// Nor what is glued to a name with a letter too many, too few, another, or two in each other's place.
+    #[test]
+    fn no_way_to_misspell_its_flag_shows_what_is_glued_to_it() {
+        const SECRET: &str = "Ope9sesame";
+        for engine in Engine::all() {
+            let spec = cacheplan_planner::EngineSpec { engine: *engine, version: engine.newest() };
+            let program: Vec<String> = spec.program().split_whitespace().map(str::to_owned).collect();
+            let secrets = all_flags(*engine).filter(|flag| flag.names().any(is_secret)).flat_map(Flag::names);
+            for name in secrets.filter(|name| name.starts_with("--")) {
+                let misspelt = (2..name.len()).flat_map(|at| {
+                    let (before, letter, after) = (&name[..at], &name[at..=at], &name[at + 1..]);
+                    let swapped = after.get(..1).map(|next| format!("{before}{next}{letter}{}", &after[1..]));
+                    let others = ["", "x"].map(|other| format!("{before}{other}{after}"));
+                    others.into_iter().chain([format!("{before}{letter}{letter}{after}")]).chain(swapped)
+                });
+                for written in misspelt.map(|name| name + SECRET) {
+                    let words = [program.as_slice(), &["m".to_owned(), written.clone()]].concat();
+                    let shown = hidden(&words).join(" ");
+                    assert!(shown.contains(HIDDEN) && !shown.contains("9sesame"), "{written}: {shown}");
+                    let parsed = crate::flags::parse::parse(spec, &words, program.len(), &BTreeMap::new());
+                    let said = parsed.err().map_or(String::new(), |error| error.to_string());
+                    assert!(!said.contains("9sesame"), "{written}: {said}");
+                }
+            }
+        }
     }
 
     #[test]
