@@ -232,6 +232,54 @@ fn nodes_that_a_controller_joins_each_have_the_devices(
     }
 }
 
+const GPU: &str = "resources: {limits: {nvidia.com/gpu: 1}}";
+
+/// KServe joins the stages, each on a node with GPUs of its own.
+#[rstest]
+#[case::stages("pipelineParallelSize: 2", "pipeline: 2", None)]
+#[case::more_ranks(
+    "pipelineParallelSize: 2, tensorParallelSize: 2",
+    "pipeline: 2, tensor: 2",
+    Some("available GPUs (2) in this node")
+)]
+fn stages_of_kserve_are_nodes(#[case] service: &str, #[case] pool: &str, #[case] expected: Option<&str>) {
+    let service = format!(
+        "{{kind: InferenceService, spec: {{predictor: {{model: {{modelFormat: {{name: huggingface}}, storageUri: 'hf://a/b', {GPU}}}, \
+         workerSpec: {{{service}}}}}}}}}\n"
+    );
+    let pool = format!(
+        "{{kind: LLMInferenceService, spec: {{model: {{uri: 'hf://a/b'}}, parallelism: {{{pool}}}, \
+         template: {{containers: [{{name: main, image: 'vllm/vllm-openai:v0.33.0', {GPU}}}]}}, worker: {{containers: []}}}}}}\n"
+    );
+    for text in [service, pool] {
+        let found = manifest::read("m.yaml", text.as_bytes()).unwrap();
+        assert_eq!((found.len(), found[0].gpus, found[0].nodes), (1, Some(2), Some(2)), "{found:?}");
+        let found = answer(&found[0], models(MODEL), &on("h100")).map_err(|error| error.to_string());
+        match expected {
+            Some(expected) => assert!(found.unwrap_err().contains(expected)),
+            None => assert_eq!(found.unwrap().starts, Starts::Yes),
+        }
+    }
+}
+
+/// Two pods of one GPU, which only Ray looks at together.
+#[rstest]
+#[case("[]", Some("World size (2) is larger than the number"))]
+#[case("[--distributed-executor-backend=ray]", None)]
+fn the_pods_of_llm_d_are_a_group(#[case] args: &str, #[case] expected: Option<&str>) {
+    let text = format!(
+        "{{multinode: true, modelArtifacts: {{uri: 'hf://a/b', name: m}}, decode: {{parallelism: {{tensor: 2, workers: 2}}, \
+         containers: [{{image: 'vllm/vllm-openai:v0.33.0', modelCommand: vllmServe, args: {args}, {GPU}}}]}}}}\n"
+    );
+    let found = manifest::read("m.yaml", text.as_bytes()).unwrap();
+    assert_eq!((found[0].gpus, found[0].group_gpus), (Some(1), Some(2)), "{found:?}");
+    let found = answer(&found[0], models(MODEL), &on("h100")).map_err(|error| error.to_string());
+    match expected {
+        Some(expected) => assert!(found.unwrap_err().contains(expected)),
+        None => assert_eq!(found.unwrap().starts, Starts::Yes),
+    }
+}
+
 #[rstest]
 #[case("vllm/vllm-openai-rocm:v0.33.0", "h100", Some("take vllm/vllm-openai"))]
 #[case("vllm/vllm-openai-rocm:v0.33.0", "mi300x", None)]

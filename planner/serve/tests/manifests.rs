@@ -119,7 +119,7 @@ fn group(size: u32, leader: &str, worker: &str) -> String {
 #[case::workers_that_say_nothing(&group(2, "nvidia.com/gpu: 8", ""), Some(8))]
 #[case::llm_d(
     "{multinode: true, modelArtifacts: {uri: 'hf://a/b', name: m}, decode: {parallelism: {data: 16, dataLocal: 8}, containers: [{image: 'ghcr.io/llm-d/llm-d-cuda:v0.5.0', modelCommand: vllmServe}]}}",
-    Some(16)
+    Some(8)
 )]
 fn the_gpus_are_those_of_all_that_a_controller_joins(#[case] text: &str, #[case] gpus: Option<u32>) {
     let found = read("m.yaml", text);

@@ -2,6 +2,7 @@
 
 use super::command;
 use super::error::ManifestError;
+use super::kinds::on_nodes;
 use super::kubernetes::{self, Objects};
 use super::reading::Spot;
 use super::variables::Variables;
@@ -41,12 +42,6 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         }
     }
     Ok(found)
-}
-
-/// A launch of a pod on each of so many nodes.
-fn on_nodes(launch: Launch, nodes: u32) -> Launch {
-    let gpus = launch.gpus.map(|gpus| gpus.saturating_mul(nodes));
-    Launch { gpus, nodes: Some(nodes).filter(|nodes| *nodes > 1), ..launch }
 }
 
 /// The pods of one replica, each on a node of its own.

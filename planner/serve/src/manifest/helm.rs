@@ -3,6 +3,7 @@
 use super::command;
 use super::config::truth;
 use super::error::ManifestError;
+use super::kinds::in_group;
 use super::kserve;
 use super::kubernetes::{self, Objects};
 use super::origin::{Origin, launch};
@@ -110,10 +111,11 @@ pub(super) fn model_service(root: &Spot<'_>, objects: &Objects<'_>) -> Result<Ve
             if origin.gpus.is_none() && matches!(accelerator, "nvidia" | "amd") {
                 origin.gpus = Some(parallelism.tensor.saturating_mul(parallelism.data_local));
             }
-            if says(root, "multinode", true) {
-                origin.gpus = origin.gpus.map(|gpus| gpus.saturating_mul(parallelism.workers));
-            }
-            let mut words = kubernetes::container_of(&container, Variables::default())?;
+            // The chart makes a group of it, whose pods are alike.
+            let size = if says(root, "multinode", true) { parallelism.workers } else { 1 };
+            let variables = if size > 1 { in_group(size, "0") } else { Variables::default() };
+            let group_gpus = origin.gpus.and_then(|gpus| gpus.checked_mul(size)).filter(|_| size > 1);
+            let mut words = kubernetes::container_of(&container, variables)?;
             let command = container.get("modelCommand").and_then(|command| command.raw()).unwrap_or("custom");
             if command == "vllmServe" || command == "imageDefault" {
                 let mut arguments = model(root)?;
@@ -126,7 +128,8 @@ pub(super) fn model_service(root: &Spot<'_>, objects: &Objects<'_>) -> Result<Ve
                 arguments.append(&mut words.arguments);
                 words.arguments = arguments;
             }
-            found.extend(command::of_container(words, &origin)?);
+            let launches = command::of_container(words, &origin)?;
+            found.extend(launches.into_iter().map(|launch| Launch { group_gpus, ..launch }));
         }
     }
     Ok(found)

@@ -32,6 +32,21 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
 pub(crate) const GROUP: &str = "LWS_GROUP_SIZE";
 const INDEX: &str = "LWS_WORKER_INDEX";
 
+/// The variables of a pod in a group of so many.
+pub(super) fn in_group(size: u32, index: &str) -> Variables {
+    let mut variables = Variables::default();
+    for (name, value) in [(GROUP, size.to_string()), (INDEX, index.to_owned())] {
+        variables.set(name, vec![value], true);
+    }
+    variables
+}
+
+/// A launch of a pod on each of so many nodes, which are joined for it.
+pub(super) fn on_nodes(launch: Launch, nodes: u32) -> Launch {
+    let gpus = launch.gpus.map(|gpus| gpus.saturating_mul(nodes.max(1)));
+    Launch { gpus, nodes: Some(nodes).filter(|nodes| *nodes > 1), ..launch }
+}
+
 /// The engines of a group, of which each pod is a node: what its leader starts, and what the first of its workers does.
 fn leader_worker_set(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<Launch>, ManifestError> {
     let title = kubernetes::title(object);
@@ -49,11 +64,7 @@ fn leader_worker_set(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<Lau
     let group_gpus = size.checked_sub(1).and_then(all);
     for (key, index) in [("leaderTemplate", "0"), ("workerTemplate", "1")] {
         let Some(pod) = group.dig(&[key, "spec"]) else { continue };
-        let mut variables = Variables::default();
-        for (name, value) in [(GROUP, size.to_string()), (INDEX, index.to_owned())] {
-            variables.set(name, vec![value], true);
-        }
-        let launches = kubernetes::pod_launches(&pod, &title, objects, &variables)?;
+        let launches = kubernetes::pod_launches(&pod, &title, objects, &in_group(size, index))?;
         found.extend(launches.into_iter().map(|launch| Launch { group_gpus, ..launch }));
     }
     Ok(found)

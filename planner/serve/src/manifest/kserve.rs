@@ -1,6 +1,7 @@
 //! KServe: `InferenceService` and `LLMInferenceService`, whose commands are made of what they state of a model.
 
 use super::error::ManifestError;
+use super::kinds::on_nodes;
 use super::kubernetes::{self, Objects};
 use super::origin::{Origin, launch};
 use super::reading::Spot;
@@ -28,22 +29,21 @@ pub(super) fn inference_service(object: &Spot<'_>, objects: &Objects<'_>) -> Res
     if format == "huggingface" || format == "vllm" {
         let container = kubernetes::container_of(&model, Variables::default())?;
         let mut words = runtime_words(&model, &container.arguments)?;
+        let mut nodes = 1;
         if let Some(worker) = predictor.get("workerSpec") {
-            const SIZES: [(&str, &str); 2] = [
-                ("pipelineParallelSize", "--pipeline-parallel-size"),
-                ("tensorParallelSize", "--tensor-parallel-size"),
-            ];
-            for (key, flag) in SIZES {
-                if let Some(size) = worker.get(key) {
-                    words.extend([flag.to_owned(), size.text()?]);
-                }
+            let Some(stages) = worker.get("pipelineParallelSize") else {
+                return Err(worker.refuse("a number of nodes that is not stated", "state `pipelineParallelSize`"));
+            };
+            // The head is one of them.
+            nodes = stages.count()?;
+            words.extend(["--pipeline-parallel-size".to_owned(), nodes.to_string()]);
+            if let Some(size) = worker.get("tensorParallelSize") {
+                words.extend(["--tensor-parallel-size".to_owned(), size.text()?]);
             }
         }
         // The words are not those of `args`.
-        let mut origin = Origin { items: Vec::new(), ..kubernetes::origin(&model, &predictor, &title, objects)? };
-        // Those of the other nodes are not counted.
-        origin.gpus = origin.gpus.filter(|_| !predictor.has("workerSpec"));
-        found.push(launch(&words, &container.variables, &origin)?);
+        let origin = Origin { items: Vec::new(), ..kubernetes::origin(&model, &predictor, &title, objects)? };
+        found.push(on_nodes(launch(&words, &container.variables, &origin)?, nodes));
     }
     Ok(found)
 }
@@ -144,11 +144,14 @@ fn pool_launch(
             words.push("--enable-expert-parallel".to_owned());
         }
     }
+    // Stages are on a node each; replicas are on the nodes that their flags say.
+    let stages = pool.dig(&["parallelism", "pipeline"]).filter(|_| pool.has("worker"));
+    let nodes = stages.map_or(Ok(1), |stages| stages.count())?;
     let mut variables = Variables::default();
     let mut origin = Origin::new(pool.reading, pool.place(), title.to_owned());
     if let (Some(pod), Some(main)) = (&pod, main) {
         origin = kubernetes::origin(main, pod, title, objects)?;
-        origin.gpus = origin.gpus.filter(|_| !pool.has("worker"));
+        origin.gpus = origin.gpus.filter(|_| !pool.has("worker") || nodes > 1);
         let container = kubernetes::container_of(main, Variables::default())?;
         for name in ["KV_TRANSFER_ARGS", "VLLM_ADDITIONAL_ARGS"] {
             let text = container.variables.get(name).unwrap_or_default().concat();
@@ -160,5 +163,5 @@ fn pool_launch(
         words.extend(container.arguments);
         variables = container.variables;
     }
-    Ok(vec![launch(&words, &variables, &origin)?])
+    Ok(vec![on_nodes(launch(&words, &variables, &origin)?, nodes)])
 }
