@@ -369,7 +369,7 @@ mod tests {
     #[case(&["vllm", "serve", "m", "-api-keya"], &["vllm", "serve", "m", "-api-key<hidden>"])]
     #[case(&["vllm", "serve", "m", "--config.api_key=a"], &["vllm", "serve", "m", "--config.api_key=<hidden>"])]
     #[case(&["vllm", "serve", "m", "--api-keySECRET"], &["vllm", "serve", "m", "--api-key<hidden>"])]
-    #[case(&["vllm", "serve", "m", "--api-keeySECRET123"], &["vllm", "serve", "m", "--api-kee<hidden>"])]
+    #[case(&["vllm", "serve", "m", "--api-keeySECRET123"], &["vllm", "serve", "m", "--api-ke<hidden>"])]
     #[case(&["vllm", "serve", "m", "--api-servr-count4"], &["vllm", "serve", "m", "--api-servr-count4"])]
     #[case(&["llama-server", "--api-key-file", "a", "--ssl-key-file=b"], &["llama-server", "--api-key-file", "a", "--ssl-key-file=b"])]
     #[case(&["sglang", "serve", "--api-key=a", "b", "--model-path=m"], &["sglang", "serve", "--api-key=<hidden>", "<hidden>", "--model-path=m"])]
