@@ -73,8 +73,9 @@ fn an_engine_admits_of_a_command_what_its_export_says(
         let request = if as_engine { request.for_engine(engine) } else { request };
         let Ok(plan) = request.plan() else { continue };
         let export = plan.export(target, None, &serving()).unwrap();
-        // Some files do not tell them, and there is room for any.
-        let overrides = vec![Override::by_flag("memory.weights", "'1GiB'", "--weights")];
+        // Some files do not tell them, and there is room for any; vLLM is told the bytes for caches instead.
+        let weights = Override::by_flag("memory.weights", "'1GiB'", "--weights");
+        let overrides = Some(weights).filter(|_| target.name() == "sglang").into_iter().collect();
         let options = Options { devices: Some(roomy()), overrides, ..Options::default() };
         let command = command(start, &export.settings);
         let found = answer(&command, models, &options).unwrap_or_else(|error| panic!("{name}: {error}\n{command}"));
