@@ -461,13 +461,11 @@ impl<'a> Values<'a> {
     fn number_at<'e>(&self, path: &'e str, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
         self.mark_read(path);
         let Some(value) = self.value_at(path, layer)? else {
-            let default = self.defaults.get(path);
-            return Ok(default.map(|&value| Number::literal(value)));
+            return Ok(self.defaults.get(path).map(|&value| Number::literal(value)));
         };
         if !is_stated(value) {
             return Ok(None);
         }
-        let key = path;
         let number = match value {
             Value::Bool(flag) => Some(u64::from(*flag)),
             Value::Number(number) => number.as_u64().or_else(|| {
@@ -478,8 +476,8 @@ impl<'a> Values<'a> {
             _ => None,
         };
         match number.filter(|&number| number <= MAX_NUMBER) {
-            Some(number) => Ok(Some(Number { value: number, keys: vec![key], flag: value.is_boolean() })),
-            None => Err(self.bad(key, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
+            Some(number) => Ok(Some(Number { value: number, keys: vec![path], flag: value.is_boolean() })),
+            None => Err(self.bad(path, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
         }
     }
 
