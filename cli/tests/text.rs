@@ -312,6 +312,7 @@ fn flags_that_do_not_go_together_are_wrong_usage(#[case] args: &[&str]) {
 #[case(&["--temperature", "-1"], "--temperature: `temperature` is -1")]
 #[case(&["--top-p", "2"], "--top-p: `top_p` is 2; it must be above 0 and at most 1")]
 #[case(&["--min-p", "inf"], "--min-p: `min_p` is inf")]
+#[case(&["--temperature", "1e308"], "'1e308' for '--temperature <X>': at most 3.4028235e38 was expected")]
 #[case(&["--repetition-penalty", "0"], "--repetition-penalty: `repetition_penalty` is 0")]
 #[case(&["--presence-penalty", "nan"], "--presence-penalty: `presence_penalty` is NaN")]
 #[case(&["--frequency-penalty", "101"], "--frequency-penalty: `frequency_penalty` is 101")]

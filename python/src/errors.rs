@@ -35,8 +35,9 @@ pub(crate) fn budget(error_: BudgetError) -> PyErr {
 
 pub(crate) fn model(error_: FrontendError) -> PyErr {
     let said = match &error_ {
-        FrontendError::Missing { what, keys, .. } => {
-            Said { key: Some(what.clone()), hint: Some(format!("one of {keys}")), found: None }
+        FrontendError::Missing { what, keys, unsaid, .. } => {
+            let hint = if keys.is_empty() { unsaid.to_string() } else { format!("one of {keys}") };
+            Said { key: Some(what.clone()), hint: Some(hint), found: None }
         }
         FrontendError::BadValue { key, found, expected, .. } => {
             Said { key: Some(key.clone()), found: Some(found.clone()), hint: Some(expected.clone()) }

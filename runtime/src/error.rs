@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use cacheplan_files::Shown;
 use cacheplan_graphs::GraphError;
 use cacheplan_managers::BookError;
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 pub use crate::cache_use::Unplanned;
@@ -233,6 +234,12 @@ pub enum ConfigError {
         /// The key.
         key: &'static str,
     },
+    /// A key that the decoder needs and that says nothing.
+    #[error("config.json: `{key}` is null, and the decoder needs it")]
+    Null {
+        /// The key.
+        key: &'static str,
+    },
     /// A value of `generation_config.json` that nothing can be sampled with.
     #[error("generation_config.json: {source}")]
     Generation {
@@ -271,6 +278,22 @@ impl ConfigError {
         known: &'static str,
     ) -> Self {
         Self::Unsupported { file, key, found: found.to_string(), known }
+    }
+
+    /// The same of a config in which a key may be null, or a number beyond those of 32 bits.
+    pub(crate) fn stated_in(self, config: &Map<String, Value>) -> Self {
+        let value = |path: &str| {
+            let (first, rest) = path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
+            rest.into_iter().flat_map(|rest| rest.split('.')).try_fold(config.get(first)?, |value, key| value.get(key))
+        };
+        match self {
+            Self::Missing { key } if value(key).is_some_and(Value::is_null) => Self::Null { key },
+            Self::Unsupported { file, key, found, .. } if found.ends_with("inf") && value(key).is_some() => {
+                let stated = value(key).map_or(found, ToString::to_string);
+                Self::Unsupported { file, key, found: stated, known: "numbers of 32 bits" }
+            }
+            other => other,
+        }
     }
 
     /// A size of a config, unless it is beyond what any model has: what follows from it would not end.

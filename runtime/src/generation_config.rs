@@ -6,30 +6,51 @@ use cacheplan_files::{Limit, Source};
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
-use crate::sampling::Sampling;
+use crate::sampling::{Sampling, narrowed};
 
 const FILE: &str = "generation_config.json";
 const EOS: &str = "eos_token_id";
+/// Changes texts where it rounds what is cached, and elsewhere says only where that lies.
+const CACHE: &str = "cache_implementation";
 
-/// Keys by which texts become others and that a run does not obey, with the numbers that change nothing.
-const UNDONE: [(&str, f64); 17] = [
-    ("bad_words_ids", 0.0),
-    ("begin_suppress_tokens", 0.0),
-    ("diversity_penalty", 0.0),
-    ("epsilon_cutoff", 0.0),
-    ("eta_cutoff", 0.0),
-    ("exponential_decay_length_penalty", 0.0),
-    ("guidance_scale", 1.0),
-    ("max_length", 20.0),
-    ("max_new_tokens", 0.0),
-    ("min_length", 0.0),
-    ("min_new_tokens", 0.0),
-    ("no_repeat_ngram_size", 0.0),
-    ("num_beams", 1.0),
-    ("sequence_bias", 0.0),
-    ("stop_strings", 0.0),
-    ("suppress_tokens", 0.0),
-    ("typical_p", 1.0),
+/// Keys of transformers' `GenerationConfig` by which texts become others and that a run does not obey, with the numbers
+/// that change nothing, where there is one; a `false` and an empty list change nothing anywhere.
+const UNDONE: [(&str, Option<f64>); 35] = [
+    ("assistant_ensemble_weight", None),
+    ("bad_words_ids", None),
+    ("begin_suppress_tokens", None),
+    ("constraints", None),
+    ("diversity_penalty", Some(0.0)),
+    ("dola_layers", None),
+    ("early_stopping", None),
+    ("encoder_no_repeat_ngram_size", Some(0.0)),
+    ("encoder_repetition_penalty", Some(1.0)),
+    ("epsilon_cutoff", Some(0.0)),
+    ("eta_cutoff", Some(0.0)),
+    ("exponential_decay_length_penalty", None),
+    ("force_words_ids", None),
+    ("forced_bos_token_id", None),
+    ("forced_decoder_ids", None),
+    ("forced_eos_token_id", None),
+    ("guidance_scale", Some(1.0)),
+    ("length_penalty", Some(1.0)),
+    ("max_length", Some(20.0)),
+    ("max_new_tokens", Some(0.0)),
+    ("max_time", None),
+    ("min_length", Some(0.0)),
+    ("min_new_tokens", Some(0.0)),
+    ("no_repeat_ngram_size", Some(0.0)),
+    ("num_beam_groups", Some(1.0)),
+    ("num_beams", Some(1.0)),
+    ("num_return_sequences", Some(1.0)),
+    ("penalty_alpha", Some(0.0)),
+    ("sequence_bias", None),
+    ("stop_strings", None),
+    ("suppress_tokens", None),
+    ("token_healing", None),
+    ("top_h", None),
+    ("typical_p", Some(1.0)),
+    ("watermarking_config", None),
 ];
 
 /// What `generation_config.json` says, and of the ends of texts also the model's own config.
@@ -54,10 +75,10 @@ impl GenerationConfig {
             None => tokens("config.json", config.get(EOS).unwrap_or(&Value::Null))?,
         };
         let number = |key: &'static str, default: f32| match value(key) {
-            None => Ok(default),
+            None => Ok::<_, ConfigError>(default),
             Some(value) => {
-                let number = value.as_f64().map(|value| value as f32);
-                number.ok_or_else(|| ConfigError::unsupported_in(FILE, key, value, "a number"))
+                let number = value.as_f64().ok_or_else(|| ConfigError::unsupported_in(FILE, key, value, "a number"))?;
+                Ok(narrowed(key, number)?)
             }
         };
         let plain = Sampling::default();
@@ -79,12 +100,14 @@ impl GenerationConfig {
             Some(other) => return Err(ConfigError::unsupported_in(FILE, "do_sample", other, "true and false")),
         }
         sampling.check()?;
-        let changes = |&(key, neutral): &(&'static str, f64)| {
+        let changes = |&(key, neutral): &(&'static str, Option<f64>)| {
             let found = value(key)?;
-            let is_neutral = found.as_f64() == Some(neutral) || found.as_array().is_some_and(Vec::is_empty);
-            (!is_neutral).then_some(key)
+            let is_number = neutral.is_some() && found.as_f64() == neutral;
+            let is_nothing = found == &Value::Bool(false) || found.as_array().is_some_and(Vec::is_empty);
+            (!is_number && !is_nothing).then_some(key)
         };
-        Ok(Self { eos, sampling, undone: UNDONE.iter().filter_map(changes).collect() })
+        let rounded = value(CACHE).filter(|found| *found == "quantized").map(|_| CACHE);
+        Ok(Self { eos, sampling, undone: UNDONE.iter().filter_map(changes).chain(rounded).collect() })
     }
 
     /// What of the file a run does not do, in words.
@@ -140,6 +163,7 @@ mod tests {
     #[case(Some("{"), json!({}), "generation_config.json: not valid JSON: EOF")]
     #[case(Some(r#"{"do_sample": true, "top_p": "a"}"#), json!({}), "generation_config.json: `top_p` is `\"a\"`")]
     #[case(Some(r#"{"do_sample": true, "top_p": 2}"#), json!({}), "generation_config.json: `top_p` is 2")]
+    #[case(Some(r#"{"do_sample": true, "temperature": 1e308}"#), json!({}), "`temperature` is 1e308")]
     #[case(Some(r#"{"do_sample": 1}"#), json!({}), "generation_config.json: `do_sample` is `1`")]
     fn what_is_no_token_or_number_is_refused(
         #[case] generation: Option<&str>,
@@ -158,6 +182,49 @@ mod tests {
     )]
     fn what_is_not_done_is_said(#[case] generation: &str, #[case] said: Option<&str>) {
         assert_eq!(read(Some(generation), &json!({})).unwrap().note().as_deref(), said);
+    }
+
+    /// Every key of transformers 5.24's `GenerationConfig` is one that a run obeys, one that is noted, or one that leaves
+    /// the tokens as they are: guesses that are verified, what comes beside the tokens, how and where it is computed.
+    #[test]
+    fn no_key_that_changes_tokens_is_passed_over() {
+        const OBEYED: &str = "do_sample eos_token_id min_p repetition_penalty temperature top_k top_p";
+        const SAME: &str = "assistant_confidence_threshold assistant_early_exit assistant_lookbehind bos_token_id \
+            cache_config cache_implementation compile_config continuous_batching_config decoder_start_token_id \
+            disable_compile is_assistant low_memory max_cache_len max_matching_ngram_size num_assistant_tokens \
+            num_assistant_tokens_schedule output_attentions output_hidden_states output_logits output_scores \
+            pad_token_id prefill_chunk_size prompt_lookup_num_tokens remove_invalid_values renormalize_logits \
+            return_dict_in_generate speculation_type target_lookbehind transformers_version use_cache use_mtp";
+        const ALL: &str = "assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight \
+            assistant_lookbehind bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation \
+            compile_config constraints continuous_batching_config decoder_start_token_id disable_compile \
+            diversity_penalty do_sample dola_layers early_stopping encoder_no_repeat_ngram_size \
+            encoder_repetition_penalty eos_token_id epsilon_cutoff eta_cutoff exponential_decay_length_penalty \
+            force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale is_assistant length_penalty \
+            low_memory max_cache_len max_length max_matching_ngram_size max_new_tokens max_time min_length \
+            min_new_tokens min_p no_repeat_ngram_size num_assistant_tokens num_assistant_tokens_schedule \
+            num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states output_logits \
+            output_scores pad_token_id penalty_alpha prefill_chunk_size prompt_lookup_num_tokens \
+            remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate sequence_bias \
+            speculation_type stop_strings suppress_tokens target_lookbehind temperature token_healing top_h top_k \
+            top_p transformers_version typical_p use_cache use_mtp watermarking_config";
+        for key in ALL.split_whitespace() {
+            let known = [OBEYED, SAME].iter().any(|list| list.split_whitespace().any(|listed| listed == key));
+            let text = json!({ (key): { "stated": true } }).to_string();
+            let noted = read(Some(&text), &json!({})).is_ok_and(|config| config.undone == [key]);
+            assert_eq!(noted, !known, "{key}");
+        }
+    }
+
+    #[rstest]
+    #[case(r#"{"encoder_repetition_penalty": 2.0}"#, &["encoder_repetition_penalty"])]
+    #[case(r#"{"forced_eos_token_id": 0, "forced_bos_token_id": 1}"#, &["forced_bos_token_id", "forced_eos_token_id"])]
+    #[case(r#"{"watermarking_config": {}, "top_h": 0.4}"#, &["top_h", "watermarking_config"])]
+    #[case(r#"{"encoder_repetition_penalty": 1.0, "length_penalty": 1, "token_healing": false}"#, &[])]
+    #[case(r#"{"forced_eos_token_id": null, "cache_implementation": "hybrid"}"#, &[])]
+    #[case(r#"{"cache_implementation": "quantized"}"#, &["cache_implementation"])]
+    fn a_key_is_noted_where_its_value_changes_tokens(#[case] generation: &str, #[case] expected: &[&str]) {
+        assert_eq!(read(Some(generation), &json!({})).unwrap().undone, expected);
     }
 
     #[rstest]

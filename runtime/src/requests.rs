@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::prompts::Prompt;
 use crate::request::{Finish, Output};
-use crate::sampling::SamplingOptions;
+use crate::sampling::{SamplingOptions, narrowed};
 
 /// A request as a line states it: `docs/run.md` has the keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,13 +86,13 @@ struct Keys {
     max_tokens: Option<usize>,
     #[serde(default)]
     stop: Stop,
-    temperature: Option<f32>,
+    temperature: Option<f64>,
     top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
+    repetition_penalty: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
     seed: Option<u64>,
     #[serde(default)]
     arrival: f64,
@@ -207,6 +207,9 @@ impl RequestLine {
         if !(0.0..=LONGEST).contains(&keys.arrival) {
             return Err(format!("`arrival` is {}; it must be seconds from 0 to {LONGEST}", keys.arrival));
         }
+        let single = |key, stated: Option<f64>| {
+            stated.map(|stated| narrowed(key, stated)).transpose().map_err(|error| error.to_string())
+        };
         Ok(Self {
             line,
             id: keys.id,
@@ -214,13 +217,13 @@ impl RequestLine {
             max_tokens: keys.max_tokens,
             stop: keys.stop.0,
             sampling: SamplingOptions {
-                temperature: keys.temperature,
+                temperature: single("temperature", keys.temperature)?,
                 top_k: keys.top_k,
-                top_p: keys.top_p,
-                min_p: keys.min_p,
-                repetition_penalty: keys.repetition_penalty,
-                presence_penalty: keys.presence_penalty,
-                frequency_penalty: keys.frequency_penalty,
+                top_p: single("top_p", keys.top_p)?,
+                min_p: single("min_p", keys.min_p)?,
+                repetition_penalty: single("repetition_penalty", keys.repetition_penalty)?,
+                presence_penalty: single("presence_penalty", keys.presence_penalty)?,
+                frequency_penalty: single("frequency_penalty", keys.frequency_penalty)?,
                 seed: keys.seed,
             },
             arrival: Duration::from_secs_f64(keys.arrival),
@@ -345,6 +348,10 @@ mod tests {
     )]
     #[case("{\"prompt\": \"a\", \"stop\": 3}", "expected `stop` as a string or a list of at most 64 strings")]
     #[case("{\"prompt\": \"a\", \"max_tokens\": -3}", "line 1: JSON of another kind: invalid value: integer `-3`")]
+    #[case(
+        "{\"prompt\": \"a\", \"temperature\": 1e308}",
+        "line 1: `temperature` is 1e308; it must be at most 3.4028235e38"
+    )]
     #[case(" \n", "r.jsonl: it holds no request")]
     fn a_line_that_is_no_request_is_named(#[case] text: &str, #[case] expected: &str) {
         let error = RequestLine::read(&Source::memory("r.jsonl", text)).unwrap_err().to_string();

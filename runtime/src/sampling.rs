@@ -123,6 +123,14 @@ pub enum SamplingError {
         /// What would do.
         known: &'static str,
     },
+    /// A number that has no like of 32 bits, as it was stated.
+    #[error("`{key}` is {found:?}; it must be at most {most:?}", most = f32::MAX)]
+    Beyond {
+        /// Which.
+        key: &'static str,
+        /// What was stated.
+        found: f64,
+    },
     /// What decides a draw, where nothing is drawn.
     #[error(
         "`{key}` does nothing where the most likely token is taken each time; state a `temperature` above 0, or leave it out"
@@ -137,9 +145,18 @@ impl SamplingError {
     /// What of sampling is at fault.
     pub const fn key(&self) -> &'static str {
         match self {
-            Self::Value { key, .. } | Self::Undrawn { key } => key,
+            Self::Value { key, .. } | Self::Beyond { key, .. } | Self::Undrawn { key } => key,
         }
     }
+}
+
+/// A stated number as [`Sampling`] has it.
+pub(crate) fn narrowed(key: &'static str, stated: f64) -> Result<f32, SamplingError> {
+    let found = stated as f32;
+    if found.is_infinite() && stated.is_finite() {
+        return Err(SamplingError::Beyond { key, found: stated });
+    }
+    Ok(found)
 }
 
 /// A token and how likely it is.

@@ -44,6 +44,40 @@ fn a_missing_key_lists_what_would_tell_it() {
     assert!(!error.is_unsupported());
 }
 
+/// A key that is there and says nothing is not one to add, wherever it stands.
+#[rstest]
+#[case::alone(r#""num_attention_heads": null"#, "`num_attention_heads` is null; state it")]
+#[case::in_a_list(
+    r#""model_type": "mistral", "num_key_value_heads": [1, 1], "num_attention_heads": [4, null]"#,
+    "`num_attention_heads` is null; state it"
+)]
+#[case::in_a_layer(
+    r#""model_type": "gpt_oss", "num_key_value_heads": 2, "layer_types": ["sliding_attention", "sliding_attention"], "sliding_window": 8, "per_layer_config": {"1": {"sliding_window": null}}"#,
+    "`sliding_window` is null; state it"
+)]
+fn a_key_that_is_null_is_said_to_be(#[case] change: &str, #[case] expected: &str) {
+    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LLAMA).unwrap();
+    config.append(&mut serde_json::from_str(&format!("{{{change}}}")).unwrap());
+    let message = error(&serde_json::to_string(&config).unwrap()).to_string();
+    assert!(message.contains(expected) && !message.contains("near"), "{message}");
+}
+
+/// What only the estimate of the weights needs is no error, and its reason the same.
+#[rstest]
+#[case(r#""vocab_size": null"#, "`vocab_size` is null")]
+#[case(
+    r#""vocab_size": 8, "intermediate_size": null"#,
+    "`intermediate_size` is null and `moe_intermediate_size` is missing, which"
+)]
+fn a_weight_whose_size_is_null_is_not_missing(#[case] change: &str, #[case] expected: &str) {
+    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_str(LLAMA).unwrap();
+    config.append(&mut serde_json::from_str(&format!("{{{change}}}")).unwrap());
+    let text = serde_json::to_string(&config).unwrap();
+    let model = Model::read_config("config.json", &text, &ReadOptions::default()).unwrap();
+    let unknown = model.weights_unknown.unwrap_or_default();
+    assert!(unknown.contains(expected), "{unknown}");
+}
+
 #[test]
 fn an_unknown_model_type_lists_its_neighbours_and_counts_as_unsupported() {
     let error = error(&LLAMA.replace("llama", "lama"));

@@ -226,8 +226,9 @@ fn groups_of_compressed_tensors_have_their_targets(
 }
 
 /// As many as transformers counts on the meta device: two blocks with adapters of attention too; keys that the last ten
-/// layers read of earlier ones, with blocks twice as wide.
+/// layers read of earlier ones, with blocks twice as wide; a size of shared experts that is that of all of them.
 #[rstest]
+#[case("nemotron_h", r#"{"n_shared_experts": 2}"#, 1_968_355_712)]
 #[case("zamba2", r#"{"num_mem_blocks": 2, "use_shared_attention_adapter": true}"#, 2_687_639_056)]
 #[case("gemma4_text", r#"{"num_kv_shared_layers": 10, "use_double_wide_mlp": true}"#, 5_657_561_600)]
 fn weights_that_layers_share_count_once(#[case] model_type: &str, #[case] changes: &str, #[case] parameters: u64) {
@@ -268,6 +269,23 @@ fn keys_of_one_layer_count_in_that_layer() {
     let newer = resources("google__gemma-4-26B-A4B", &moved.to_string());
     let older = resources("google__gemma-4-26B-A4B", "{}");
     assert_eq!(support::essence(&newer), support::essence(&older));
+}
+
+/// As transformers saves one whose layers are all alike: what it states besides of some layers counts only where the key
+/// is not there.
+#[rstest]
+#[case::empty("{}")]
+#[case::null("null")]
+fn keys_of_no_layer_leave_every_layer_the_models_own(#[case] none: &str) {
+    let same: Map<String, Value> = (5..30)
+        .step_by(6)
+        .map(|layer| (layer.to_string(), serde_json::json!({"head_dim": 256, "num_key_value_heads": 8})))
+        .collect();
+    let stated = resources("google__gemma-4-26B-A4B", &serde_json::json!({ "per_layer_config": same }).to_string());
+    let found = resources("google__gemma-4-26B-A4B", &format!(r#"{{"per_layer_config": {none}}}"#));
+    assert_eq!(support::essence(&found), support::essence(&stated));
+    let heads = |resource: &str| found.get(resource).unwrap().handler.dim("head_dim");
+    assert_eq!((heads("kv_cache_4"), heads("kv_cache_5")), (Some(256), Some(256)));
 }
 
 #[rstest]

@@ -33,7 +33,7 @@ use serde_json::{Map, Value};
 pub(crate) use self::layer::{Layer, TensorNames, decoder};
 
 use crate::decoder::Decoder;
-use crate::error::{ConfigError, Result};
+use crate::error::{ConfigError, Result, RuntimeError};
 use crate::layers::Activation;
 use crate::weights::Weights;
 
@@ -126,7 +126,10 @@ impl Decoder {
     pub fn load(model: &Model, weights: &Weights) -> Result<Self> {
         let _span = tracing::debug_span!("weights", decoder = %model.decoder).entered();
         match entry(&model.decoder) {
-            Some(entry) => (entry.load)(model, weights),
+            Some(entry) => (entry.load)(model, weights).map_err(|error| match error {
+                RuntimeError::Config(error) => error.stated_in(&model.config).into(),
+                other => other,
+            }),
             None => Err(unknown(model).into()),
         }
     }

@@ -9,6 +9,31 @@ use thiserror::Error;
 
 use crate::near::Near;
 
+/// The keys that do not tell what is sought, in words: those that say nothing, and those that are not at a place.
+pub(crate) struct Untold<'a> {
+    keys: &'a str,
+    near: &'a str,
+    unsaid: &'a str,
+    place: &'a dyn fmt::Display,
+}
+
+impl<'a> Untold<'a> {
+    pub(crate) fn new(keys: &'a str, near: &'a str, unsaid: &'a str, place: &'a dyn fmt::Display) -> Self {
+        Self { keys, near, unsaid, place }
+    }
+}
+
+impl fmt::Display for Untold<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { keys, near, unsaid, place } = self;
+        match (unsaid.is_empty(), keys.is_empty()) {
+            (false, true) => f.write_str(unsaid),
+            (false, false) => write!(f, "{unsaid}, and none of {keys} is {place}{}", Near(near)),
+            (true, _) => write!(f, "none of {keys} is {place}{}", Near(near)),
+        }
+    }
+}
+
 /// A model that cannot be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -16,9 +41,9 @@ pub enum FrontendError {
     /// The file cannot be read, is too long, or is no text or JSON.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A key that the architecture needs is absent.
+    /// A key that the architecture needs is absent, or null.
     #[error(
-        "{file}: `{what}` of model_type `{model_type}` cannot be told: none of {keys} is there{near}; add it, or pass --assume KEY=VALUE", file = Shown(.file), what = Shown(.what), model_type = Shown(.model_type), near = Near(.near))]
+        "{file}: `{what}` of model_type `{model_type}` cannot be told: {untold}; state it, or pass --assume KEY=VALUE", file = Shown(.file), what = Shown(.what), model_type = Shown(.model_type), untold = Untold::new(.keys, .near, .unsaid, &"there"))]
     Missing {
         /// The file.
         file: String,
@@ -26,8 +51,10 @@ pub enum FrontendError {
         model_type: String,
         /// The dimension.
         what: String,
-        /// The keys that would tell it.
+        /// The keys that would tell it and are not there.
         keys: Box<str>,
+        /// Those that are and say nothing, with their values, such as a null.
+        unsaid: Box<str>,
         /// Keys of the file with a similar name; empty where there are none.
         near: Box<str>,
     },

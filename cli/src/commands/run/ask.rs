@@ -9,7 +9,7 @@ use cacheplan::text::{Message, TextStream, no_stop};
 
 use super::template::Templates;
 use crate::failure::Failure;
-use crate::numbers::{number, whole};
+use crate::numbers::{single, whole};
 
 /// The most tokens to generate where nobody says.
 const IDS: usize = 16;
@@ -67,7 +67,7 @@ pub(crate) struct AskArgs {
 #[derive(clap::Args)]
 struct SamplingArgs {
     /// What logits are divided by; 0 takes the most likely token [default: of generation_config.json, else 0, or 1 where --top-k, --top-p or --min-p is stated]
-    #[arg(long, value_name = "X", value_parser = number::<f32>)]
+    #[arg(long, value_name = "X", value_parser = single)]
     temperature: Option<f32>,
 
     /// Choose among so many of the most likely tokens; 0 for all
@@ -75,23 +75,23 @@ struct SamplingArgs {
     top_k: Option<usize>,
 
     /// Choose among the fewest most likely tokens that have this share together
-    #[arg(long, value_name = "SHARE", value_parser = number::<f32>)]
+    #[arg(long, value_name = "SHARE", value_parser = single)]
     top_p: Option<f32>,
 
     /// Choose among tokens at least this likely, in proportion to the most likely one
-    #[arg(long, value_name = "SHARE", value_parser = number::<f32>)]
+    #[arg(long, value_name = "SHARE", value_parser = single)]
     min_p: Option<f32>,
 
     /// Divide the logits of tokens that have occurred
-    #[arg(long, value_name = "X", value_parser = number::<f32>)]
+    #[arg(long, value_name = "X", value_parser = single)]
     repetition_penalty: Option<f32>,
 
     /// Take this from the logits of tokens that were generated
-    #[arg(long, value_name = "X", value_parser = number::<f32>)]
+    #[arg(long, value_name = "X", value_parser = single)]
     presence_penalty: Option<f32>,
 
     /// Take this from them for each time that they were
-    #[arg(long, value_name = "X", value_parser = number::<f32>)]
+    #[arg(long, value_name = "X", value_parser = single)]
     frequency_penalty: Option<f32>,
 
     /// What the draws follow from; the second request takes the next number, and so on
@@ -274,7 +274,8 @@ fn stopping(text: &str) -> Result<String, &'static str> {
 }
 
 fn finite(text: &str) -> Result<f32, String> {
-    number(text).ok().filter(|number: &f32| number.is_finite()).ok_or_else(|| "a finite number was expected".to_owned())
+    single(text)
+        .and_then(|found| if found.is_finite() { Ok(found) } else { Err("a finite number was expected".to_owned()) })
 }
 
 fn parse_ids(text: &str) -> Result<Ids, String> {

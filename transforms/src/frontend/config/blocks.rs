@@ -353,7 +353,7 @@ fn feed_forward(builder: &mut GraphBuilder, dims: &Dims<'_>) -> Result<(), Front
         Ok(None) => {
             let sizes = ["dense_size", "expert_size"].into_iter().filter_map(|dim| dims.expr(dim));
             let keys: Vec<&str> = sizes.flat_map(|size| size.keys()).collect();
-            builder.forget_weights(|| dims.values.absent("the feed-forward blocks", &keys));
+            builder.forget_weights(|| dims.values.absent("the feed-forward blocks", &keys, dims.context.layer));
         }
         Err(error) => builder.forget_weights(|| error.to_string()),
     }

@@ -129,7 +129,7 @@ impl Block {
                 Ok(Some(number)) => builder.more_weights(part, number.value),
                 Ok(None) => {
                     let what = format!("the block `{}`", self.name);
-                    builder.forget_weights(|| values.absent(&what, &expr.keys()));
+                    builder.forget_weights(|| values.absent(&what, &expr.keys(), context.layer));
                 }
                 Err(error) => builder.forget_weights(|| error.to_string()),
             }
@@ -163,7 +163,7 @@ impl Block {
         let after = eval(&self.after)?.unwrap_or(0);
         let Some(expr) = &self.times else { return Ok(after..after + 1) };
         let Some(times) = values.eval(expr, context.layer)? else {
-            return Err(values.missing(&format!("{}.times", self.name), Some(expr)));
+            return Err(values.missing(&format!("{}.times", self.name), Some(expr), context.layer));
         };
         values.check_count("times", &times)?;
         if times.value == 0 && after == 0 {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::architectures::BUILT_IN;
+use crate::frontend::error::Untold;
 use crate::frontend::{DescriptionPlace, FrontendError};
 use crate::near::{Near, near};
 
@@ -291,16 +292,16 @@ pub(super) fn located(error: FrontendError, custom: &[String]) -> FrontendError 
 fn sought_by(error: FrontendError, text: &str) -> FrontendError {
     let is_there = |key: &String| Source::find_toml(text, key, "").is_some();
     let (model_type, place, reason) = match &error {
-        FrontendError::Missing { file, model_type, what, keys, near } => {
+        FrontendError::Missing { file, model_type, what, keys, unsaid, near } => {
             let key = if what == KINDS { "pattern".to_owned() } else { format!("blocks.{what}") };
             if !is_there(&key) {
                 return error;
             }
-            let reason = format!(
-                "none of {keys} is in {file}{}; correct it, add it there, or pass --assume KEY=VALUE",
-                Near(near)
-            );
-            (model_type, DescriptionPlace::of(&[key.as_str()]).at(keys.split('`').nth(1).unwrap_or_default()), reason)
+            let place = format!("in {file}");
+            let untold = Untold::new(keys, near, unsaid, &place);
+            let reason = format!("{untold}; correct it, state it there, or pass --assume KEY=VALUE");
+            let first = if keys.is_empty() { unsaid } else { keys };
+            (model_type, DescriptionPlace::of(&[key.as_str()]).at(first.split('`').nth(1).unwrap_or_default()), reason)
         }
         FrontendError::UnknownLayerKind { file, model_type, layer, found, near, known } => {
             let near_keys = near.split(", ").flat_map(|near| ["names", "kinds"].map(|table| format!("{table}.{near}")));

@@ -133,7 +133,8 @@ impl Dims<'_> {
     ) -> Result<Option<u32>, FrontendError> {
         let Some(expr) = self.expr("shares_layer") else { return Ok(None) };
         let what = format!("{}.shares_layer", self.block);
-        let number = self.number("shares_layer")?.ok_or_else(|| self.values.missing(&what, Some(expr)))?;
+        let number =
+            self.number("shares_layer")?.ok_or_else(|| self.values.missing(&what, Some(expr), self.context.layer))?;
         let layer = u32::try_from(number.value).unwrap_or(u32::MAX);
         if layer == self.context.layer || builder.has(layer, op, part) {
             return Ok(Some(layer).filter(|&layer| layer != self.context.layer));
@@ -174,7 +175,7 @@ impl Dims<'_> {
 
     /// A number that the block cannot do without, and that may be 0.
     pub(super) fn count(&self, dim: &str) -> Result<u64, FrontendError> {
-        self.find(dim)?.ok_or_else(|| self.values.missing(&format!("{}.{dim}", self.block), self.expr(dim)))
+        self.find(dim)?.ok_or_else(|| self.missing(dim))
     }
 
     /// A dimension that the block cannot do without.
@@ -182,8 +183,12 @@ impl Dims<'_> {
         match self.number(dim)? {
             Some(number) if number.value > 0 => Ok(number.value),
             Some(number) => Err(self.values.bad_number(dim, &number, "at least 1 was expected")),
-            None => Err(self.values.missing(&format!("{}.{dim}", self.block), self.expr(dim))),
+            None => Err(self.missing(dim)),
         }
+    }
+
+    fn missing(&self, dim: &str) -> FrontendError {
+        self.values.missing(&format!("{}.{dim}", self.block), self.expr(dim), self.context.layer)
     }
 }
 

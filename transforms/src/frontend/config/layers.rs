@@ -342,7 +342,7 @@ pub(super) fn refuse_misspelt(description: &Description, values: &Values<'_>) ->
 fn missing_pattern(description: &Description, values: &Values<'_>) -> FrontendError {
     let sources = description.pattern.iter();
     let keys = sources.filter_map(|p| p.key.as_deref().or(p.counts.as_deref()).or(p.choose.as_deref()));
-    values.none_of(KINDS, &keys.collect::<Vec<_>>())
+    values.none_of(KINDS, &keys.collect::<Vec<_>>(), 0)
 }
 
 /// Kinds, and the spellings of them.

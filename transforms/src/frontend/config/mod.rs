@@ -142,8 +142,8 @@ fn described(mut values: Values<'_>, description: &Description, options: &ReadOp
     let more = Expr::parse(&description.more).map_err(invalid)?;
     match (vocab_size, values.eval(&more, 0)) {
         (Some(_), Ok(Some(more))) => builder.more_weights("more", more.value),
-        (None, _) => builder.forget_weights(|| "`vocab_size` is missing".into()),
-        (_, Ok(None)) => builder.forget_weights(|| values.absent("weights outside the layers", &more.keys())),
+        (None, _) => builder.forget_weights(|| values.lacking(&["vocab_size"], 0)),
+        (_, Ok(None)) => builder.forget_weights(|| values.absent("weights outside the layers", &more.keys(), 0)),
         (_, Err(error)) => builder.forget_weights(|| error.to_string()),
     }
     towers::add(&mut builder, &values);
@@ -367,7 +367,7 @@ fn number<'e>(values: &Values<'_>, what: &str, expr: &'e Expr) -> Result<Number<
             Ok(number)
         }
         Some(number) => Err(values.bad_number(what, &number, "at least 1 was expected")),
-        None => Err(values.missing(what, Some(expr))),
+        None => Err(values.missing(what, Some(expr), 0)),
     }
 }
 

@@ -30,6 +30,6 @@ pub(super) fn misnamed(description: &Description, values: &Values<'_>, unread: &
         let expr = Expr::parse(text).ok()?;
         let meant = |key: &&str| !is_there(key) && !near(key, [unread]).is_empty();
         let key = expr.keys().into_iter().find(meant)?;
-        Some(values.none_of(&path.join("."), &[key]))
+        Some(values.none_of(&path.join("."), &[key], 0))
     })
 }

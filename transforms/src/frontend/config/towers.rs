@@ -132,7 +132,7 @@ fn count(values: &Values<'_>) -> Result<u64, String> {
 fn evaluate(values: &Values<'_>, expr: &Expr, what: &str) -> Result<u64, String> {
     match values.eval(expr, 0) {
         Ok(Some(number)) => Ok(number.value),
-        Ok(None) => Err(values.absent(what, &expr.keys())),
+        Ok(None) => Err(values.absent(what, &expr.keys(), 0)),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -186,8 +186,12 @@ impl<'a> Values<'a> {
 
     /// Finds the layers that have keys of their own.
     pub(super) fn find_overrides(&mut self, layers: u32) -> Result<(), FrontendError> {
+        // Whoever states it at all, a null too, says that no other key has the sizes of some layers.
+        if let Some(none @ Value::Null) = self.map.get_mut(PER_LAYER) {
+            *none = Value::Object(Map::new());
+        }
         let per_layer = match self.map.get(PER_LAYER) {
-            None | Some(Value::Null) => return Ok(()),
+            None => return Ok(()),
             Some(Value::Object(per_layer)) => per_layer,
             Some(other) => {
                 return Err(self.bad(
@@ -435,30 +439,33 @@ impl<'a> Values<'a> {
         }
     }
 
-    fn number_at<'e>(&self, path: &'e str, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
-        self.mark_read(path);
+    /// What stands at a dotted path for a layer, be it null.
+    fn value_at(&self, path: &str, layer: u32) -> Result<Option<&Value>, FrontendError> {
         let mut keys = path.split('.');
         let first = keys.next().unwrap_or_default();
         let own = self.overrides.get(&layer).and_then(|own| self.map.get(PER_LAYER)?.get(own)?.get(first));
         let mut found = own.or_else(|| self.map.get(first));
-        let value = loop {
-            let Some(mut value) = found else {
-                let default = self.defaults.get(path);
-                return Ok(default.map(|&value| Number::literal(value)));
-            };
+        loop {
+            let Some(mut value) = found else { return Ok(None) };
             if let Value::Array(list) = value {
                 let missing = || self.bad(path, value, &format!("it has no entry for layer {layer}"));
                 value = list.get(layer as usize).ok_or_else(missing)?;
             }
             match keys.next() {
-                None => break value,
+                None => return Ok(Some(value)),
                 Some(key) => found = key.parse().map_or_else(|_| value.get(key), |place: usize| value.get(place)),
             }
+        }
+    }
+
+    fn number_at<'e>(&self, path: &'e str, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
+        self.mark_read(path);
+        let Some(value) = self.value_at(path, layer)? else {
+            return Ok(self.defaults.get(path).map(|&value| Number::literal(value)));
         };
         if !is_stated(value) {
             return Ok(None);
         }
-        let key = path;
         let number = match value {
             Value::Bool(flag) => Some(u64::from(*flag)),
             Value::Number(number) => number.as_u64().or_else(|| {
@@ -469,8 +476,8 @@ impl<'a> Values<'a> {
             _ => None,
         };
         match number.filter(|&number| number <= MAX_NUMBER) {
-            Some(number) => Ok(Some(Number { value: number, keys: vec![key], flag: value.is_boolean() })),
-            None => Err(self.bad(key, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
+            Some(number) => Ok(Some(Number { value: number, keys: vec![path], flag: value.is_boolean() })),
+            None => Err(self.bad(path, value, &format!("a whole number from 0 to {MAX_NUMBER} was expected"))),
         }
     }
 
@@ -528,32 +535,56 @@ impl<'a> Values<'a> {
         self.bad(&key, &Value::from(number.value), expected)
     }
 
-    /// Which of the keys that would tell the size of `what` are not there.
-    pub(super) fn absent(&self, what: &str, keys: &[&str]) -> String {
+    /// Those of the keys that are not there, and those that are and say nothing for the layer, such as a null.
+    fn untold(&self, keys: &[&str], layer: u32) -> (Vec<String>, Vec<String>) {
+        let (mut absent, mut unsaid) = (Vec::new(), Vec::new());
         // A key may tell several dimensions.
-        let first = |(at, key): &(usize, &&str)| self.get(key).is_none() && !keys[..*at].contains(key);
-        let absent = keys.iter().enumerate().filter(first).map(|(_, key)| format!("`{key}`"));
-        match absent.collect::<Vec<_>>().join(" or ") {
-            keys if keys.is_empty() => format!("the size of {what} makes no sense"),
-            keys => format!("{keys} is missing, which tells the size of {what}"),
+        for (_, key) in keys.iter().enumerate().filter(|(at, key)| !keys[..*at].contains(key)) {
+            match self.value_at(key, layer) {
+                Ok(None) => absent.push(format!("`{key}`")),
+                Ok(Some(value)) if !is_stated(value) => unsaid.push(format!("`{key}` is {value}")),
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+        (absent, unsaid)
+    }
+
+    /// Which of the keys do not tell what they would.
+    pub(super) fn lacking(&self, keys: &[&str], layer: u32) -> String {
+        let (absent, mut untold) = self.untold(keys, layer);
+        if !absent.is_empty() {
+            untold.push(format!("{} is missing", absent.join(" or ")));
+        }
+        untold.join(" and ")
+    }
+
+    /// Which of the keys that would tell the size of `what` do not.
+    pub(super) fn absent(&self, what: &str, keys: &[&str], layer: u32) -> String {
+        match self.lacking(keys, layer) {
+            untold if untold.is_empty() => format!("the size of {what} makes no sense"),
+            untold => format!("{untold}, which tells the size of {what}"),
         }
     }
 
-    pub(super) fn missing(&self, what: &str, expr: Option<&Expr>) -> FrontendError {
-        self.none_of(what, &expr.iter().flat_map(|expr| expr.keys()).collect::<Vec<_>>())
+    pub(super) fn missing(&self, what: &str, expr: Option<&Expr>, layer: u32) -> FrontendError {
+        self.none_of(what, &expr.iter().flat_map(|expr| expr.keys()).collect::<Vec<_>>(), layer)
     }
 
-    /// Says that none of the keys is there that would tell what is sought.
-    pub(super) fn none_of(&self, what: &str, keys: &[&str]) -> FrontendError {
-        let quoted: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+    /// Says of the keys that would tell what is sought that they do not.
+    pub(super) fn none_of(&self, what: &str, keys: &[&str], layer: u32) -> FrontendError {
+        let (mut absent, unsaid) = self.untold(keys, layer);
+        if absent.is_empty() && unsaid.is_empty() {
+            absent = keys.iter().map(|key| format!("`{key}`")).collect();
+        }
         let there: Vec<String> = self.paths().collect();
         let near = keys.iter().map(|key| near(key, there.iter().map(String::as_str)));
-        let near: Vec<String> = near.filter(|near| !near.is_empty()).collect();
+        let near: Vec<String> = near.filter(|near| !near.is_empty() && !absent.is_empty()).collect();
         FrontendError::Missing {
             file: self.file.to_owned(),
             model_type: self.model_type.clone(),
             what: what.to_owned(),
-            keys: quoted.join(", ").into(),
+            keys: absent.join(", ").into(),
+            unsaid: unsaid.join(", ").into(),
             near: near.join(", ").into(),
         }
     }

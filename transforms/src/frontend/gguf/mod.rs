@@ -36,6 +36,7 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
         model_type: "gguf".to_owned(),
         what: "the architecture".to_owned(),
         keys: "`general.architecture`".into(),
+        unsaid: Box::default(),
         near: Box::default(),
     })?;
     let mut table = nested(&header, architecture);
