@@ -82,6 +82,30 @@ fn a_key_of_the_wrong_kind_names_the_flag_that_set_it() {
     assert!(!output.status.success() && error.contains("--on-prefill"), "{error}");
 }
 
+/// What is said of a side are flags of this command that change that side, and the side fits with them.
+#[rstest]
+#[case("--prefill", &["--prefill", "2x12GiB", "--decode", "4xh100"], &[])]
+#[case("--decode", &["--prefill", "2xh100", "--decode", "2x12GiB"], &[])]
+#[case("--decode", &["--prefill", "2xh100", "--decode", "2x12GiB"], &["--tp", "2"])]
+fn what_would_do_for_a_side_is_said_in_flags_of_that_side(
+    #[case] side: &str,
+    #[case] sides: &[&str],
+    #[case] both: &[&str],
+) {
+    let output = disaggregate(&[sides, REQUEST, both]);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    let tries = error.lines().filter_map(|line| Some(line.trim().strip_prefix("try ")?.split(": ").next()?.to_owned()));
+    let tries: Vec<String> = tries.collect();
+    assert!(output.status.code() == Some(3) && tries.iter().any(|change| change.starts_with(side)), "{error}");
+    for change in tries {
+        // What is stated of the devices of a side is stated once.
+        let words: Vec<&str> = change.split(' ').collect();
+        let others = sides.chunks(2).filter(|pair| !words.contains(&pair[0])).flatten().copied().collect::<Vec<&str>>();
+        let output = disaggregate(&[&others, REQUEST, both, &words]);
+        assert!(output.status.success(), "{change}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
 #[test]
 fn a_side_that_holds_no_request_does_not_fit() {
     let output = disaggregate(&[&["--prefill", "h100", "--decode", "17GiB"], REQUEST]);

@@ -88,8 +88,9 @@ impl Devices {
         self.divide(config)?;
         if self.assumes_ranks(config) {
             let otherwise = match stated {
-                Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise",
-                Stated::Keys | Stated::Command => "[parallel] divides otherwise",
+                Stated::Flags => "--tp, --pp, --dp and --ep divide otherwise".to_owned(),
+                Stated::Keys | Stated::Command => "[parallel] divides otherwise".to_owned(),
+                Stated::Place { keys, .. } => format!("{keys} with tp, pp, dp and ep divides otherwise"),
             };
             notes.push(format!("{count} devices: tp {count}; {otherwise}", count = self.count));
         }

@@ -100,6 +100,21 @@ pub enum PlanError {
         /// What was asked for.
         asked: u64,
     },
+    /// More sequences than a step has tokens for, however short they are.
+    #[error(
+        "{} do not run at once, however short they are: `max_num_tokens` is {max_num_tokens}, of which a step serves {held}{}",
+        crate::size::sequences(*asked), change.iter().map(|change| format!("\n  try {change}")).collect::<String>()
+    )]
+    SmallStep {
+        /// What was asked for.
+        asked: u64,
+        /// How many a step serves.
+        held: u64,
+        /// Tokens of a step.
+        max_num_tokens: u64,
+        /// The step that would do, as it would be stated, if one does.
+        change: Option<String>,
+    },
     /// A pipeline stage that there is not.
     #[error("there is no stage {stage}; the stages are 0 to {last}")]
     NoStage {
@@ -213,7 +228,7 @@ impl PlanError {
     /// small, 4 where the model or an engine refuses, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::DoesNotFit(_) | Self::TooMany { .. } | Self::TooFew { .. } => 3,
+            Self::DoesNotFit(_) | Self::TooMany { .. } | Self::SmallStep { .. } | Self::TooFew { .. } => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
             Self::Stated(error) => error.exit_code(),

@@ -181,16 +181,6 @@ pub enum Scheme {
     Replay,
 }
 
-impl Scheme {
-    /// The name in budgets and plans.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Snapshots => "snapshots",
-            Self::Replay => "replay",
-        }
-    }
-}
-
 /// How recurrent states are stored where they wait for a later request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -58,13 +58,37 @@ impl PlanRequest {
             return Ok(longest);
         }
         // What would admit sequences of one token is no promise for longer ones.
-        at(1).ranks().map_err(|error| match error {
+        let ranks = at(1).ranks().map_err(|error| match error {
             PlanError::DoesNotFit(shortfall) => {
                 PlanError::DoesNotFit(Box::new(Shortfall { suggestions: Vec::new(), ..*shortfall }))
             }
             error => error,
         })?;
-        Err(PlanError::TooMany { asked })
+        let is_by_step =
+            |plan: &&CachePlan| plan.capacity.capped_by == Cap::MaxNumTokens && plan.capacity.sequences < asked;
+        Err(match ranks.stages.iter().find(is_by_step) {
+            None => PlanError::TooMany { asked },
+            Some(CachePlan { capacity, limits, .. }) => {
+                let needed = asked.saturating_mul(limits.draft_positions).min(MAX_COUNT);
+                let wider = self.changed(|budget| budget.max_num_tokens = Some(needed));
+                let would_do = wider.longest_sequence().is_ok();
+                PlanError::SmallStep {
+                    asked,
+                    held: capacity.sequences,
+                    max_num_tokens: limits.max_num_tokens,
+                    change: would_do.then(|| self.stated().setting("max_num_tokens", &needed.to_string())),
+                }
+            }
+        })
+    }
+
+    /// What ends the longest sequences, of which so many tokens were found.
+    pub fn longest_is(&self, tokens: u64) -> &'static str {
+        match self.info().max_position_embeddings {
+            Some(most) if most == tokens => "the longest that the model was made for, and fits",
+            None if tokens == MAX_COUNT => "the most that is planned, and fits; the model states no maximum",
+            _ => "the longest that fits",
+        }
     }
 
     /// What would let more sequences run at once than `plan` does, of a request with this budget.
@@ -210,7 +234,8 @@ impl PlanRequest {
                     // Their number and the layout are stated together, or contradict each other.
                     Some(device) => {
                         let mut all = self.suggestion(&parallel.changes(Parallel::default()), &plan)?;
-                        all.change = format!("--device-memory {}x{device} {}", parallel.world_size(), all.change);
+                        let devices = self.stated().devices(&format!("{}x{device}", parallel.world_size()));
+                        all.change = format!("{devices} {}", all.change);
                         Some(all)
                     }
                 }

@@ -255,8 +255,7 @@ impl Plan {
 
     /// What changed from this plan to `after`; empty where nothing did.
     fn diff(&self, after: &Self) -> String {
-        let diff = self.plan.diff(&after.plan);
-        if diff.is_empty() { String::new() } else { diff.table() }
+        self.plan.diff(&after.plan).and_engines(self.engine.as_ref(), after.engine.as_ref()).table()
     }
 
     /// Everything that the independent checker finds wrong.

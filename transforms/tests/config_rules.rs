@@ -72,6 +72,30 @@ fn hunyuan_shares_keys_within_groups_only_if_told_to() {
     assert_eq!(grouped.get("kv_cache_6").unwrap().shared_by, [7]);
 }
 
+/// `head_dim` stands above `attention_head_dim`, which counts where it stands alone.
+#[rstest]
+fn hunyuan_heads_are_as_wide_as_engines_read_them(
+    #[values(
+        ("tencent__Hunyuan-A13B", "hunyuan"),
+        ("tencent__Hunyuan-A13B", "hunyuan_v1_moe"),
+        ("tencent__Hunyuan-7B-Instruct", "hunyuan_v1_dense")
+    )]
+    model: (&str, &str),
+    #[values(("256", "64", 256), ("null", "64", 64), ("256", "null", 256), ("null", "null", 128))] widths: (
+        &str,
+        &str,
+        u64,
+    ),
+) {
+    let ((config, model_type), (head_dim, attention_head_dim, expected)) = (model, widths);
+    let changes = format!(
+        r#"{{"model_type": "{model_type}", "head_dim": {head_dim}, "attention_head_dim": {attention_head_dim}}}"#
+    );
+    let resources = resources(config, &changes);
+    let widths = resources.iter().map(|resource| resource.handler.shape().last().map(|dim| dim.size));
+    assert!(widths.into_iter().all(|width| width == Some(expected)));
+}
+
 #[rstest]
 #[case(r#"{"use_sliding_window": false}"#, 0)]
 #[case(r#"{"use_sliding_window": true}"#, 0)]

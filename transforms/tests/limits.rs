@@ -247,6 +247,53 @@ fn a_model_in_memory_reads_as_the_folder_does() {
     assert!(matches!(alone, FrontendError::NoConfig { .. }), "{alone}");
 }
 
+/// A model of so many layers, as its description counts them.
+fn counted(layers: &str, keys: &str) -> Result<Model, FrontendError> {
+    let options = ReadOptions {
+        descriptions: vec![format!("model_types = [\"odd\"]\nlayers = \"{layers}\"\n")],
+        ..ReadOptions::default()
+    };
+    let text = format!("{{{LLAMA}{keys}}}").replace("llama", "odd");
+    within_limits(text.len() as u64, || Model::read_source(&Source::memory("config.json", text), &[], &options))
+}
+
+/// The limit of one sum bounds nothing of sums inside of it, on either side, nor of what else takes long inside of one.
+#[rstest]
+#[case::added(|inner| format!("sum(1000, {inner})"), "layer")]
+#[case::counted(|inner| format!("sum({inner} % 100 + 900, {inner} + 1)"), "1")]
+#[case::beside(|inner| format!("sum(1000, {inner} + {inner}) + sum(30, {inner})"), "1")]
+#[case::at(|inner| format!("sum(1000, at(layer, {inner}))"), "1")]
+#[case::primes(|inner| format!("sum(1000, {inner})"), "primes(1000, 4096)")]
+#[case::list(|inner| format!("sum(1000, {inner})"), "in(list)")]
+fn the_work_of_an_expression_is_bounded_however_sums_nest(#[case] nest: fn(String) -> String, #[case] inner: &str) {
+    let list = format!(", \"list\": [{}1]", "5,".repeat(100_000));
+    let keys = if inner.contains("list") { list } else { String::new() };
+    let nested = (1..4).scan(inner.to_owned(), |expression, _| {
+        *expression = nest(expression.clone());
+        Some(expression.clone())
+    });
+    let mut refused = Vec::new();
+    for expression in nested {
+        let layers = format!("({expression}) // 1000000000000000 + 2");
+        if let Err(error) = counted(&layers, &keys) {
+            assert!(matches!(error, FrontendError::Description { .. }), "{error}");
+            refused.push(error.to_string());
+        }
+    }
+    assert!(refused.last().is_some_and(|error| error.contains("take more than 1048576 steps")), "{refused:?}");
+}
+
+#[rstest]
+#[case("5 // 0", "`5 // 0`")]
+#[case("power(2, 63)", "`power(2, 63)`")]
+#[case("primes(1, 1000000000)", "`primes(1, 1000000000)`")]
+#[case("5 / 2", "`5 / 2`")]
+#[case("sum(3, layer - 1)", "`0 - 1`")]
+fn an_expression_is_quoted_as_it_is_written(#[case] layers: &str, #[case] quoted: &str) {
+    let error = counted(layers, "").unwrap_err().to_string();
+    assert_eq!(error, format!("architecture description of `odd`: {quoted} is not a whole number in range"));
+}
+
 #[test]
 fn a_description_that_counts_below_zero_says_so() {
     let description = "model_types = [\"odd\"]\nlayers = \"1 - 5\"\n".to_owned();

@@ -3,15 +3,13 @@
 use std::fmt::Display;
 use std::path::PathBuf;
 
-use cacheplan::files::{Limit, Shown};
+use cacheplan::files::Shown;
+use cacheplan::planner::EngineSpec;
 use cacheplan::planner::check::Violation;
-use cacheplan::planner::engines::EnginePrediction;
-use cacheplan::planner::plan_file::PlanFileError;
-use cacheplan::planner::{CachePlan, EngineSpec};
 
 use crate::commands::hub;
-use crate::commands::load::{Reading, Target, refused};
-use crate::failure::{DRIFT, Failure, print, read};
+use crate::commands::load::{Reading, Target, read_engine_plan, refused};
+use crate::failure::{DRIFT, Failure, print};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -37,12 +35,8 @@ pub(crate) struct Args {
 const MOST_LINES: usize = 40;
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let text = read(&args.file, Limit::PLAN)?;
-    let refused_file = |error: PlanFileError| Failure::new(error.exit_code(), error);
-    let origin = args.file.display().to_string();
-    let plan = CachePlan::from_json(&text, &origin).map_err(refused_file)?;
-    let prediction = EnginePrediction::from_plan_json(&text, &origin).map_err(refused_file)?;
-    let file = Shown(origin);
+    let (plan, prediction) = read_engine_plan(&args.file)?;
+    let file = Shown(args.file.display().to_string());
     let Some(model) = &args.model else {
         if args.reading.is_stated() || args.target.is_stated() {
             return Err(Failure::new(2, "flags about the model, its budget and its device need --model"));

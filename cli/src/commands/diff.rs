@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::commands::Format;
-use crate::commands::load::read_plan;
+use crate::commands::load::read_engine_plan;
 use crate::failure::Failure;
 
 #[derive(clap::Args)]
@@ -20,6 +20,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let diff = read_plan(&args.before)?.diff(&read_plan(&args.after)?);
+    let (before, of_before) = read_engine_plan(&args.before)?;
+    let (after, of_after) = read_engine_plan(&args.after)?;
+    let diff = before.diff(&after).and_engines(of_before.as_ref(), of_after.as_ref());
     args.format.print(&diff.table(), &diff)
 }

@@ -70,10 +70,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let keys = stated.iter().map(|(key, value)| Override::by_flag(key, value, format!("{flag} {key}={value}")));
         keys.collect::<Vec<_>>()
     };
-    let (first, second) = (keys(&args.on_prefill, "--on-prefill"), keys(&args.on_decode, "--on-decode"));
+    let [on_prefill, on_decode] = ["--on-prefill", "--on-decode"];
+    let (first, second) = (keys(&args.on_prefill, on_prefill), keys(&args.on_decode, on_decode));
     let places = [
-        Place { flag: "--prefill", devices: &args.prefill, keys: &first },
-        Place { flag: "--decode", devices: &args.decode, keys: &second },
+        Place { flag: "--prefill", keys_flag: on_prefill, devices: &args.prefill, keys: &first },
+        Place { flag: "--decode", keys_flag: on_decode, devices: &args.decode, keys: &second },
     ];
     let asked = args.model.requests(places)?;
     let (prompt, output) = lengths(&asked[0])?;

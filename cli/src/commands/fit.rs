@@ -215,7 +215,7 @@ fn of_model(
     let asks = Asks::of_model(&request, question.model.as_deref());
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(args, || asks.longest_that_fits(&request, &question, &args.by))?,
+        Context::Auto => longest(args, &request, || asks.longest_that_fits(&request, &question, &args.by))?,
     };
     let answer = answered(&asks, &[(&request, question.clone())], &args.by)?;
     Ok((question, answer))
@@ -248,11 +248,12 @@ fn not_asked(error: ServeError) -> Failure {
 }
 
 /// The longest sequences that fit; where there are none, `fit` says why of one token.
-fn longest(args: &Args, search: impl Fn() -> Result<u64, ServeError>) -> Result<u64, Failure> {
+fn longest(args: &Args, request: &PlanRequest, search: impl Fn() -> Result<u64, ServeError>) -> Result<u64, Failure> {
     let found = during("searching for the longest", search).map_err(not_asked)?;
     if found > 0 {
         let dtypes = if args.dtypes().is_empty() { "the model's own dtypes" } else { "the dtypes that are stated" };
-        note(&format!("{found} tokens are the longest that fit in {dtypes}, by the rules of the rows"));
+        let limit = request.longest_is(found);
+        note(&format!("in {dtypes}, by the rules of the rows, context {found} is {limit}"));
     }
     Ok(found.max(1))
 }
@@ -313,7 +314,7 @@ fn of_command(
     let stated = match args.context {
         None => None,
         Some(Context::Tokens(tokens)) => Some(tokens),
-        Some(Context::Auto) => Some(longest(args, longest_of_any)?),
+        Some(Context::Auto) => asked.first().map(|(request, _)| longest(args, request, longest_of_any)).transpose()?,
     };
     for (_, question) in &mut asked {
         question.context = stated.unwrap_or(question.context);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cacheplan::files::{Limit, Source, SourceError};
+use cacheplan::planner::engines::EnginePrediction;
 use cacheplan::planner::{
     BudgetError, CachePlan, Config, DeviceInfo, Devices, EngineSpec, ForwardProfile, MeasuredLedger, ModelCaches,
     Override, PlanError, PlanRequest, Stated,
@@ -169,6 +170,8 @@ impl ModelArgs {
 pub(crate) struct Place<'a> {
     /// What states the devices.
     pub(crate) flag: &'static str,
+    /// What states the keys.
+    pub(crate) keys_flag: &'static str,
     pub(crate) devices: &'a Devices,
     pub(crate) keys: &'a [Override],
 }
@@ -179,12 +182,13 @@ impl ModelArgs {
         self.reading.budget.refuse_finding()?;
         let model = Arc::new(self.reading.open(&self.model)?);
         let mut asked = Vec::with_capacity(N);
-        for Place { flag, devices, keys } in places {
+        for Place { flag, keys_flag, devices, keys } in places {
             let device = OnDevice { device_memory: Some(devices.clone()) };
             let config = device.resolve(&self.reading.budget.with(keys))?;
             let request = device.put(PlanRequest::of(Arc::clone(&model)).with_config(config));
             request.caches().map_err(|error| refused_by(flag, error))?;
-            asked.push(if self.reading.budget.budget.is_none() { request.stated_in(Stated::Flags) } else { request });
+            // Its own flags stand above what is stated of all places.
+            asked.push(request.stated_in(Stated::Place { devices: flag, keys: keys_flag }));
         }
         // There is one for each place.
         asked.try_into().map_err(|_| Failure::new(1, "a place is missing"))
@@ -287,11 +291,7 @@ impl Reading {
         request = engine.into_iter().fold(request, PlanRequest::for_engine);
         if self.budget.finds_length() {
             let longest = request.longest_sequence().map_err(refused)?;
-            let limit = match request.model().info().max_position_embeddings {
-                Some(most) if most == longest => "the longest that the model was made for, and fits",
-                _ => "the longest that fits",
-            };
-            note(&format!("max_seq_len {longest} is {limit}"));
+            note(&format!("max_seq_len {longest} is {}", request.longest_is(longest)));
             request = request.with_config(target.device.resolve(&budget.of_length(longest))?);
         }
         request.caches().map_err(refused)?;
@@ -383,8 +383,15 @@ fn resolve(args: &BudgetArgs, device: Option<&DeviceInfo>) -> Result<Config, Fai
 
 /// A plan as `plan --out` writes it.
 pub(crate) fn read_plan(path: &Path) -> Result<CachePlan, Failure> {
-    CachePlan::from_json(&read(path, Limit::PLAN)?, &path.display().to_string())
-        .map_err(|error| Failure::new(error.exit_code(), error))
+    Ok(read_engine_plan(path)?.0)
+}
+
+/// The same with what an engine allocates, where one was named.
+pub(crate) fn read_engine_plan(path: &Path) -> Result<(CachePlan, Option<EnginePrediction>), Failure> {
+    let (text, origin) = (read(path, Limit::PLAN)?, path.display().to_string());
+    let plan = CachePlan::from_json(&text, &origin);
+    let both = plan.and_then(|plan| Ok((plan, EnginePrediction::from_plan_json(&text, &origin)?)));
+    both.map_err(|error| Failure::new(error.exit_code(), error))
 }
 
 fn read_measurement(path: &Path) -> Result<ForwardProfile, Failure> {

@@ -155,11 +155,13 @@ fn sized(request: &PlanRequest, role: Role, prompt: u64, output: u64) -> Result<
     if tokens > most {
         return Err(DisaggregationError::TooLong { role, tokens, most, key });
     }
-    Ok(request.changed(|budget| {
+    let sized = request.changed(|budget| {
         budget.max_seq_len = Some(budget.max_seq_len.unwrap_or(tokens));
         let workload = budget.workload.get_or_insert_default();
         (workload.prompt, workload.output) = (Lengths::Fixed(prompt), Lengths::Fixed(output));
-    }))
+    });
+    // A shorter one would not be that request.
+    Ok(sized.taken_by(move |plan| plan.limits.max_seq_len >= tokens))
 }
 
 fn side(request: &PlanRequest, role: Role) -> Result<Side, DisaggregationError> {

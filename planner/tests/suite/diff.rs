@@ -63,8 +63,47 @@ fn one_change_is_one_difference(#[case] change: fn(&mut CachePlan), #[case] key:
     let before = planned(&nemotron_3_nano(), "");
     let mut after = before.clone();
     change(&mut after);
-    let keys: Vec<&str> = before.diff(&after).changes.iter().map(|change| change.key).collect();
+    let keys: Vec<String> = before.diff(&after).changes.into_iter().map(|change| change.key).collect();
     assert_eq!(keys, [key]);
+}
+
+/// What is asked otherwise is named, and so is what becomes of it on a rank.
+#[rstest]
+#[case::devices("[parallel]\ntp = 2", &["tp", "devices", "handler.shape.num_kv_heads.size"])]
+#[case::stages("[parallel]\npp = 2", &["pp", "devices"])]
+#[case::replicas("[parallel]\ndp = 2", &["dp", "replicas"])]
+#[case::context("[parallel]\ncp = 2", &["cp"])]
+#[case::layout("layout = 'NHD'", &["handler.layout"])]
+fn a_diff_names_what_divides_a_plan_and_how_it_lies(#[case] text: &str, #[case] keys: &[&str]) {
+    let request = |text: &str| {
+        let model = super::common::published("meta-llama__Llama-3.1-8B-Instruct");
+        let config = budget(&format!("{text}\n[memory]\nbytes = '60GiB'\n"));
+        cacheplan_planner::PlanRequest::of(model).with_budget(config).plan().unwrap()
+    };
+    let (before, after) = (request(""), request(text));
+    for (before, after) in [(&before, &after), (&after, &before)] {
+        let changes = before.diff(after).changes;
+        assert!(keys.iter().all(|key| changes.iter().any(|change| change.key == *key)), "{changes:?}");
+    }
+}
+
+#[test]
+fn engines_of_two_plans_are_compared_with_their_versions_and_numbers() {
+    let request = nemotron_3_nano();
+    let predicted = |engine: &str| {
+        let request = request.request(&budget("max_seq_len = 8192\n[memory]\nbytes = '24GiB'"));
+        request.predict(engine.parse().unwrap()).unwrap()
+    };
+    let (old, new) = (predicted("vllm@0.11.0"), predicted("vllm@0.33.0"));
+    let plan = planned(&request, "");
+    let changes = |before, after| plan.diff(&plan).and_engines(before, after).changes;
+    let keys = |before, after| changes(before, after).into_iter().map(|change| change.key).collect::<Vec<_>>();
+    assert!(keys(Some(&old), Some(&new)).contains(&"version".to_owned()));
+    assert!(keys(None, Some(&new)).contains(&"name".to_owned()));
+    assert!(keys(Some(&new), Some(&new)).is_empty() && keys(None, None).is_empty());
+    let mut more = new.clone();
+    more.num_blocks = more.num_blocks.map(|blocks| blocks + 1);
+    assert_eq!(keys(Some(&new), Some(&more)), ["num_blocks"]);
 }
 
 #[test]

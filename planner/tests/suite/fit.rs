@@ -11,7 +11,7 @@ use cacheplan_planner::{ByteSize, Config, DeviceInfo, EngineSpec, Override, Para
 use cacheplan_transforms::{Model, ReadOptions};
 use rstest::rstest;
 
-use super::common::published;
+use super::common::{budget, published};
 
 fn question(devices: &[&str], context: u64, sequences: u64) -> FitQuestion {
     FitQuestion {
@@ -449,6 +449,27 @@ fn the_longest_that_fits_is_held_and_one_token_more_is_not() {
     assert!(plain(longest) && !plain(longest + 1));
     let none = FitQuestion { sequences: 1_000_000, ..asked };
     assert_eq!(request.longest_that_fits(&none, Engines::NONE).unwrap(), 0);
+}
+
+/// A length that a bound of ours or the model's own ends is not said to be the longest that fits, and a plan finds what fit does.
+#[rstest]
+#[case("state-spaces__mamba-130m-hf", "h200", "the most that is planned, and fits; the model states no maximum")]
+#[case("Qwen__Qwen3-8B", "h200", "the longest that the model was made for, and fits")]
+#[case("Qwen__Qwen3-8B", "rtx-4090", "the longest that fits")]
+fn what_ends_the_longest_sequence_is_said_alike_by_plan_and_fit(
+    #[case] model: &str,
+    #[case] device: &str,
+    #[case] said: &str,
+) {
+    let request = PlanRequest::of(published(model));
+    let asked = FitQuestion { max_devices: 1, ..question(&[device], 1, 2) };
+    let fitted = request.longest_that_fits(&asked, Engines::NONE).unwrap();
+    let alone = request
+        .with_budget(budget(&format!("max_batch_size = 2\n[memory]\nfraction = 0.9\nof = 'total'")))
+        .with_devices(asked.devices[0].1.clone());
+    let planned = alone.longest_sequence().unwrap();
+    assert_eq!([alone.longest_is(fitted), alone.longest_is(planned)], [said, said]);
+    assert!(fitted == planned || said == "the longest that fits", "{fitted} {planned}");
 }
 
 /// A budget that says what is looked for would be overwritten in silence.

@@ -416,6 +416,27 @@ fn the_longest_sequence_needs_memory_and_room_for_one() {
     assert_eq!((many.exit_code(), many.to_string()), (3, "100000 sequences do not fit, however short they are".into()));
 }
 
+/// What a step admits no length helps: the key is named, and a step that would do.
+#[rstest]
+#[case("", 7)]
+#[case("[speculation]\ndraft_tokens = 3\n", 28)]
+fn the_longest_sequence_of_more_than_a_step_serves_names_the_step(#[case] more: &str, #[case] needed: u64) {
+    let text = |step: u64| format!("max_batch_size = 7\nmax_num_tokens = {step}\n{more}[memory]\nbytes = '40GiB'");
+    let request =
+        |step: u64| PlanRequest::of(published("meta-llama__Llama-3.1-8B-Instruct")).with_budget(budget(&text(step)));
+    let refused = request(needed / 7).longest_sequence().unwrap_err();
+    assert_eq!(refused.exit_code(), 3);
+    let said = refused.to_string();
+    assert!(said.contains(&format!("`max_num_tokens` is {}, of which a step serves 1", needed / 7)), "{said}");
+    assert!(said.ends_with(&format!("try max_num_tokens = {needed}")), "{said}");
+    assert!(request(needed).longest_sequence().unwrap() > 1);
+    assert!(request(needed - 1).longest_sequence().is_err());
+    // Where memory does not hold so many either, a wider step is no help.
+    let small =
+        request(needed / 7).changed(|budget| budget.memory.as_mut().unwrap().bytes = Some("2MiB".parse().unwrap()));
+    assert!(!small.longest_sequence().unwrap_err().to_string().contains("try"));
+}
+
 /// A model that states no maximum is served as long as its caches fit.
 #[test]
 fn the_longest_sequence_of_a_model_without_a_maximum_is_the_memorys() {

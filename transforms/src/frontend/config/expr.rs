@@ -28,16 +28,21 @@ pub(super) enum Expr {
     Scaled(String, String),
     Layer,
     Or(Box<Expr>, Box<Expr>),
-    /// An operator, or the first letter of a function of two numbers.
-    Binary(char, Box<Expr>, Box<Expr>),
+    /// An operator or a function of two numbers, as it is written.
+    Binary(&'static str, Box<Expr>, Box<Expr>),
     /// How many layers there are, and what is added over them.
     Sum(Box<Expr>, Box<Expr>),
     /// A layer, and what is taken there.
     At(Box<Expr>, Box<Expr>),
 }
 
-/// Functions of two numbers, each with the letter of its [`Expr::Binary`].
-const FUNCTIONS: [(&str, char); 2] = [("power", 'p'), ("primes", 'P')];
+/// Functions of two numbers.
+const FUNCTIONS: [&str; 2] = ["power", "primes"];
+
+/// What a [`Expr::Binary`] makes of two numbers, as it would be written.
+pub(super) fn written(operator: &str, a: u64, b: u64) -> String {
+    if FUNCTIONS.contains(&operator) { format!("{operator}({a}, {b})") } else { format!("{a} {operator} {b}") }
+}
 
 /// The most characters of an expression. It is walked over by recursion, as deep as it has operands.
 const LONGEST: usize = 1000;
@@ -58,7 +63,7 @@ impl Expr {
             Self::Key(key) => replacement(key).unwrap_or(self).clone(),
             Self::Or(left, right) => Self::Or(Box::new(left.with(replacement)), Box::new(right.with(replacement))),
             Self::Binary(operator, left, right) => {
-                Self::Binary(*operator, Box::new(left.with(replacement)), Box::new(right.with(replacement)))
+                Self::Binary(operator, Box::new(left.with(replacement)), Box::new(right.with(replacement)))
             }
             Self::Sum(count, each) => Self::Sum(Box::new(count.with(replacement)), Box::new(each.with(replacement))),
             Self::At(layer, what) => Self::At(Box::new(layer.with(replacement)), Box::new(what.with(replacement))),
@@ -130,6 +135,11 @@ impl Parser<'_> {
         }
     }
 
+    /// The first of some tokens that is there.
+    fn eat_any(&mut self, tokens: &[&'static str]) -> Option<&'static str> {
+        tokens.iter().copied().find(|token| self.eat(token))
+    }
+
     fn alternatives(&mut self) -> Result<Expr, String> {
         let mut left = self.comparison()?;
         while self.eat("??") {
@@ -140,46 +150,26 @@ impl Parser<'_> {
 
     fn comparison(&mut self) -> Result<Expr, String> {
         let left = self.sum()?;
-        let operator = if self.eat("==") {
-            '='
-        } else if self.eat("<") {
-            '<'
-        } else {
-            return Ok(left);
-        };
-        Ok(Expr::Binary(operator, Box::new(left), Box::new(self.sum()?)))
+        match self.eat_any(&["==", "<"]) {
+            Some(operator) => Ok(Expr::Binary(operator, Box::new(left), Box::new(self.sum()?))),
+            None => Ok(left),
+        }
     }
 
     fn sum(&mut self) -> Result<Expr, String> {
         let mut left = self.product()?;
-        loop {
-            let operator = if self.eat("+") {
-                '+'
-            } else if self.eat("-") {
-                '-'
-            } else {
-                return Ok(left);
-            };
+        while let Some(operator) = self.eat_any(&["+", "-"]) {
             left = Expr::Binary(operator, Box::new(left), Box::new(self.product()?));
         }
+        Ok(left)
     }
 
     fn product(&mut self) -> Result<Expr, String> {
         let mut left = self.atom()?;
-        loop {
-            let operator = if self.eat("*") {
-                '*'
-            } else if self.eat("//") {
-                'q'
-            } else if self.eat("/") {
-                '/'
-            } else if self.eat("%") {
-                '%'
-            } else {
-                return Ok(left);
-            };
+        while let Some(operator) = self.eat_any(&["*", "//", "/", "%"]) {
             left = Expr::Binary(operator, Box::new(left), Box::new(self.atom()?));
         }
+        Ok(left)
     }
 
     fn two_words(&mut self, expected: &str) -> Result<(String, String), String> {
@@ -219,10 +209,10 @@ impl Parser<'_> {
         if word.starts_with(|c: char| c.is_ascii_digit()) {
             return word.parse().map(Expr::Number).map_err(|_| format!("`{word}` is not a whole number"));
         }
-        if let Some((_, letter)) = FUNCTIONS.iter().find(|(name, _)| *name == word)
+        if let Some(function) = FUNCTIONS.into_iter().find(|name| *name == word)
             && self.eat("(")
         {
-            return self.two().map(|(left, right)| Expr::Binary(*letter, left, right));
+            return self.two().map(|(left, right)| Expr::Binary(function, left, right));
         }
         match word {
             "layer" => Ok(Expr::Layer),

@@ -1,7 +1,7 @@
 //! Prime numbers, of which tables of hashed n-grams have as many rows.
 
 /// The most primes that are added up; the largest tables have some hundred.
-const MOST: u64 = 4_096;
+pub(super) const MOST: u64 = 4_096;
 
 /// The sum of the first `count` primes above a number; `None` where that is too much.
 pub(super) fn primes_above(number: u64, count: u64) -> Option<u64> {

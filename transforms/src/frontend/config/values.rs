@@ -1,14 +1,14 @@
 //! A config's values: looked up, checked and remembered, so that every number can say where it came from.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 
 use cacheplan_handlers::DType;
 use serde_json::{Map, Value};
 
-use super::expr::Expr;
-use super::primes::primes_above;
+use super::expr::{Expr, written};
+use super::primes;
 use crate::frontend::FrontendError;
 use crate::model::Fact;
 use crate::near::near;
@@ -18,6 +18,16 @@ const MAX_NUMBER: u64 = 1 << 40;
 
 /// The most layers that a sum of an expression has.
 const MAX_PLACES: u32 = 1_024;
+
+/// The most steps of all expressions of a model: operands that are looked at, each time that they are. A sum looks at its
+/// own once for each of its layers, so that the limit of one bounds nothing of sums inside of sums.
+const MAX_STEPS: u64 = 1 << 20;
+
+/// Entries of a list that are looked through in one step.
+const ENTRIES_PER_STEP: usize = 16;
+
+/// Steps in which a prime number is found.
+const STEPS_PER_PRIME: u64 = 64;
 
 /// Keys under which multimodal models keep the config of their decoder.
 const NESTED: [&str; 5] = ["thinker_config", "vlm_config", "text_config", "llm_config", "language_config"];
@@ -67,6 +77,8 @@ pub(super) struct Values<'a> {
     facts: RefCell<Vec<Fact>>,
     /// Keys that the caller stated, until something reads them.
     unread: RefCell<Vec<String>>,
+    /// Steps that expressions took so far.
+    steps: Cell<u64>,
 }
 
 /// A number and what it rests on.
@@ -127,8 +139,8 @@ impl<'a> Values<'a> {
                 }
             }
         }
-        let (model_type, wrapper, defaults, overrides, facts, unread) = Default::default();
-        Self { file, model_type, decoder_type, wrapper, map, around, defaults, overrides, facts, unread }
+        let (model_type, wrapper, defaults, overrides, facts, unread, steps) = Default::default();
+        Self { file, model_type, decoder_type, wrapper, map, around, defaults, overrides, facts, unread, steps }
     }
 
     /// Whether the decoder's config is nested in that of a larger model.
@@ -303,6 +315,7 @@ impl<'a> Values<'a> {
 
     /// The value of an expression for one layer; `None` if a key that it cannot do without is absent.
     pub(super) fn eval<'e>(&self, expr: &'e Expr, layer: u32) -> Result<Option<Number<'e>>, FrontendError> {
+        self.take(1)?;
         Ok(match expr {
             Expr::Number(value) => Some(Number::literal(*value)),
             Expr::Layer => Some(Number::literal(u64::from(layer))),
@@ -347,13 +360,13 @@ impl<'a> Values<'a> {
                 let (Some(left), Some(right)) = (self.eval(left, layer)?, self.eval(right, layer)?) else {
                     return Ok(None);
                 };
-                Some(self.combine(*operator, left, right)?)
+                Some(self.combine(operator, left, right)?)
             }
             Expr::Sum(count, each) => {
                 let Some(mut sum) = self.eval(count, layer)? else { return Ok(None) };
                 for at in 0..self.place(&sum)? {
                     let Some(number) = self.eval(each, at)? else { return Ok(None) };
-                    sum = if at == 0 { Number { flag: false, ..number } } else { self.combine('+', sum, number)? };
+                    sum = if at == 0 { Number { flag: false, ..number } } else { self.combine("+", sum, number)? };
                 }
                 Some(sum)
             }
@@ -364,16 +377,28 @@ impl<'a> Values<'a> {
         })
     }
 
+    /// Counts steps, and refuses more than the most.
+    fn take(&self, steps: u64) -> Result<(), FrontendError> {
+        self.steps.set(self.steps.get().saturating_add(steps));
+        if self.steps.get() <= MAX_STEPS {
+            return Ok(());
+        }
+        let reason = format!(
+            "its expressions take more than {MAX_STEPS} steps over all layers; put fewer sums inside of sums, and let them add fewer layers"
+        );
+        Err(FrontendError::description(&self.model_type, reason))
+    }
+
     /// A number of layers, or a layer.
     fn place(&self, number: &Number<'_>) -> Result<u32, FrontendError> {
         let expected = || self.bad_number("layers of a sum", number, &format!("at most {MAX_PLACES} were expected"));
         u32::try_from(number.value).ok().filter(|&place| place <= MAX_PLACES).ok_or_else(expected)
     }
 
-    fn combine<'e>(&self, operator: char, left: Number<'e>, right: Number<'e>) -> Result<Number<'e>, FrontendError> {
+    fn combine<'e>(&self, operator: &str, left: Number<'e>, right: Number<'e>) -> Result<Number<'e>, FrontendError> {
         let (a, b) = (left.value, right.value);
         // Two flags say no size, however they are multiplied.
-        let flag = operator == '*' && left.flag && right.flag;
+        let flag = operator == "*" && left.flag && right.flag;
         let mut keys = left.keys;
         for key in right.keys {
             if !keys.contains(&key) {
@@ -381,27 +406,30 @@ impl<'a> Values<'a> {
             }
         }
         let result = match operator {
-            '+' => a.checked_add(b),
-            '-' => a.checked_sub(b),
-            '*' => a.checked_mul(b),
-            '%' => a.checked_rem(b),
-            'q' => a.checked_div(b),
-            '=' => Some(u64::from(a == b)),
-            '<' => Some(u64::from(a < b)),
-            'p' => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
-            'P' => primes_above(a, b),
+            "+" => a.checked_add(b),
+            "-" => a.checked_sub(b),
+            "*" => a.checked_mul(b),
+            "%" => a.checked_rem(b),
+            "//" => a.checked_div(b),
+            "==" => Some(u64::from(a == b)),
+            "<" => Some(u64::from(a < b)),
+            "power" => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
+            "primes" => {
+                self.take(b.min(primes::MOST) * STEPS_PER_PRIME)?;
+                primes::primes_above(a, b)
+            }
             _ => a.checked_div(b).filter(|quotient| quotient.checked_mul(b) == Some(a)),
         };
         match result.filter(|&value| value <= MAX_NUMBER) {
             Some(value) => Ok(Number { value, keys, flag }),
             None if keys.is_empty() => {
-                let reason = format!("`{a} {operator} {b}` is not a whole number in range");
+                let reason = format!("`{}` is not a whole number in range", written(operator, a, b));
                 Err(FrontendError::description(&self.model_type, reason))
             }
             None => Err(FrontendError::BadValue {
                 file: self.file.to_owned(),
                 key: keys.join(", "),
-                found: format!("{a} {operator} {b}"),
+                found: written(operator, a, b),
                 expected: "the result is not a whole number in range".to_owned(),
             }),
         }
@@ -434,7 +462,10 @@ impl<'a> Values<'a> {
     pub(super) fn layer_list(&self, key: &str) -> Result<Option<&[Value]>, FrontendError> {
         match self.get(key) {
             None => Ok(None),
-            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(Value::Array(list)) => {
+                self.take((list.len() / ENTRIES_PER_STEP) as u64)?;
+                Ok(Some(list))
+            }
             Some(other) => Err(self.bad(key, other, "a list of layers was expected")),
         }
     }
