@@ -12,6 +12,7 @@ use crate::flags::parse::parse;
 use crate::flags::table::{Arity, Flag, flags};
 use crate::launch::Launch;
 use crate::program::Program;
+use crate::question::tensorrt_llm;
 use crate::remedy::Remedy;
 use crate::secret;
 
@@ -24,6 +25,16 @@ impl Launch {
         let Program { engine, start } = Program::of(self, version)?;
         let Some(told) = engine.flags_of(layout) else { return Ok(None) };
         let known = flags(engine.engine, engine.version);
+        // What stands above flags is told by none.
+        let above = dynamo::rewritten(&self.words, start, &known)?.options;
+        let file = self.config.iter().filter(|_| tensorrt_llm::file_wins(self, engine, start));
+        let is_told = |key: &str, value: &str| {
+            let flag = tensorrt_llm::flag_of(key, &known).map(|flag| flag.name);
+            told.iter().all(|(name, told)| flag != Some(*name) || told.as_deref() == Some(value))
+        };
+        if file.chain(&above).any(|(key, value)| !is_told(key, value)) {
+            return Ok(None);
+        }
         let removed = engine.flags_of_sizes().iter().map(|name| Remedy::Remove(name));
         let set = told.into_iter().map(|(name, value)| Remedy::Set(name, value.unwrap_or_default()));
         let words = removed.chain(set).fold(self.words.clone(), |words, remedy| {

@@ -109,14 +109,17 @@ impl CommandCheck {
             let planned = alone.as_ref().ok().and_then(|alone| alone.facts.get(fact)).unwrap_or(value);
             let Some(row) = compare.row(*fact, *planned) else { continue };
             let meets = |answer: &Answer| answer.facts.get(fact).is_some_and(|value| value.meets(row.logged));
+            let by_flags = as_told.as_ref().is_some_and(meets);
             rows.push(match told.flag(*fact) {
-                _ if row.drift == Drift::None => row,
-                Some(_) => told_row(row),
+                Some(_) if row.drift != Drift::None => told_row(row),
+                // What the command's bytes may give, those of the log must.
+                _ if row.drift == Drift::None && (meets(&answer) || by_flags) => row,
                 None if meets(&answer) => row.following("cache_bytes"),
-                None if as_told.as_ref().is_some_and(meets) => row.following(&flags()),
-                None => {
+                None if by_flags => row.following(&flags()),
+                _ => {
                     open.push(rows.len());
-                    row
+                    let planned = if row.drift == Drift::None { *value } else { row.planned };
+                    Compared { planned, drift: Drift::Unexplained, ..row }
                 }
             });
         }

@@ -41,7 +41,7 @@ pub(crate) struct Rewritten {
 }
 
 /// The engine whose worker stands in front of the arguments.
-fn worker(words: &[String], start: usize) -> Option<&str> {
+pub(crate) fn worker(words: &[String], start: usize) -> Option<&str> {
     words.get(start.checked_sub(1)?)?.strip_prefix("dynamo.")
 }
 

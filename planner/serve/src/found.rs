@@ -341,7 +341,9 @@ impl At {
             && bytes > room
         {
             let [bytes, room] = [bytes, room].map(ByteSize);
-            return Some(format!("CUDA out of memory. Tried to allocate {bytes}: weights leave {room} of the device"));
+            return Some(format!(
+                "CUDA out of memory. Tried to allocate {bytes}: what is beside caches leaves {room} of the device"
+            ));
         }
         let length = self.max_seq_len;
         // Of a length that it found itself it says so, and starts.

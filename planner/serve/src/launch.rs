@@ -19,6 +19,8 @@ pub struct Launch {
     /// What the file of options says that the command names, for an engine whose files are not flags: the keys with dots
     /// between them, such as `kv_cache_config.dtype`, and the values as they are written.
     pub config: Vec<(String, String)>,
+    /// Whether that is read; the words name the file all the same.
+    pub has_config: bool,
     /// Where it stands, such as `deployment.yaml: Deployment qwen, container vllm`.
     pub place: String,
     /// The engine's version, where its image says it.
@@ -93,6 +95,7 @@ impl fmt::Debug for Launch {
             .field("words", &secret::hidden(&self.words))
             .field("env", &self.shown_env().collect::<BTreeMap<_, _>>())
             .field("config", &self.shown_config().collect::<Vec<_>>())
+            .field("has_config", &self.has_config)
             .field("place", &self.place)
             .field("version", &self.version)
             .field("image", &self.image)

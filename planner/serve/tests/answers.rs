@@ -385,6 +385,7 @@ fn llama_cpp_is_held_to_what_its_pass_and_context_take(
 #[case("0.18.0", "", Starts::Yes)]
 #[case("0.19.0", " --enforce-eager", Starts::Yes)]
 #[case("0.19.0", " -cc {\"cudagraph_mode\":\"PIECEWISE\"}", Starts::Yes)]
+#[case("0.19.0", " -O1", Starts::Yes)]
 #[case("0.19.0", " --max-num-seqs 800", Starts::Yes)]
 fn graphs_are_captured_where_every_sequence_has_a_block_for_its_state(
     #[case] version: &str,

@@ -10,8 +10,9 @@ use rstest::rstest;
 use common::{launch, models, on};
 
 const NEXT: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
-const COMMANDS: [&str; 4] = [
+const COMMANDS: [&str; 5] = [
     "vllm serve m --max-model-len 4096",
+    "vllm serve m --max-model-len 4096 --kv-cache-memory-bytes 20G",
     "sglang serve --model-path m --context-length 4096",
     "trtllm-serve m --max_seq_len 4096",
     "llama-server -m m -c 4096",
@@ -269,4 +270,25 @@ fn llama_cpp_that_does_not_start_is_offered_fewer_cells() {
     let offered: Vec<&str> = found.changes.iter().map(|change| &*change.change).collect();
     assert!(offered.iter().any(|change| change.starts_with("--ctx-size")), "{offered:?}");
     assert!(found.changes.iter().all(|change| change.starts != Starts::No));
+}
+
+/// What a command states for caches must be left beside the weights, whatever these are.
+#[rstest]
+#[case(&[], Starts::No)]
+#[case(&[("memory.weights", "'40GiB'")], Starts::Yes)]
+#[case(&[("memory.weights", "'70GiB'")], Starts::No)]
+#[case(&[("memory.weights", "'40GiB'"), ("memory.activations", "'19GiB'")], Starts::Yes)]
+#[case(&[("memory.weights", "'40GiB'"), ("memory.activations", "'25GiB'")], Starts::No)]
+fn weights_decide_beside_bytes_that_a_command_states(
+    #[case] keys: &[(&str, &str)],
+    #[case] starts: Starts,
+    #[values("vllm", "tensorrt-llm")] engine: &str,
+) {
+    const BYTES: &str = "kv_cache_config: {max_gpu_total_bytes: 20000000000}\n";
+    let launch = match engine {
+        "vllm" => launch("vllm serve m --kv-cache-memory-bytes 20G --max-model-len 4096"),
+        _ => launch("trtllm-serve m --max_seq_len 4096 --config f.yaml").with_config("f.yaml", BYTES).unwrap(),
+    };
+    let found = answer(&launch, models("meta-llama__Llama-3.1-70B-Instruct"), &with("h100", keys)).unwrap();
+    assert_eq!(found.starts, starts, "{:?}", found.reason);
 }

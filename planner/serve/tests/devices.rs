@@ -342,3 +342,23 @@ fn llama_cpp_swaps_where_its_variable_says_so() {
     assert_eq!(found.starts, Starts::Yes, "{:?}", found.reason);
     assert!(found.notes.iter().any(|note| note.contains("GGML_CUDA_ENABLE_UNIFIED_MEMORY")), "{:?}", found.notes);
 }
+
+/// More devices than a usual node has are those of all nodes together.
+#[rstest]
+#[case("sglang serve --model-path m --tp 16 --nnodes 2", "16xh100", None)]
+#[case("sglang serve --model-path m --tp 16 --nnodes 2", "8xh100", None)]
+#[case("vllm serve m -tp 8 -pp 2 --nnodes 2", "16xh100", None)]
+#[case("vllm serve m -tp 8 --nnodes 2", "16xh100", Some("uses 4 of the 8 GPUs"))]
+#[case("vllm serve m -tp 8", "16xh100", Some("uses 8 of the 16 GPUs"))]
+fn devices_of_several_nodes_are_idle_where_no_rank_has_them(
+    #[case] command: &str,
+    #[case] devices: &str,
+    #[case] said: Option<&str>,
+) {
+    let found = answer(&launch(command), models("meta-llama__Llama-3.1-70B-Instruct"), &on(devices)).unwrap();
+    let idle: Vec<&String> = found.notes.iter().filter(|note| note.contains("idle")).collect();
+    match said {
+        Some(said) => assert!(idle.len() == 1 && idle[0].contains(said), "{idle:?}"),
+        None => assert!(idle.is_empty(), "{idle:?}"),
+    }
+}

@@ -230,6 +230,9 @@ fn an_engine_that_cuts_longer_sequences_holds_none_of_them() {
         assert!(!fit.holds && !fit.may_hold && fit.sequences == 0, "{}", fit.sequences);
         assert!(fit.capped_by.starts_with("4096 "), "{}", fit.capped_by);
     }
+    let table = answer.table();
+    assert!(table.contains("no sequence of 32768 tokens, the longest has 4096"), "{table}");
+    assert!(!table.contains("room for no sequence"), "{table}");
 }
 
 /// States for the sequences that it is told take what others would be held in.

@@ -454,3 +454,42 @@ fn a_log_of_another_version_than_the_commands_drifts() {
     assert_eq!(drifting(&command, &old), [""; 0]);
     assert_eq!(drifting(&command, &new), ["version"]);
 }
+
+/// Graphs are estimated where `cudagraph_mode` is not NONE, whoever says that.
+#[rstest]
+#[case("-O0", true)]
+#[case("--optimization-level 0", true)]
+#[case("-cc.cudagraph_mode=NONE", true)]
+#[case("--compilation-config {\"cudagraph_mode\":\"none\"}", true)]
+#[case("-O0 -cc.cudagraph_mode=FULL", false)]
+#[case("-O1", false)]
+#[case("-cc.cudagraph_mode=PIECEWISE", false)]
+#[case("-O0 -cc.cudagraph_mm_encoder=true", false)]
+fn graphs_that_are_not_captured_take_nothing(#[case] flags: &str, #[case] are_none: bool) {
+    let bytes = |flags: &str| {
+        let command = format!("vllm serve m --max-model-len 2048{flags}");
+        told(&command, "meta-llama__Llama-3.1-8B-Instruct", &on("17GiB")).facts[&Fact::CacheBytes]
+    };
+    let [eager, usual] = [" --enforce-eager", ""].map(bytes);
+    assert_ne!(eager, usual);
+    assert_eq!(bytes(&format!(" {flags}")), if are_none { eager } else { usual });
+}
+
+/// What a command's own bytes may give, those that were logged must: 55 GiB are 450,560 tokens.
+#[rstest]
+#[case("450,560", "55.00", &[])]
+#[case("440,000", "53.71", &["tokens", "concurrency"])]
+fn numbers_of_a_log_follow_from_its_own_bytes(#[case] tokens: &str, #[case] times: &str, #[case] drifting: &[&str]) {
+    let log = format!(
+        "INFO 11-28 12:00:01 [api_server.py:1900] vLLM API server version 0.28.0\n\
+         INFO 11-28 12:00:40 [gpu_worker.py:298] Available KV cache memory: 55.00 GiB\n\
+         INFO 11-28 12:00:41 [kv_cache_utils.py:1087] GPU KV cache size: {tokens} tokens\n\
+         INFO 11-28 12:00:41 [kv_cache_utils.py:1091] Maximum concurrency for 8,192 tokens per request: {times}x\n"
+    );
+    let log = EngineLog::read(log.as_bytes(), None).unwrap();
+    let command = launch("vllm serve m --max-model-len 8192");
+    let models = models("meta-llama__Llama-3.1-8B-Instruct");
+    let mut found = CommandCheck::of(&command, &models, &on("h100"), &log).unwrap().drifting();
+    found.sort_by_key(|name| std::cmp::Reverse(*name));
+    assert_eq!(found, drifting);
+}

@@ -152,14 +152,28 @@ impl Answer {
 
     /// The devices that hold nothing, in sentences by what ends it.
     fn none(&self) -> String {
-        let (full, left): (Vec<&Fit>, Vec<&Fit>) = self.too_small().into_iter().partition(|fit| fit.cache_bytes == 0);
-        let listed = |fits: Vec<&Fit>, why: String| {
-            let names: Vec<String> = fits.iter().map(|fit| format!("{} x {}", fit.devices, fit.device)).collect();
-            let listed = wrap(&format!("{}: room for no sequence, {why}", names.join(", ")), 5);
-            if fits.is_empty() { String::new() } else { format!("no{}", &listed[2..]) }
+        let mut causes: Vec<(String, Vec<String>)> = Vec::new();
+        let mut fits = self.too_small();
+        fits.sort_by_key(|fit| (fit.longest.is_some(), fit.cache_bytes > 0));
+        for fit in fits {
+            let why = match fit.longest {
+                Some(longest) => format!("no sequence of {} tokens, the longest has {longest}", self.context),
+                None if fit.cache_bytes == 0 => "room for no sequence, weights and a step take too much".to_owned(),
+                None => format!(
+                    "room for no sequence, what weights and a step leave is less than one sequence of {} tokens",
+                    self.context
+                ),
+            };
+            let name = format!("{} x {}", fit.devices, fit.device);
+            match causes.iter_mut().find(|(known, _)| *known == why) {
+                Some((_, names)) => names.push(name),
+                None => causes.push((why, vec![name])),
+            }
+        }
+        let listed = |(why, names): (String, Vec<String>)| {
+            format!("no{}", &wrap(&format!("{}: {why}", names.join(", ")), 5)[2..])
         };
-        let too_long = format!("what weights and a step leave is less than one sequence of {} tokens", self.context);
-        listed(full, "weights and a step take too much".to_owned()) + &listed(left, too_long)
+        causes.into_iter().map(listed).collect()
     }
 
     /// The best layout, and the commands that plan and serve it.

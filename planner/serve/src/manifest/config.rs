@@ -17,13 +17,14 @@ use crate::secret::{self, HIDDEN};
 const FLAGS: [&str; 4] = ["--config", "--extra-llm-api-options", "--extra-engine-args", "--llm-api-options"];
 
 impl Launch {
-    /// The file of options that the command names: `--config` and its like.
+    /// The file of options that the command names, `--config` and its like, where nobody has read it yet.
     pub fn config_file(&self) -> Option<&str> {
-        self.config_flag().map(|(_, _, path)| path)
+        self.config_flag().filter(|_| !self.has_config).map(|(_, _, path)| path)
     }
 
     /// Reads the file of options that the command names, as the engine would: those of vLLM and SGLang become words in
-    /// front of the others, so that these win; those of TensorRT-LLM become [`Launch::config`]. The flag is taken away.
+    /// front of the others, so that these win, in place of the flag; those of TensorRT-LLM, of which most are no flags, become
+    /// [`Launch::config`], and the command goes on naming the file.
     ///
     /// # Errors
     /// A file that is no map in YAML within the limits, or with values in it that are templates, and one that its engine refuses.
@@ -36,19 +37,21 @@ impl Launch {
             let at = Place { file: name.to_owned(), ..Place::default() };
             return Err(ManifestError::Refused { at, engine, said });
         }
+        if self.is_tensorrt_llm() {
+            self.has_config = true;
+            if let Some(root) = root {
+                settings(&reading.root(root), "", &mut self.config)?;
+            }
+            // The command says it too.
+            let words = &self.words;
+            self.config.retain(|(key, value)| key != "model" || !words.contains(value));
+            return Ok(self);
+        }
         if let Some((from, to, _)) = self.config_flag() {
             self.words.drain(from..to);
         }
         let Some(root) = root else { return Ok(self) };
         let root = reading.root(root);
-        if self.is_tensorrt_llm() {
-            let mut stated = Vec::new();
-            settings(&root, "", &mut stated)?;
-            // What stands beside it wins.
-            stated.append(&mut self.config);
-            self.config = stated;
-            return Ok(self);
-        }
         let program = self.program_words();
         let takes_model = self.is_vllm_serve();
         let is_model = |word: &String| !secret::is_flag(word);
@@ -66,32 +69,6 @@ impl Launch {
         }
         let at = program + usize::from(takes_model && self.words.get(program).is_some_and(is_model));
         self.words.splice(at..at, words);
-        Ok(self)
-    }
-
-    /// Takes what Dynamo's worker for TensorRT-LLM is told in one object into the options.
-    pub(super) fn with_overrides(mut self, at: &Place) -> Result<Self, ManifestError> {
-        const FLAG: &str = "--override-engine-args";
-        let is_flag =
-            |word: &String| word.strip_prefix(FLAG).is_some_and(|rest| rest.is_empty() || rest.starts_with('='));
-        let is_worker = self.words.iter().any(|word| word == "dynamo.trtllm");
-        let Some(index) = self.words.iter().position(is_flag).filter(|_| is_worker) else { return Ok(self) };
-        let (text, count) = match (self.words[index].split_once('='), self.words.get(index + 1)) {
-            (Some((_, text)), _) => (text.to_owned(), 1),
-            (None, Some(text)) => (text.clone(), 2),
-            (None, None) => return Ok(self),
-        };
-        self.words.drain(index..index + count);
-        let reading = Reading::new(FLAG);
-        for document in &yaml::documents(FLAG, &text)? {
-            settings(&reading.root(document), "", &mut self.config)?;
-        }
-        let mut names = self.words.iter().map(|word| word.split('=').next().unwrap_or_default().replace('-', "_"));
-        let is_stated = |name: String| self.config.iter().any(|(key, _)| name.strip_prefix("__") == Some(key.as_str()));
-        if let Some(name) = names.find(|name| is_stated(name.clone())) {
-            let what = format!("`{}`, which a flag and `{FLAG}` state,", &name[2..]);
-            return Err(ManifestError::NotRead { at: at.clone(), what, instead: "state it once" });
-        }
         Ok(self)
     }
 
@@ -132,10 +109,11 @@ impl Launch {
         Some((engine, said))
     }
 
-    /// The words from which to which the flag stands, and its value.
+    /// The words from which to which the flag stands, and its value: the last, which is the one that TensorRT-LLM's parsers take;
+    /// others refuse several.
     fn config_flag(&self) -> Option<(usize, usize, &str)> {
         let is_config = |flag: &str| FLAGS.contains(&flag.replace('_', "-").as_str());
-        self.words.iter().enumerate().find_map(|(index, word)| match word.split_once('=') {
+        self.words.iter().enumerate().rev().find_map(|(index, word)| match word.split_once('=') {
             // vLLM and SGLang look for the file behind a word that is `--config` alone.
             Some((flag, path)) if is_config(flag) && (flag != "--config" || self.is_tensorrt_llm()) => {
                 Some((index, index + 1, path))
@@ -217,6 +195,8 @@ pub(super) fn alone(root: &Spot<'_>, documents: usize) -> Result<Option<Launch>,
         settings(root, "", &mut launch.config)?;
         // It is a word by now.
         launch.config.retain(|(key, _)| key != "model");
+        words.extend(["--config".to_owned(), root.reading.file.to_owned()]);
+        launch.has_config = true;
     } else {
         let is_vllm = words[0] == "vllm";
         if let (true, Some(model)) = (is_vllm, root.get("model")) {
@@ -531,7 +511,8 @@ mod tests {
     #[test]
     fn options_of_tensorrt_llm_alone_name_their_model_once() {
         let launch = crate::manifest::read("a.yaml", b"model: m\nmax_num_tokens: 8_192\n").unwrap().remove(0);
-        assert_eq!(launch.words, ["trtllm-serve", "m"]);
+        assert_eq!(launch.words, ["trtllm-serve", "m", "--config", "a.yaml"]);
+        assert_eq!(launch.config_file(), None);
         assert_eq!(launch.config, [("max_num_tokens".to_owned(), "8192".to_owned())]);
     }
 
@@ -542,7 +523,8 @@ mod tests {
         let launch = launch
             .with_config("f.yaml", "kv_cache_config: {dtype: fp8, tokens: [1, no]}\nmax_seq_len: 0x20\n")
             .unwrap();
-        assert_eq!(launch.words, ["trtllm-serve", "m"]);
+        assert_eq!(launch.to_string(), "trtllm-serve m --extra_llm_api_options f.yaml");
+        assert_eq!(launch.config_file(), None);
         let config: Vec<(&str, &str)> =
             launch.config.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         let expected =
@@ -550,24 +532,13 @@ mod tests {
         assert_eq!(config, expected);
     }
 
-    #[test]
-    fn what_a_worker_of_dynamo_is_told_in_one_object_is_read() {
-        let launch = |more: &str| {
-            let words = format!(
-                r#"python3 -m dynamo.trtllm --model m --override-engine-args={{"max_seq_len":8,"kv_cache_config":{{"dtype":"fp8"}}}}{more}"#
-            );
-            let words = words.split(' ').map(String::from).collect();
-            Launch::from_words(words, &Default::default()).map(|mut found| found.remove(0))
-        };
-        let config = [("kv_cache_config.dtype", "fp8"), ("max_seq_len", "8")];
-        let mut found = launch("").unwrap().config;
-        found.sort();
-        assert_eq!(found, config.map(|(key, value)| (key.to_owned(), value.to_owned())));
-        let error = launch(" --max-seq-len 9").unwrap_err().to_string();
-        assert!(
-            error.contains("`max_seq_len`, which a flag and `--override-engine-args` state, is not read"),
-            "{error}"
-        );
+    #[rstest]
+    #[case("trtllm-serve m --config f.yaml --extra_llm_api_options g.yaml")]
+    #[case("trtllm-serve m --config=f.yaml --config g.yaml")]
+    #[case("python3 -m dynamo.trtllm --model m --extra-engine-args f.yaml --extra-engine-args g.yaml")]
+    fn of_several_files_of_tensorrt_llm_the_last_is_read(#[case] command: &str) {
+        let words = command.split(' ').map(String::from).collect();
+        assert_eq!(Launch { words, ..Launch::default() }.config_file(), Some("g.yaml"));
     }
 
     #[rstest]

@@ -82,8 +82,7 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     let (gpus, device) = (origin.gpus, origin.device.clone());
     let image = origin.image.as_deref().map(unknown::written);
     let version = image.as_deref().and_then(engine::version);
-    let launch =
-        Launch { words, env, place, version, image, gpus, device, ..Launch::default() }.with_overrides(&origin.at)?;
+    let launch = Launch { words, env, place, version, image, gpus, device, ..Launch::default() };
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));
     let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
     match file {

@@ -56,6 +56,15 @@ pub(super) fn refuse_unconsumed(question: &Question) -> Result<(), ServeError> {
     }
 }
 
+/// Lines of a device stand beside what they are taken from, also where the command states what caches take of it.
+pub(super) fn beside_stated_bytes(question: &mut Question) {
+    let states_lines = question.above.iter().any(|stated| BESIDE_CACHES.contains(&&*stated.key));
+    if states_lines && question.is_stated("engine.cache_bytes") && !question.is_stated("memory.fraction") {
+        question.share_of_device(1.0);
+        question.default_of("memory.of", "total");
+    }
+}
+
 /// Takes what stands above a command of these keys of memory out of its question.
 pub(super) fn taken(question: &mut Question, takes: impl Fn(&str) -> bool) -> Result<Memory, ServeError> {
     let (taken, above): (Vec<Override>, Vec<Override>) =
@@ -74,12 +83,14 @@ fn flag_of(stated: &Override) -> String {
     stated.stated_by().unwrap_or(&stated.key).to_owned()
 }
 
-/// Nothing depends on what is beside caches whose bytes are stated.
+/// Nothing depends on what is beside caches whose bytes whoever asks knows, or no device has; those that a command takes of a device must
+/// be left there.
 fn nothing_depends(question: &Question) -> Option<String> {
     if question.engine.engine.name() == "llama.cpp" && question.devices.is_none() {
         return Some("no device is named that it would be on; name it with --device".to_owned());
     }
-    let stated = question.stated.iter().chain(&question.above).find(|stated| stated.key == "engine.cache_bytes")?;
+    let own = question.stated.iter().filter(|_| question.device().is_none());
+    let stated = own.chain(&question.above).find(|stated| stated.key == "engine.cache_bytes")?;
     Some(format!("{} states the bytes for caches, and nothing else depends on it", flag_of(stated)))
 }
 

@@ -15,7 +15,7 @@ mod settled;
 mod sglang;
 mod speculation;
 mod spread;
-mod tensorrt_llm;
+pub(crate) mod tensorrt_llm;
 mod vllm;
 
 use std::collections::BTreeMap;
@@ -155,9 +155,12 @@ impl Question {
         let known = flags(engine.engine, engine.version);
         dynamo::refuse_prefill(&launch.words, start, engine)?;
         let Rewritten { mut words, options: above } = dynamo::rewritten(&launch.words, start, &known)?;
-        // In front, so that what the command says itself wins.
         let (config, mut stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
-        words.splice(start..start, config);
+        let beside =
+            if config.is_empty() { Vec::new() } else { tensorrt_llm::beside(launch, engine, &words, start, &known)? };
+        // What comes last wins.
+        let at = if tensorrt_llm::file_wins(launch, engine, start) { words.len() } else { start };
+        words.splice(at..at, config);
         let (config, more) = tensorrt_llm::settings(&above, engine.engine, &known)?;
         words.extend(config);
         stated.extend(more);
@@ -208,7 +211,7 @@ impl Question {
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
-        question.cautions.extend(launch.cut_note());
+        question.cautions.extend(launch.cut_note().into_iter().chain(beside));
         question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,

@@ -3,7 +3,7 @@
 use cacheplan_handlers::DType;
 use cacheplan_planner::engines::FlagMeaning;
 
-use super::{Question, ReadFlag, llama_cpp, sglang, speculation};
+use super::{Question, ReadFlag, llama_cpp, sglang, speculation, tensorrt_llm};
 use crate::error::ServeError;
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::parse::{Setting, program};
@@ -34,6 +34,9 @@ impl Question {
             }
             let says = match meaning {
                 _ if self.states_default(&setting) => "its default".to_owned(),
+                Meaning::None if flag.name == tensorrt_llm::FILE && !self.config.is_empty() => {
+                    "options that are read with the flags".to_owned()
+                }
                 Meaning::None => "no cache depends on it".to_owned(),
                 Meaning::Profiled => {
                     profiled.push(flag.name);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::{FlagMeaning, Version};
-use cacheplan_planner::plan::LedgerItem;
+use cacheplan_planner::plan::{Certainty, LedgerItem, LedgerLine};
 use cacheplan_planner::{Config, Devices, Memory, ModelCaches, PlanError, PlanRequest, Stated};
 use cacheplan_transforms::Resources;
 
@@ -28,7 +28,8 @@ pub(crate) struct Settled {
     pub(crate) least_blocks: u64,
     /// The most sequences that vLLM runs at once of those that a step has room for, where it is told.
     pub(crate) most_running: Option<u64>,
-    /// Bytes that weights leave of a device, where the command states what caches take of it, which no profile limits.
+    /// Bytes that weights and what is stated beside them leave of a device, where the command states what caches take of it, which no
+    /// profile limits.
     pub(crate) room: Option<u64>,
     /// What llama.cpp needs on its devices, and does where they do not hold it.
     pub(crate) placed: Option<Placed>,
@@ -79,6 +80,7 @@ impl Question {
             limits = vllm::with_draft(&mut self, model, draft, limits)?;
         }
         above::refuse_unconsumed(&self)?;
+        above::beside_stated_bytes(&mut self);
         let engine = self.engine.engine.name();
         let above = self.above.clone();
         let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
@@ -136,13 +138,16 @@ impl Question {
         parallel.validate().map_err(|said| self.refused(said, remedies))
     }
 
-    /// What weights leave of a device.
+    /// What weights leave of a device, and what is stated or measured beside them: what is assumed may be less.
     fn room(&self, request: &PlanRequest) -> Result<Option<u64>, ServeError> {
         let Some(device) = self.device() else { return Ok(None) };
         let lines = request.beside_caches(self.engine)?;
-        let weights = lines.iter().find(|line| line.name == LedgerItem::Weights);
-        let least = weights.map_or(0, |line| line.bytes.saturating_sub(line.uncertain_bytes));
-        Ok(Some(device.total_bytes.saturating_sub(least)))
+        let is_stated = |name: &str| self.above.iter().any(|stated| stated.key == format!("memory.{name}"));
+        let counts = |line: &&LedgerLine| {
+            line.name == LedgerItem::Weights || line.source == Certainty::Measured || is_stated(line.name.name())
+        };
+        let least = lines.iter().filter(counts).map(|line| line.bytes.saturating_sub(line.uncertain_bytes));
+        Ok(Some(least.fold(device.total_bytes, u64::saturating_sub)))
     }
 
     /// The caches of the model as the engine keeps them.
@@ -200,7 +205,10 @@ impl Question {
 
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
     pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
-        let there = self.gpus();
+        // More than a usual node has are those of all nodes together.
+        let nodes = self.count("--nnodes").unwrap_or(1).max(1);
+        let are_of_all = |all: u64| all > u64::from(Devices::USUAL_NODE) && all.is_multiple_of(nodes);
+        let there = self.gpus().map(|all| if are_of_all(all) { all / nodes } else { all });
         let shown = match self.env.get(visible::VARIABLE) {
             Some(listed) => format!(" ({}={listed})", visible::VARIABLE),
             None => String::new(),

@@ -3,17 +3,23 @@
 use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, Growth};
-use cacheplan_planner::engines::FlagMeaning;
-use cacheplan_planner::{ByteSize, Engine, ModelCaches, Override, PlanRequest};
+use cacheplan_planner::engines::{FlagMeaning, Version};
+use cacheplan_planner::{ByteSize, Engine, EngineSpec, ModelCaches, Override, PlanRequest};
 
 use super::{HEADS, Limits, Question, in_bytes, of_config, overrides};
+use crate::dynamo;
 use crate::error::ServeError;
+use crate::flags::parse::parse;
 use crate::flags::table::{Arity, Flag};
+use crate::launch::Launch;
 use crate::remedy::Remedy;
 
 /// Defaults of `BuildConfig`.
 const BATCH: u64 = 2048;
 const STEP: u64 = 8192;
+
+/// The flag of its file of options. Those of others are flags in its place.
+pub(super) const FILE: &str = "--config";
 
 /// A key of its file of options that no flag is called as.
 const FRACTION: &str = "kv_cache_config.free_gpu_memory_fraction";
@@ -49,23 +55,59 @@ const TOKENS: &str = "kv_cache_config.max_tokens";
 pub(super) fn settings(
     config: &[(String, String)],
     engine: Engine,
-    known: &[&Flag],
+    known: &[&'static Flag],
 ) -> Result<(Vec<String>, Vec<Override>), ServeError> {
     let mut words = Vec::new();
     let mut stated = Vec::new();
     for (key, value) in config {
-        let name = if key == FRACTION { "--free_gpu_memory_fraction".to_owned() } else { format!("--{key}") };
-        let Some(flag) = known.iter().find(|flag| flag.name == name) else {
+        let Some(flag) = flag_of(key, known) else {
             stated.extend(of_key(key, value, engine)?);
             continue;
         };
         match flag.values {
             Arity::Exactly(0) if value != "true" => {}
-            Arity::Exactly(0) => words.push(name),
-            _ => words.extend([name, value.clone()]),
+            Arity::Exactly(0) => words.push(flag.name.to_owned()),
+            _ => words.extend([flag.name.to_owned(), value.clone()]),
         }
     }
     Ok((words, stated))
+}
+
+/// The flag that is called as a key of the file of options.
+pub(crate) fn flag_of(key: &str, known: &[&'static Flag]) -> Option<&'static Flag> {
+    let name = if key == FRACTION { "--free_gpu_memory_fraction".to_owned() } else { format!("--{key}") };
+    known.iter().copied().find(|flag| flag.name == name)
+}
+
+/// Whether what the file of options says stands above flags: to Dynamo's worker, and before flags that are stated did so
+/// (NVIDIA/TensorRT-LLM#14812).
+pub(crate) fn file_wins(launch: &Launch, engine: EngineSpec, start: usize) -> bool {
+    const FLAGS_WIN: Version = Version(1, 3, 0);
+    engine.version < FLAGS_WIN || dynamo::worker(&launch.words, start).is_some()
+}
+
+/// What the file of options says otherwise than a flag beside it.
+pub(super) fn beside(
+    launch: &Launch,
+    engine: EngineSpec,
+    words: &[String],
+    start: usize,
+    known: &[&'static Flag],
+) -> Result<Vec<String>, ServeError> {
+    let said = parse(engine, words, start, &launch.env)?.settings;
+    let differing = launch.config.iter().filter_map(|(key, value)| {
+        let setting = said.get(flag_of(key, known)?.name)?;
+        let is_same = if setting.values.is_empty() { value == "true" } else { setting.value() == value };
+        let words = std::iter::once(setting.flag.name).chain(setting.values.iter().map(String::as_str));
+        let flag = words.collect::<Vec<_>>().join(" ");
+        (!is_same).then(|| match file_wins(launch, engine, start) {
+            true => format!("{key} {value} of the file of options stands above {flag}"),
+            false => format!(
+                "{flag} stands above {key} {value} of the file of options; release candidates before TensorRT-LLM#14812 take the file's"
+            ),
+        })
+    });
+    Ok(differing.collect())
 }
 
 /// What a key says that no flag is called as, if anything of caches.

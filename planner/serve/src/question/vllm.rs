@@ -5,6 +5,7 @@ mod batch;
 mod drafter;
 mod dtype;
 mod fields;
+mod graphs;
 mod joined;
 mod memory;
 mod names;

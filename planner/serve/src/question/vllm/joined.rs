@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::super::rules::{Rule, lists, since};
 use super::super::{of_config, speculation};
 use super::attention;
+use super::graphs::Graphs;
 
 const READ: Version = Version(0, 33, 0);
 
@@ -96,11 +97,7 @@ pub(super) const RULES: &[Rule] = &[
         let config = case.object(COMPILE);
         let stated =
             case.whole(LARGEST).or_else(|| config.get("max_cudagraph_capture_size").and_then(Value::as_i64))?;
-        let mode = config.get("cudagraph_mode").and_then(Value::as_str).unwrap_or("");
-        let eager = case.is_on("--enforce-eager")
-            || case.word("--optimization-level") == Some("0")
-            || mode.eq_ignore_ascii_case("none");
-        (stated < 1 && !eager)
+        (stated < 1 && Graphs::of(case.question) != Graphs::None)
             .then(|| "Maximum cudagraph size should be greater than or equal to 1 when using cuda graph.".into())
     }),
     since(READ, &[CHUNKS], |case| {

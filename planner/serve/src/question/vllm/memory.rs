@@ -2,9 +2,9 @@
 
 use cacheplan_planner::ByteSize;
 use cacheplan_planner::engines::Version;
-use serde_json::Value;
 
 use super::super::{Limits, Question};
+use super::graphs::Graphs;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -59,10 +59,9 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     }
     question.share_of_device(number);
     question.default_of("memory.of", "total");
-    let eager = question.is_on("--enforce-eager");
     let by_variable = question.env.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS").map(|value| value.trim() != "0");
     let counts_graphs = by_variable.unwrap_or(question.engine.version >= COUNTS_GRAPHS);
-    if eager || !counts_graphs {
+    if Graphs::are_none(question) || !counts_graphs {
         question.default_of("memory.graphs", "0B");
     }
     if let Some(size) = question.share("--kv-offloading-size") {
@@ -82,14 +81,9 @@ fn cpu_space(question: &Question) -> Option<u64> {
 /// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. What drafts
 /// may capture otherwise, which was not read.
 pub(in super::super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
-    let captures = || {
-        let Some(setting) = question.flag("--compilation-config") else { return true };
-        let mode = || serde_json::from_str::<Value>(setting.value()).ok()?.get("cudagraph_mode").cloned();
-        mode().is_none_or(|mode| mode.as_str().is_some_and(|mode| mode.to_uppercase().starts_with("FULL")))
-    };
-    let eager = question.is_on("--enforce-eager") || question.value("--optimization-level") == Some("0");
     let drafts = question.flag("--speculative-config").is_some();
     let on_cpu = cpu_space(question).is_some();
-    let asks = question.engine.version >= CAPTURES_WITH_STATES && !eager && !drafts && !on_cpu && captures();
+    let captures = Graphs::of(question) == Graphs::Full;
+    let asks = question.engine.version >= CAPTURES_WITH_STATES && captures && !drafts && !on_cpu;
     limits.max_batch_size.filter(|_| asks).unwrap_or(0)
 }

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::super::rules::{Case, Rule, lists, since, within};
 use super::super::{of_config, speculation};
 use super::attention;
+use super::graphs::Graphs;
 use super::names::{BACKENDS_OF_0_11, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
 
 const READ: Version = Version(0, 33, 0);
@@ -60,8 +61,8 @@ pub(super) const RULES: &[Rule] = &[
         is_number.then(|| "Input should be a dictionary or an instance of CompilationConfig".into())
     }),
     since(EARLIER, &[LARGEST, SIZES], |case| {
-        let eager = case.is_on("--enforce-eager") || case.word("--optimization-level") == Some("0");
-        let stated = case.question.flag(SIZES).filter(|_| !eager && !case.is_stated(COMPILE))?;
+        let captures = Graphs::of(case.question) != Graphs::None;
+        let stated = case.question.flag(SIZES).filter(|_| captures && !case.is_stated(COMPILE))?;
         let sizes = stated.values.iter().filter_map(|size| size.trim().parse::<u64>().ok());
         let most = sizes.filter(|size| *size <= case.limits.max_num_tokens).max()?;
         let largest = case.question.count(LARGEST).filter(|largest| *largest != most)?;
