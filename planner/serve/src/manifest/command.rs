@@ -57,7 +57,7 @@ pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<
 
 /// What the words in front of a program make of its variables: `env -i -u NAME NAME=value`, `sudo --preserve-env=NAME`, which hands on no
 /// others (`env_reset` of `sudoers`).
-fn environment(before: &[String], variables: &mut Variables, origin: &Origin<'_>) {
+fn environment(before: &[String], variables: &mut Variables, origin: &Origin<'_>) -> Result<(), ManifestError> {
     let mut words = before.iter();
     // Whether words may state variables.
     let mut states = false;
@@ -106,11 +106,15 @@ fn environment(before: &[String], variables: &mut Variables, origin: &Origin<'_>
             }
             _ => match word.split_once('=') {
                 Some((name, value)) if is_name(name) => variables.set(name, vec![value.to_owned()], true),
-                _ if states && word.starts_with(MARKS) => variables.unread(origin.unread("env".to_owned())),
+                _ if states && word.starts_with(MARKS) => {
+                    origin.reading.charge(variables.weight(), &origin.at)?;
+                    variables.unread(origin.unread("env".to_owned()));
+                }
                 _ => states = false,
             },
         }
     }
+    Ok(())
 }
 
 /// Options of `sudo` whose value is the next word.
@@ -151,11 +155,12 @@ fn launches(
         return Err(ManifestError::TooMuch { at: origin.at.clone(), what: "a nesting of commands", most: DEPTH });
     };
     let (before, words) = words.split_at(index);
-    environment(before, &mut variables, origin);
+    environment(before, &mut variables, origin)?;
     match start {
         engine::Start::Engine => {
             // `uvx vllm@0.33.0`
-            let (program, wheel) = words[0].split_once('@').map_or((&*words[0], None), |(name, of)| (name, Some(of)));
+            let (program, wheel) =
+                base(&words[0]).split_once('@').map_or((&*words[0], None), |(name, version)| (name, Some(version)));
             let words: Vec<String> =
                 std::iter::once(program).chain(words[1..].iter().map(String::as_str)).map(str::to_owned).collect();
             let wheel = wheel.filter(|version| version.starts_with(|c: char| c.is_ascii_digit()));

@@ -50,7 +50,7 @@ impl<'a> Origin<'a> {
     /// What sets variables here and is not read.
     pub(super) fn unread(&self, what: String) -> Unread {
         let what = what.trim().chars().take(120).collect();
-        Unread { what, why: Why::Sourced, line: self.at.line.filter(|_| self.is_file) }
+        Unread { what, why: Why::Sourced, line: self.at.line }
     }
 
     /// What a script starts, which has to stand in no block that may not run.
