@@ -37,6 +37,8 @@ pub struct Launch {
     pub device: Option<String>,
     /// Flags that begin lines behind it, where a line's end or a blank line has ended the command before them.
     pub cut: Vec<String>,
+    /// What the answer hangs on that the file leaves open.
+    pub cautions: Vec<String>,
 }
 
 impl Launch {
@@ -105,6 +107,9 @@ impl fmt::Debug for Launch {
             .field("device", &self.device);
         if !self.cut.is_empty() {
             shown.field("cut", &secret::hidden(&self.cut));
+        }
+        if !self.cautions.is_empty() {
+            shown.field("cautions", &self.cautions);
         }
         shown.finish()
     }

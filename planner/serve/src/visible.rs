@@ -1,6 +1,6 @@
 //! The GPUs that a process sees.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cacheplan_planner::device::DeviceKind;
 use cacheplan_planner::{DeviceInfo, Engine};
@@ -14,39 +14,60 @@ pub(crate) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// The variable by which NVIDIA's runtime shows a container some of them.
 pub(crate) const OF_CONTAINER: &str = "NVIDIA_VISIBLE_DEVICES";
 
-/// Whether an answer depends on a variable, beside those by which flags are stated too.
+/// The variables on which an answer depends, beside those by which flags are stated too.
+const READ: [&str; 24] = [
+    VARIABLE,
+    "GGML_CUDA_ENABLE_UNIFIED_MEMORY",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+    "SGLANG_ENABLE_PP_SPEC",
+    "SGLANG_ENABLE_SPEC_V2",
+    "SGLANG_MAMBA_CONV_DTYPE",
+    "SGLANG_MAMBA_SSM_DTYPE",
+    "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
+    "SGLANG_PP_LAYER_PARTITION",
+    "TLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "VLLM_ATTENTION_BACKEND",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_DP_SIZE",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+    "VLLM_MLA_DISABLE",
+    "VLLM_PP_LAYER_PARTITION",
+    "VLLM_USE_RUST_FRONTEND",
+    "VLLM_USE_V1",
+    "VLLM_USE_V2_MODEL_RUNNER",
+];
+
+/// Whether an answer depends on a variable.
 pub(crate) fn is_read(name: &str) -> bool {
-    const READ: [&str; 24] = [
-        VARIABLE,
-        "GGML_CUDA_ENABLE_UNIFIED_MEMORY",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-        "SGLANG_ENABLE_PP_SPEC",
-        "SGLANG_ENABLE_SPEC_V2",
-        "SGLANG_MAMBA_CONV_DTYPE",
-        "SGLANG_MAMBA_SSM_DTYPE",
-        "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
-        "SGLANG_PP_LAYER_PARTITION",
-        "TLLM_ALLOW_LONG_MAX_MODEL_LEN",
-        "VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE",
-        "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
-        "VLLM_ATTENTION_BACKEND",
-        "VLLM_BATCH_INVARIANT",
-        "VLLM_CPU_KVCACHE_SPACE",
-        "VLLM_DP_SIZE",
-        "VLLM_ENABLE_V1_MULTIPROCESSING",
-        "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
-        "VLLM_MLA_DISABLE",
-        "VLLM_PP_LAYER_PARTITION",
-        "VLLM_USE_RUST_FRONTEND",
-        "VLLM_USE_V1",
-        "VLLM_USE_V2_MODEL_RUNNER",
-    ];
     // `LLAMA_ARG_NO_X` is the opposite of `LLAMA_ARG_X`.
     let turned = name.replacen("_NO_", "_", 1);
-    let states = |flag: &Flag| flag.env.is_some_and(|of| of == name || of == turned);
-    let says = |engine: Engine| all_flags(engine).any(|flag| states(flag) && meaning(engine, flag) != Meaning::None);
+    let says = |engine: Engine| flags_of_variables(engine).any(|(of, _)| of == name || of == turned);
     READ.contains(&name) || Engine::all().iter().any(|engine| says(*engine))
+}
+
+/// The flags of an engine that say something of caches and that variables state too.
+fn flags_of_variables(engine: Engine) -> impl Iterator<Item = (&'static str, &'static Flag)> {
+    let says = move |flag: &&Flag| meaning(engine, flag) != Meaning::None;
+    all_flags(engine).filter_map(|flag| Some((flag.env?, flag))).filter(move |(_, flag)| says(flag))
+}
+
+/// The variables on which the answer to a command of an engine depends: a flag stands over its variable.
+pub(crate) fn read_by(engine: Engine, words: &[String]) -> BTreeSet<&'static str> {
+    const OF_ENGINES: [(&str, &str); 4] =
+        [("VLLM_", "vllm"), ("SGLANG_", "sglang"), ("TLLM_", "tensorrt-llm"), ("GGML_", "llama.cpp")];
+    let of = |name: &str| OF_ENGINES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, engine)| *engine);
+    let own = READ.into_iter().filter(|name| of(name).is_none_or(|of| of == engine.name()));
+    let given: BTreeSet<&str> = words.iter().map(|word| word.split('=').next().unwrap_or(word)).collect();
+    let is_stated = |flag: &Flag| flag.names().chain(flag.negated.iter().copied()).any(|name| given.contains(name));
+    let stated: BTreeSet<&str> =
+        flags_of_variables(engine).filter(|(_, flag)| is_stated(flag)).map(|(name, _)| name).collect();
+    let all = flags_of_variables(engine).map(|(name, _)| name).chain(own);
+    all.filter(|name| !stated.contains(name)).collect()
 }
 
 /// How many of so many GPUs a process sees: those that the variable lists in front of the first that is none, and none where it lists one

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
-use super::unknown::{DOLLAR, known};
-use super::variables::{Variables, name_length};
+use super::unknown::{DOLLAR, MARKS, known};
+use super::variables::{Variables, is_name};
 use super::{engine, shell};
 use crate::started::base;
 use crate::words::assignment;
@@ -55,20 +55,88 @@ pub(super) fn of_container(container: Container, origin: &Origin<'_>) -> Result<
     launches(&container.words(&origin.at)?, container.variables, &origin, DEPTH)
 }
 
-/// What `env -u NAME` and `env -i` take away.
-fn cleared(before: &[String], variables: &mut Variables) {
-    let mut words = before.iter().skip_while(|word| base(word) != "env");
-    if words.next().is_none() {
-        return;
-    }
-    while let Some(option) = words.next().filter(|word| word.starts_with('-')) {
-        match option.strip_prefix("--unset=").or_else(|| option.strip_prefix("-u")) {
-            Some("") => words.next().into_iter().for_each(|name| variables.unset(name)),
-            Some(name) => variables.unset(name),
-            None if matches!(option.as_str(), "-i" | "-" | "--ignore-environment") => *variables = Variables::default(),
-            None if matches!(option.as_str(), "-C" | "--chdir") => drop(words.next()),
-            None => {}
+/// What the words in front of a program make of its variables: `env -i -u NAME NAME=value`, `sudo --preserve-env=NAME`, which hands on no
+/// others (`env_reset` of `sudoers`).
+fn environment(before: &[String], variables: &mut Variables, origin: &Origin<'_>) -> Result<(), ManifestError> {
+    let mut words = before.iter();
+    // Whether words may state variables.
+    let mut states = false;
+    while let Some(word) = words.next() {
+        match base(word) {
+            "env" => {
+                states = true;
+                while let Some(option) = words.as_slice().first().filter(|word| word.starts_with('-')) {
+                    words.next();
+                    match option.strip_prefix("--unset=").or_else(|| option.strip_prefix("-u")) {
+                        Some("") => words.next().into_iter().for_each(|name| variables.unset(name)),
+                        Some(name) => variables.unset(name),
+                        None if matches!(option.as_str(), "-i" | "-" | "--ignore-environment") => {
+                            *variables = Variables::default();
+                        }
+                        None if matches!(option.as_str(), "-C" | "--chdir") => drop(words.next()),
+                        None => {}
+                    }
+                }
+            }
+            "sudo" => {
+                states = true;
+                let (mut kept, mut keeps_all) = (Vec::new(), false);
+                while let Some(option) = words.as_slice().first().filter(|word| word.starts_with('-')) {
+                    words.next();
+                    match option.strip_prefix("--") {
+                        Some("preserve-env") => keeps_all = true,
+                        Some(long) => match long.strip_prefix("preserve-env=") {
+                            Some(names) => kept.extend(names.split(',')),
+                            None if OF_SUDO.contains(&long) => drop(words.next()),
+                            None => {}
+                        },
+                        None => {
+                            let letters = &option[1..];
+                            let valued = letters.find(|letter| "ughpCrtTUDR".contains(letter));
+                            keeps_all |= letters[..valued.unwrap_or(letters.len())].contains('E');
+                            if valued.is_some_and(|at| at + 1 == letters.len()) {
+                                words.next();
+                            }
+                        }
+                    }
+                }
+                if !keeps_all {
+                    variables.keep(&kept);
+                }
+            }
+            _ => match word.split_once('=') {
+                Some((name, value)) if is_name(name) => variables.set(name, vec![value.to_owned()], true),
+                _ if states && word.starts_with(MARKS) => {
+                    origin.reading.charge(variables.weight(), &origin.at)?;
+                    variables.unread(origin.unread("env".to_owned()));
+                }
+                _ => states = false,
+            },
         }
+    }
+    Ok(())
+}
+
+/// Options of `sudo` whose value is the next word.
+const OF_SUDO: [&str; 11] = [
+    "user",
+    "group",
+    "host",
+    "prompt",
+    "close-from",
+    "role",
+    "type",
+    "command-timeout",
+    "other-user",
+    "chdir",
+    "chroot",
+];
+
+/// Notes words that start no engine which is read, and yet name an engine's command.
+pub(super) fn pass_over(words: &[String], origin: &Origin<'_>) {
+    if engine::is_named(words) {
+        let line = origin.at.line.map_or(String::new(), |line| format!(" (line {line})"));
+        origin.reading.pass_over(format!("`{}`{line}", super::unknown::written(base(&words[0]))));
     }
 }
 
@@ -80,29 +148,30 @@ fn launches(
     depth: usize,
 ) -> Result<Vec<Launch>, ManifestError> {
     let Some((index, start)) = engine::start(words) else {
+        pass_over(words, origin);
         return engine::open(words).map_or(Ok(Vec::new()), |word| known(word, &origin.at).map(|_| Vec::new()));
     };
     let Some(depth) = depth.checked_sub(1) else {
         return Err(ManifestError::TooMuch { at: origin.at.clone(), what: "a nesting of commands", most: DEPTH });
     };
     let (before, words) = words.split_at(index);
-    cleared(before, &mut variables);
-    // `env NAME=value program`.
-    for (name, value) in before.iter().filter_map(|word| word.split_once('=')) {
-        if !name.is_empty() && name_length(name) == name.len() {
-            variables.set(name, vec![value.to_owned()], true);
-        }
-    }
+    environment(before, &mut variables, origin)?;
     match start {
         engine::Start::Engine => {
-            let mut launch = launch(words, &variables, origin)?;
-            if let Some(wheel) = before.iter().find_map(|word| engine::wheel(word)) {
+            // `uvx vllm@0.33.0`
+            let (program, wheel) =
+                base(&words[0]).split_once('@').map_or((&*words[0], None), |(name, version)| (name, Some(version)));
+            let words: Vec<String> =
+                std::iter::once(program).chain(words[1..].iter().map(String::as_str)).map(str::to_owned).collect();
+            let wheel = wheel.filter(|version| version.starts_with(|c: char| c.is_ascii_digit()));
+            let mut launch = launch(&words, &variables, origin)?;
+            if let Some(wheel) = before.iter().find_map(|word| engine::wheel(word)).or(wheel) {
                 (launch.version, launch.image) = (Some(wheel.to_owned()), None);
             }
             Ok(vec![launch])
         }
         engine::Start::Container => {
-            let found = docker::run(words, &variables, origin.reading, &origin.at)?;
+            let found = docker::run(words, &variables, origin)?;
             let Some((container, gpus)) = found else { return Ok(Vec::new()) };
             let gpus = gpus.or(origin.gpus);
             let image = container.image.clone();

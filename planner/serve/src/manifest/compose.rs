@@ -5,6 +5,7 @@ mod words;
 use super::command;
 use super::docker::{self, Container};
 use super::error::ManifestError;
+use super::kubernetes;
 use super::origin::Origin;
 use super::reading::Spot;
 use super::unknown;
@@ -95,6 +96,15 @@ fn environment(service: &Service<'_>) -> Result<Variables, ManifestError> {
     for stated in service.0.iter().rev().filter_map(|service| service.get("environment")) {
         variables_of(&stated, &mut variables)?;
     }
+    let mut of_files = Variables::default();
+    for files in service.0.iter().filter_map(|service| service.get("env_file")) {
+        let files = if files.raw().is_some() { vec![files] } else { files.items()? };
+        for file in files {
+            let name = interpolated(&file.get("path").unwrap_or_else(|| file.clone()))?;
+            of_files.unread(kubernetes::unread(&file, format!("env_file {name}")));
+        }
+    }
+    variables.stand_over(of_files);
     Ok(variables)
 }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::engine;
 use super::error::{ManifestError, Place};
-use super::reading::Reading;
-use super::unknown;
-use super::variables::Variables;
+use super::origin::Origin;
+use super::unknown::{self, MARKS, Why};
+use super::variables::{Variables, is_name};
 use crate::visible::OF_CONTAINER;
 
 /// Options that have no value; all others have one.
@@ -33,11 +33,12 @@ const SHORT_SWITCHES: [char; 5] = ['d', 'i', 't', 'P', 'q'];
 pub(super) fn run(
     words: &[String],
     shell: &Variables,
-    reading: &Reading<'_>,
-    at: &Place,
+    origin: &Origin<'_>,
 ) -> Result<Option<(Container, Option<u32>)>, ManifestError> {
+    let (reading, at) = (origin.reading, &origin.at);
     let mut arguments = engine::container_arguments(words).unwrap_or_default();
     let mut container = Container::default();
+    let mut of_files = Variables::default();
     let (mut gpus, mut is_asked, mut by_runtime) = (None, false, false);
     while let Some((option, rest)) = arguments.split_first().filter(|(word, _)| word.starts_with('-')) {
         arguments = rest;
@@ -59,13 +60,19 @@ pub(super) fn run(
             "-e" | "--env" => match value.split_once('=') {
                 Some((name, value)) => container.variables.set(name, vec![value.to_owned()], true),
                 // Its value is that of the shell, of a list its first word.
-                None => {
-                    if let Some(word) = shell.get(&value).and_then(<[String]>::first) {
-                        reading.charge(word.len(), at)?;
-                        container.variables.set(&value, vec![word.clone()], true);
-                    }
+                None if is_name(&value) => {
+                    let written = || format!("${value}");
+                    let word = shell.seen(&value, written).and_then(|words| words.first().cloned());
+                    let word = word.unwrap_or_else(|| Why::NotSet.mark(&written()));
+                    reading.charge(word.len(), at)?;
+                    container.variables.set(&value, vec![word], true);
                 }
+                None => {}
             },
+            "--env-file" => {
+                let file = if value.contains(MARKS) { "" } else { &value };
+                of_files.unread(origin.unread(format!("--env-file {file}")));
+            }
             "--gpus" => (gpus, is_asked) = (devices(&value), true),
             "--runtime" => by_runtime = value == RUNTIME,
             "--device" if value.starts_with("nvidia.com/gpu=") && !value.ends_with("=all") => {
@@ -75,6 +82,7 @@ pub(super) fn run(
             _ => {}
         }
     }
+    container.variables.stand_over(of_files);
     // What is asked for is what Docker sets the variable to.
     if by_runtime && !is_asked && gpus.is_none() {
         gpus = visible(&container.variables, at)?;

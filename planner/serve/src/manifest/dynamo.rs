@@ -20,6 +20,7 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         spec.reading.charge(shared.weight(), &service.place())?;
         let mut variables = shared.clone();
         kubernetes::environment(&service, "envs", &mut variables)?;
+        kubernetes::environment_of_secret(&service, &mut variables);
         let Some(pod) = service.get("extraPodSpec") else { continue };
         let Some(container) = pod.get("mainContainer") else { continue };
         let title = format!("{title}, service {name:.200}");

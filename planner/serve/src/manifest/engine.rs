@@ -81,7 +81,8 @@ pub(super) fn open(words: &[String]) -> Option<&str> {
 
 fn starts(words: &[String]) -> Option<Start> {
     let second = words.get(1).map(String::as_str);
-    match base(words.first()?) {
+    let name = base(words.first()?);
+    match name.split_once('@').map_or(name, |(name, _)| name) {
         "vllm" if second == Some("serve") => Some(Start::Engine),
         "sglang" if second == Some("serve") => Some(Start::Engine),
         "llama-server" | "trtllm-serve" => Some(Start::Engine),
@@ -95,6 +96,29 @@ fn starts(words: &[String]) -> Option<Start> {
         }
         _ => None,
     }
+}
+
+/// Whether words that start nothing which is read name an engine's command: those behind a program that may run them, `tmux new vllm
+/// serve m`, a text among them, `su -c 'vllm serve m'`, an image, `apptainer run docker://vllm/vllm-openai`.
+pub(super) fn is_named(words: &[String]) -> bool {
+    /// Programs that show or look for words.
+    const SHOW: [&str; 14] = [
+        "echo", "printf", "print", "log", "info", "warn", "error", "die", "usage", "grep", "kill", "sed", "awk", "git",
+    ];
+    let Some((program, rest)) = words.split_first() else { return false };
+    if SHOW.iter().any(|word| base(program).contains(word)) || matches!(base(program), "[" | "[[" | "test" | "cat") {
+        return false;
+    }
+    let is_command = |words: &[&str]| match *words {
+        [program, "serve", _, ..] => matches!(base(program), "vllm" | "sglang"),
+        [program, next, ..] if next.starts_with('-') && next != "-m" => matches!(base(program), "llama-server"),
+        [program, "-m", next, ..] => base(program) == "llama-server" || MODULES.contains(&next),
+        _ => false,
+    };
+    let is_in = |words: &[&str]| (0..words.len()).any(|at| is_command(&words[at..words.len().min(at + 3)]));
+    let whole: Vec<&str> = rest.iter().map(String::as_str).collect();
+    let is_image = |word: &String| word.split_once("://").is_some_and(|(_, image)| !entrypoint(image, &[]).is_empty());
+    is_in(&whole) || rest.iter().any(|word| is_image(word) || is_in(&word.split_whitespace().collect::<Vec<_>>()))
 }
 
 fn is_version(text: &str) -> bool {

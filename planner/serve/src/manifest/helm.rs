@@ -38,6 +38,7 @@ pub(super) fn production_stack(root: &Spot<'_>) -> Result<Vec<Launch>, ManifestE
         let mut variables = Variables::default();
         kubernetes::environment(&spec, "env", &mut variables)?;
         kubernetes::environment(&model, "env", &mut variables)?;
+        kubernetes::environment_of_secret(&model, &mut variables);
         let name = model.get("name").and_then(|name| name.raw()).unwrap_or("");
         let mut origin = Origin::new(root.reading, model.place(), format!("modelSpec {name:.200}"));
         origin.image = match (model.get("repository"), model.get("tag")) {

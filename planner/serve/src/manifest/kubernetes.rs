@@ -8,7 +8,7 @@ use super::error::ManifestError;
 use super::origin::Origin;
 use super::reading::Spot;
 use super::unknown::{self, Why};
-use super::variables::Variables;
+use super::variables::{Unread, Variables};
 use crate::Launch;
 
 /// The objects of a file, so that what one of them names is found in another.
@@ -134,7 +134,7 @@ pub(super) fn container_of(container: &Spot<'_>, mut variables: Variables) -> Re
     let (reading, at) = (container.reading, container.place());
     let words = |key: &str| -> Result<Option<Vec<String>>, ManifestError> {
         let Some(list) = container.get(key) else { return Ok(None) };
-        let texts = list.texts()?;
+        let texts = list.items()?.iter().map(Spot::string).collect::<Result<Vec<_>, _>>()?;
         texts.iter().map(|text| variables.kubernetes(text, |_| false, reading, &at)).collect::<Result<_, _>>().map(Some)
     };
     let (entrypoint, arguments) = (words("command")?, words("args")?.unwrap_or_default());
@@ -151,7 +151,7 @@ pub(super) fn environment(spot: &Spot<'_>, key: &str, variables: &mut Variables)
         let written = format!("$({name})");
         let value = match (entry.get("value"), entry.get("valueFrom")) {
             (Some(value), _) => {
-                let value = value.text()?;
+                let value = value.string()?;
                 variables.kubernetes(&value, |name| names.contains(name), spot.reading, &entry.place())?
             }
             (None, Some(from)) if from.has("secretKeyRef") => Why::Secret.mark(&written),
@@ -176,19 +176,40 @@ fn of_map<'a>(from: &Spot<'a>) -> Option<&'a str> {
     from.reading.config_map(map).find(|(known, _)| *known == key).map(|(_, text)| text)
 }
 
-/// The variables that `envFrom` takes of objects in the same file, over which those of `env` stand.
+/// The variables that `envFrom` takes of objects, over which those of `env` stand: what is not in the same file is not read.
 fn environment_of_maps(container: &Spot<'_>, variables: &mut Variables) -> Result<(), ManifestError> {
+    let mut taken = Variables::default();
     for source in container.list("envFrom")? {
-        let Some(map) = source.get("configMapRef").and_then(|map| map.get("name")).and_then(|name| name.raw()) else {
-            continue;
-        };
+        let named = |key: &str| source.get(key)?.get("name")?.raw();
         let prefix = text(&source, "prefix").unwrap_or("");
-        for (key, value) in container.reading.config_map(map) {
+        let mut is_here = false;
+        for (key, value) in named("configMapRef").into_iter().flat_map(|map| container.reading.config_map(map)) {
+            is_here = true;
             container.reading.charge(key.len() + value.len(), &source.place())?;
-            variables.set(&format!("{prefix}{key}"), vec![unknown::mark_templates(value)], true);
+            taken.set(&format!("{prefix}{key}"), vec![unknown::mark_templates(value)], true);
+        }
+        if !is_here {
+            let name = named("configMapRef").or_else(|| named("secretRef")).unwrap_or_default();
+            taken.unread(unread(&source, format!("envFrom {name}")));
         }
     }
+    variables.stand_over(taken);
     Ok(())
+}
+
+/// What sets variables and is not read, where it is named.
+pub(super) fn unread(at: &Spot<'_>, what: String) -> Unread {
+    let what = unknown::written(&what).trim().chars().take(120).collect();
+    Unread { what, why: Why::InFile, line: at.place().line }
+}
+
+/// The secret whose keys are variables, by the word that charts and operators have for it.
+pub(super) fn environment_of_secret(spot: &Spot<'_>, variables: &mut Variables) {
+    let Some(secret) = spot.get("envFromSecret") else { return };
+    let name = secret.get("name").unwrap_or_else(|| secret.clone()).raw().unwrap_or_default();
+    let mut taken = Variables::default();
+    taken.unread(unread(&secret, format!("envFromSecret {name}")));
+    variables.stand_over(taken);
 }
 
 /// The GPUs that resources ask for; with the name of what they are parts of, where they are.

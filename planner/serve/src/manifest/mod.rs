@@ -56,15 +56,20 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
         return Err(ManifestError::Syntax { at, reason: "a control character stands in it".to_owned() });
     }
     let nothing_else = |launches| (launches, String::new());
-    let (launches, seen) = match dialect {
+    let (mut launches, seen) = match dialect {
         Some(dialect) => nothing_else(windows::launches(dialect, &reading, &text)?),
         None if unit::is(name, &text) => nothing_else(unit::launches(&reading, &text)?),
         None if dockerfile::is(&text) => nothing_else(of_script(&reading, &dockerfile::script(&text))?),
         None if is_script => nothing_else(of_script(&reading, &text)?),
         None => of_yaml(&reading, &text)?,
     };
+    let passed = reading.passed();
+    launches.iter_mut().for_each(|launch| launch.cautions.extend(passed.clone()));
     match launches.is_empty() {
-        true => Err(ManifestError::NoCommand { file: name.to_owned(), seen }),
+        true => {
+            let seen = seen + &passed.map_or(String::new(), |passed| format!(" ({passed})"));
+            Err(ManifestError::NoCommand { file: name.to_owned(), seen })
+        }
         false => Ok(launches),
     }
 }

@@ -6,7 +6,8 @@ use super::engine;
 use super::error::{ManifestError, Place};
 use super::reading::{Reading, Spot};
 use super::unknown::{self, Why};
-use super::variables::{Variables, name_length};
+use super::variables::{Unread, Variables, name_length};
+use crate::started::started;
 use crate::{Launch, secret, visible};
 
 /// Where a command stands, and what is around it.
@@ -46,6 +47,12 @@ impl<'a> Origin<'a> {
         }
     }
 
+    /// What sets variables here and is not read.
+    pub(super) fn unread(&self, what: String) -> Unread {
+        let what = what.trim().chars().take(120).collect();
+        Unread { what, why: Why::Sourced, line: self.at.line }
+    }
+
     /// What a script starts, which has to stand in no block that may not run.
     pub(super) fn unconditional(&self, found: Vec<Launch>, block: Option<&str>) -> Result<Vec<Launch>, ManifestError> {
         let Some(block) = block.filter(|_| !found.is_empty()) else { return Ok(found) };
@@ -70,6 +77,7 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     if let Some(value) = variables.unknown(visible::is_read) {
         unknown::known(value, &origin.at)?;
     }
+    let cautions = cautions(&words, variables);
     let mut env = variables.exported();
     for (name, value) in &mut env {
         *value = secret::hidden_value(name, value).replace(unknown::DOLLAR, "$");
@@ -82,7 +90,7 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     let (gpus, device) = (origin.gpus, origin.device.clone());
     let image = origin.image.as_deref().map(unknown::written);
     let version = image.as_deref().and_then(engine::version);
-    let launch = Launch { words, env, place, version, image, gpus, device, ..Launch::default() };
+    let launch = Launch { words, env, place, version, image, gpus, device, cautions, ..Launch::default() };
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));
     let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
     match file {
@@ -94,6 +102,31 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
         }
         None => Ok(launch),
     }
+}
+
+/// What an answer hangs on that is not read, or does not reach the engine.
+fn cautions(words: &[String], variables: &Variables) -> Vec<String> {
+    let Some((engine, _)) = started(words) else { return Vec::new() };
+    let mut cautions = Vec::new();
+    let read = visible::read_by(engine, words);
+    let (unread, names) = variables.may_be_set(read.iter().copied());
+    if !unread.is_empty() && !names.is_empty() {
+        let place = |line: usize| format!(" (line {line})");
+        let what =
+            unread.iter().map(|Unread { what, line, .. }| format!("`{what}`{}", line.map_or(String::new(), place)));
+        let (what, names) = (what.collect::<Vec<_>>().join(", "), names.join(", "));
+        cautions.push(format!(
+            "what {what} sets is not read, and is taken to be none of {names}: state those of them that it sets beside the command"
+        ));
+    }
+    let lost: Vec<&str> = read.into_iter().filter(|name| variables.is_reset(name)).collect();
+    if !lost.is_empty() {
+        let names = lost.join(",");
+        cautions.push(format!(
+            "`sudo` starts a program without the script's variables, {names} among them: `sudo --preserve-env={names}` hands on what is exported"
+        ));
+    }
+    cautions
 }
 
 /// Marks `$NAME`, `${NAME}` and `$(NAME)` where nobody puts a value for it.

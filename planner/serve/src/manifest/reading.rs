@@ -1,6 +1,6 @@
 //! A file that is being read, and the places in it.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 use super::error::{ManifestError, Place};
@@ -21,11 +21,19 @@ pub(super) struct Reading<'a> {
     launches: Cell<usize>,
     /// Texts of the file's `ConfigMap` objects: the object's name, the key, the text.
     config_maps: OnceCell<Vec<(String, String, String)>>,
+    /// What names an engine's command and is not read.
+    passed: RefCell<Vec<String>>,
 }
 
 impl<'a> Reading<'a> {
     pub(super) fn new(file: &'a str) -> Self {
-        Self { file, expanded: Cell::new(0), launches: Cell::new(0), config_maps: OnceCell::new() }
+        Self {
+            file,
+            expanded: Cell::new(0),
+            launches: Cell::new(0),
+            config_maps: OnceCell::new(),
+            passed: RefCell::default(),
+        }
     }
 
     /// Keeps what the file's `ConfigMap` objects say, once.
@@ -38,6 +46,22 @@ impl<'a> Reading<'a> {
     pub(super) fn config_map<'m>(&'m self, name: &'m str) -> impl Iterator<Item = (&'m str, &'m str)> {
         let texts = self.config_maps.get().into_iter().flatten();
         texts.filter(move |(map, ..)| map == name).map(|(_, key, text)| (key.as_str(), text.as_str()))
+    }
+
+    /// Notes what names an engine's command and is not read.
+    pub(super) fn pass_over(&self, what: String) {
+        const MOST: usize = 8;
+        let mut passed = self.passed.borrow_mut();
+        if passed.len() < MOST && !passed.contains(&what) {
+            passed.push(what);
+        }
+    }
+
+    /// What was passed over, in words.
+    pub(super) fn passed(&self) -> Option<String> {
+        let passed = self.passed.borrow();
+        (!passed.is_empty())
+            .then(|| format!("an engine's command is not read behind {}: state it by itself", passed.join(", ")))
     }
 
     /// Counts a command that starts an engine.
@@ -149,6 +173,14 @@ impl<'a> Spot<'a> {
     /// The scalar, with marks where its templates are.
     pub(super) fn text(&self) -> Result<String, ManifestError> {
         self.raw().map(unknown::mark_templates).ok_or_else(|| self.shape("a text"))
+    }
+
+    /// The text of an argument or a variable of a container, which Kubernetes takes for nothing else.
+    pub(super) fn string(&self) -> Result<String, ManifestError> {
+        if let Some(kind) = self.node.other_than_text() {
+            return Err(self.refuse(format!("{kind}, where Kubernetes takes a text alone,"), "put it in quotes"));
+        }
+        self.text()
     }
 
     /// The scalar, which has to be known.

@@ -7,8 +7,8 @@ use super::command;
 use super::error::{ManifestError, Place};
 use super::origin::Origin;
 use super::reading::Reading;
-use super::unknown::Why;
-use super::variables::{Variables, bounded, is_name};
+use super::unknown::{self, Why};
+use super::variables::{Unread, Variables, bounded, is_name};
 use crate::{Launch, secret};
 
 use words::{Escapes, Words};
@@ -48,8 +48,6 @@ struct Unit<'a> {
     reading: &'a Reading<'a>,
     commands: Vec<Command>,
     variables: Variables,
-    /// Whether a file that is not here may set variables too.
-    reads_file: bool,
     is_oneshot: bool,
 }
 
@@ -62,14 +60,8 @@ struct Command {
 
 impl<'a> Unit<'a> {
     fn of(reading: &'a Reading<'a>, text: &str) -> Result<Self, ManifestError> {
-        let mut unit = Self {
-            reading,
-            commands: Vec::new(),
-            variables: Variables::default(),
-            reads_file: false,
-            is_oneshot: false,
-        };
-        let mut unset: Vec<String> = Vec::new();
+        let mut unit = Self { reading, commands: Vec::new(), variables: Variables::default(), is_oneshot: false };
+        let (mut unset, mut files, mut passed) = (Vec::<String>::new(), Vec::new(), Variables::default());
         for Setting { line, key, value } in settings(text) {
             // Nothing takes back what was stated before.
             let takes_back = value.is_empty();
@@ -84,12 +76,24 @@ impl<'a> Unit<'a> {
                         stated.into_iter().for_each(|(name, value)| unit.variables.set(name, vec![value.into()], true));
                     }
                 }
-                "EnvironmentFile" => unit.reads_file = !takes_back,
+                "EnvironmentFile" if takes_back => files.clear(),
+                "EnvironmentFile" => {
+                    let what = specified(&format!("EnvironmentFile={value:.100}"));
+                    files.push(Unread { what: unknown::written(&what), why: Why::InFile, line: Some(line) });
+                }
+                "PassEnvironment" => {
+                    for name in unit.words(line, &value)?.iter().filter(|name| is_name(name)) {
+                        passed.set(name, vec![Why::NotInUnit.mark_of(name, line)], true);
+                    }
+                }
                 "UnsetEnvironment" if takes_back => unset.clear(),
                 "UnsetEnvironment" => unset.extend(unit.words(line, &value)?),
                 _ => {}
             }
         }
+        // What files say stands over what the unit says.
+        unit.variables.stand_over(passed);
+        files.into_iter().for_each(|file| unit.variables.unread(file));
         for word in unset {
             let (name, value) = word.split_once('=').map_or((&*word, None), |(name, value)| (name, Some(value)));
             let is = |words: &[String]| value.is_none_or(|value| words.first().is_some_and(|word| word == value));
@@ -197,10 +201,7 @@ impl<'a> Unit<'a> {
 
     /// The value of a variable; what no variable can be called is empty.
     fn value(&self, name: &str, written: impl Fn() -> String, at: &Place) -> Result<String, ManifestError> {
-        if self.reads_file && is_name(name) {
-            return Ok(Why::InFile.mark(&written()));
-        }
-        match self.variables.get(name).and_then(<[String]>::first) {
+        match self.variables.seen(name, &written).as_deref().and_then(<[String]>::first) {
             Some(_) if secret::is_secret(name) => Ok(secret::HIDDEN.to_owned()),
             Some(value) => {
                 self.reading.charge(value.len(), at)?;
@@ -332,7 +333,7 @@ mod tests {
     )]
     #[case(
         "EnvironmentFile=-/etc/vllm\nEnvironment=L=2\nExecStart=vllm serve m -tp $L\n",
-        "a.service:4: `$L` may be set by a file"
+        "a.service:4: `$L` (line 2) may be set by a file"
     )]
     #[case(
         "ExecStart=vllm serve m\nExecStart=vllm serve n\n",

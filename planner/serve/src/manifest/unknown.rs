@@ -94,7 +94,7 @@ impl Why {
             Self::Sourced => {
                 ("may be set by a file that is sourced or called", "set it behind that, or write the value")
             }
-            Self::InFile => ("may be set by a file (`EnvironmentFile=`)", WRITE),
+            Self::InFile => ("may be set by a file of variables, or an object, that is not read", WRITE),
             Self::NotInUnit => ("is not set in the unit", "state it with `Environment=`, or write the value"),
             Self::NotInScript => ("is not set in the script", "set it there, or write the value"),
             Self::Running => ("is known only where the script runs", WRITE),

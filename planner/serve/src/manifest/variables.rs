@@ -1,5 +1,6 @@
 //! Variables of a script, of a container.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::error::{ManifestError, Place};
@@ -20,20 +21,39 @@ pub(super) struct Variables {
     exported: BTreeSet<String>,
     /// Whether all that is set from here on is exported (`set -a`).
     pub(super) exports_all: bool,
+    /// What may have set any of them and is not read.
+    unread: Vec<Unread>,
+    /// Names that a program is started without, though they were exported.
+    reset: BTreeSet<String>,
 }
+
+/// A file, or what a command prints, that sets variables and is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unread {
+    /// As it is written, such as `source .env`.
+    pub(super) what: String,
+    pub(super) why: Why,
+    /// Its line in the file.
+    pub(super) line: Option<usize>,
+}
+
+/// Those that a message names.
+const MOST_UNREAD: usize = 4;
 
 #[derive(Clone, Debug)]
 struct Variable {
     /// One word, unless it is an array.
     words: Vec<String>,
     is_exported: bool,
+    /// Whether something that is not read stands behind it: a program is taken to see it as it was, and no word is made of it.
+    is_left: bool,
 }
 
 impl Variables {
     pub(super) fn set(&mut self, name: &str, words: Vec<String>, exported: bool) {
         let was = self.values.get(name).is_some_and(|variable| variable.is_exported);
         let was = was || self.exported.contains(name) || self.exports_all && is_name(name);
-        self.values.insert(name.to_owned(), Variable { words, is_exported: exported || was });
+        self.values.insert(name.to_owned(), Variable { words, is_exported: exported || was, is_left: false });
     }
 
     pub(super) fn export(&mut self, name: &str) {
@@ -49,10 +69,60 @@ impl Variables {
         self.exported.remove(name);
     }
 
-    /// Marks the values of those that are not exported.
-    pub(super) fn mark_own(&mut self, mark: impl Fn(&str) -> String) {
-        for (name, variable) in self.values.iter_mut().filter(|(_, variable)| !variable.is_exported) {
-            variable.words = vec![mark(name)];
+    /// Something sets variables here that is not read.
+    pub(super) fn unread(&mut self, unread: Unread) {
+        let is_own = |name: &str| name.starts_with(|c: char| c.is_ascii_digit() || matches!(c, '@' | '#'));
+        self.values.iter_mut().for_each(|(name, variable)| variable.is_left |= !is_own(name));
+        self.also_unread(unread);
+    }
+
+    fn also_unread(&mut self, unread: Unread) {
+        // The last says why a value is not known.
+        self.unread.retain(|known| *known != unread);
+        if self.unread.len() == MOST_UNREAD {
+            self.unread.pop();
+        }
+        self.unread.push(unread);
+    }
+
+    /// What may have set them and is not read, and the names of those that it may have set.
+    pub(super) fn may_be_set<'n>(&self, names: impl Iterator<Item = &'n str>) -> (&[Unread], Vec<&'n str>) {
+        let is_known = |name: &&str| self.values.get(*name).is_some_and(|variable| !variable.is_left);
+        (&self.unread, names.filter(|name| !is_known(name)).collect())
+    }
+
+    /// The value that a word is made of, which is `written` there: not known where what is not read may have set it.
+    pub(super) fn seen(&self, name: &str, written: impl Fn() -> String) -> Option<Cow<'_, [String]>> {
+        let known = self.values.get(name);
+        match self.unread.last() {
+            Some(Unread { why, line, .. }) if known.map_or_else(|| is_name(name), |variable| variable.is_left) => {
+                let mark = line.map_or_else(|| why.mark(&written()), |line| why.mark_of(&written(), line));
+                Some(Cow::Owned(vec![mark]))
+            }
+            _ => known.map(|variable| Cow::Borrowed(&*variable.words)),
+        }
+    }
+
+    /// Adds those that these stand over.
+    pub(super) fn stand_over(&mut self, others: Self) {
+        for (name, variable) in others.values {
+            self.values.entry(name).or_insert(variable);
+        }
+        others.unread.into_iter().for_each(|unread| self.also_unread(unread));
+    }
+
+    /// Whether a program is started without one that was exported.
+    pub(super) fn is_reset(&self, name: &str) -> bool {
+        self.reset.contains(name) && !self.values.contains_key(name)
+    }
+
+    /// Takes away all but these.
+    pub(super) fn keep(&mut self, names: &[&str]) {
+        let is_lost = |(name, variable): &(&String, &Variable)| variable.is_exported && !names.contains(&&***name);
+        self.reset.extend(self.values.iter().filter(is_lost).map(|(name, _)| name.clone()));
+        self.values.retain(|name, _| names.contains(&&**name));
+        if names.is_empty() {
+            self.unread.clear();
         }
     }
 
@@ -78,27 +148,9 @@ impl Variables {
                 self.set(&name, vec![mark(&name)], true);
             }
         }
-    }
-
-    /// Marks all values.
-    pub(super) fn mark_all(&mut self, mark: impl Fn(&str) -> String) {
-        self.values.iter_mut().for_each(|(name, variable)| variable.words = vec![mark(name)]);
-    }
-
-    /// Takes over the values that are known.
-    pub(super) fn take_known(&mut self, others: &Self) {
-        let known = |variable: &Variable| !variable.words.iter().any(|word| word.contains(unknown::MARKS));
-        let known = others.values.iter().filter(|(_, variable)| known(variable));
-        self.values.extend(known.map(|(name, variable)| (name.clone(), variable.clone())));
-    }
-
-    /// Puts back the values of those that have nothing but this mark.
-    pub(super) fn put_back(&mut self, known: &Self, mark: impl Fn(&str) -> String) {
-        for (name, variable) in &mut self.values {
-            if let Some(was) = known.values.get(name).filter(|_| *variable.words == [mark(name)]) {
-                variable.words.clone_from(&was.words);
-            }
-        }
+        let left = others.values.iter().filter(|(_, variable)| variable.is_left);
+        left.for_each(|(name, _)| self.values.get_mut(name).into_iter().for_each(|variable| variable.is_left = true));
+        others.unread.iter().for_each(|unread| self.also_unread(unread.clone()));
     }
 
     /// Puts a text for a character in all values.
@@ -110,7 +162,8 @@ impl Variables {
     /// What it costs to copy them.
     pub(super) fn weight(&self) -> usize {
         let words = self.values.values().flat_map(|variable| &variable.words);
-        words.chain(&self.exported).map(|word| 32 + word.len()).sum()
+        let unread = self.unread.iter().map(|unread| &unread.what);
+        words.chain(&self.exported).chain(unread).map(|word| 32 + word.len()).sum()
     }
 
     /// What a program that is started has of them.
@@ -155,7 +208,7 @@ impl Variables {
             out += before;
             let inside = behind.strip_prefix('(').filter(|inside| last > 0 && inside.len() >= last);
             let name = inside.and_then(|text| text.split_once(')')).map(|(name, _)| name);
-            rest = match (name, name.and_then(|name| self.get(name))) {
+            rest = match (name, name.and_then(|name| self.seen(name, || format!("$({name})")))) {
                 _ if behind.starts_with('$') => {
                     out.push(if behind.starts_with("$(") { unknown::DOLLAR } else { '$' });
                     &behind[1..]

@@ -38,6 +38,29 @@ impl Node {
         matches!(&self.value, Value::Text { text, plain: true } if matches!(&**text, "" | "~" | "null" | "Null" | "NULL"))
     }
 
+    /// What a scalar without quotes is beside a text, to the YAML of Kubernetes (`sigs.k8s.io/yaml`).
+    pub(super) fn other_than_text(&self) -> Option<&'static str> {
+        const TRUTHS: [&str; 8] = ["y", "yes", "true", "on", "n", "no", "false", "off"];
+        let Value::Text { text, plain: true } = &self.value else { return None };
+        let (low, title) = (text.to_ascii_lowercase(), text.get(1..).unwrap_or(""));
+        let is_word = *text == low || *text == text.to_ascii_uppercase() || *title == title.to_ascii_lowercase();
+        let digits = text.trim_start_matches(['+', '-']).replace('_', "");
+        let prefixed = |prefix: &str, radix: u32| {
+            digits.strip_prefix(prefix).is_some_and(|rest| u64::from_str_radix(rest, radix).is_ok())
+        };
+        let is_real = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && digits.parse::<f64>().is_ok();
+        let is_number = is_real
+            || prefixed("0x", 16)
+            || prefixed("0o", 8)
+            || prefixed("0b", 2)
+            || matches!(&*digits, ".inf" | ".Inf" | ".INF")
+            || matches!(&**text, ".nan" | ".NaN" | ".NAN");
+        match is_number {
+            true => Some("a number"),
+            false => (is_word && TRUTHS.contains(&&*low)).then_some("true or false"),
+        }
+    }
+
     /// A key and its value, unless there is none.
     pub(super) fn entry(&self, key: &str) -> Option<(&str, &Self)> {
         let Value::Map(entries) = &self.value else { return None };

@@ -211,7 +211,7 @@ impl Question {
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
-        question.cautions.extend(launch.cut_note().into_iter().chain(beside));
+        question.cautions.extend(launch.cautions.iter().cloned().chain(launch.cut_note()).chain(beside));
         question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,

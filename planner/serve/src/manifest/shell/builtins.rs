@@ -4,7 +4,7 @@ use super::super::error::ManifestError;
 use super::super::unknown::{MARKS, Why};
 use super::super::variables::name_length;
 use super::word::Word;
-use super::{Shell, assignment, behind, is_number, sourced};
+use super::{Shell, assignment, behind, is_number};
 
 /// Arguments of a script that have a name of one digit.
 const POSITIONAL: usize = 9;
@@ -63,7 +63,7 @@ impl Shell<'_> {
                     for text in self.expansion().words(word)? {
                         match crate::words::assignment(&text) {
                             // `export $(cat file)` may set any of them.
-                            None if text.contains(MARKS) => self.variables.mark_own(sourced),
+                            None if text.contains(MARKS) => self.unread(command.to_owned())?,
                             None => self.variables.export(&text),
                             Some(_) => self.assign(&Word::of(&text), exports)?,
                         }

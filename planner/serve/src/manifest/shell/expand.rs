@@ -1,5 +1,7 @@
 //! What the shell puts into words. What it could not know is marked.
 
+use std::borrow::Cow;
+
 use super::super::error::{ManifestError, Place};
 use super::super::reading::Reading;
 use super::super::unknown::{MARKS, Why};
@@ -37,6 +39,10 @@ impl Expansion<'_> {
         Ok(fields.now)
     }
 
+    fn seen(&self, name: &str) -> Option<Cow<'_, [String]>> {
+        self.variables.seen(name, || format!("${name}"))
+    }
+
     fn pieces(&self, pieces: &[Piece], splits: bool, depth: usize, fields: &mut Fields) -> Result<(), ManifestError> {
         for piece in pieces {
             match piece {
@@ -46,11 +52,11 @@ impl Expansion<'_> {
                 Piece::Pattern(sign) => self.put(&sign.to_string(), fields)?,
                 Piece::Variable { name, default, of_empty, quoted, .. } => {
                     // A value that is empty is one to `${NAME-default}`.
-                    let has_one = !of_empty && self.variables.get(name).is_some();
+                    let has_one = !of_empty && self.seen(name).is_some();
                     let value = self.variable(name, default.as_deref().filter(|_| !has_one), depth)?;
                     if splits && !quoted { self.split(&value, fields)? } else { self.put(&value, fields)? }
                 }
-                Piece::All { name, quoted } => match self.variables.get(name) {
+                Piece::All { name, quoted } => match self.seen(name).as_deref() {
                     None if name == "@" => self.put(&Why::Positional.mark("$@"), fields)?,
                     None => self.put(&Why::NotSet.mark(&format!("${name}")), fields)?,
                     Some(words) if splits => {
@@ -75,7 +81,7 @@ impl Expansion<'_> {
 
     fn variable(&self, name: &str, default: Option<&str>, depth: usize) -> Result<String, ManifestError> {
         // The first word of an array stands for it.
-        let value = self.variables.get(name).map(|words| words.first().cloned().unwrap_or_default());
+        let value = self.seen(name).map(|words| words.first().cloned().unwrap_or_default());
         match (value, default) {
             (Some(value), _) if !value.is_empty() && secret::is_secret(name) => Ok(secret::HIDDEN.to_owned()),
             (Some(value), None) => Ok(value),

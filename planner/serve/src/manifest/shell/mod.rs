@@ -25,9 +25,8 @@ pub(super) use word::computed;
 /// Texts of `eval` within each other.
 const DEPTH: usize = 5;
 
-fn sourced(name: &str) -> String {
-    Why::Sourced.mark(&format!("${name}"))
-}
+/// What a function sets that runs what is not read: no variable is called so.
+const UNREAD: &str = ".";
 
 /// What finds the engines of a command.
 type Run<'a> = &'a dyn Fn(&[String], Variables, &Origin<'_>) -> Result<Vec<Launch>, ManifestError>;
@@ -252,7 +251,8 @@ impl Shell<'_> {
                 computed(text).into_iter().for_each(|name| self.forget_value(name, Why::Arithmetic));
             }
             let Piece::Variable { name, of_empty, assigns: true, .. } = piece else { continue };
-            let value = self.variables.get(name).map(|words| words.first().map_or("", String::as_str));
+            let value = self.variables.seen(name, || format!("${name}"));
+            let value = value.as_ref().map(|words| words.first().map_or("", String::as_str));
             if value.is_some_and(|value| !(*of_empty && value.is_empty())) {
                 continue;
             }
@@ -348,18 +348,23 @@ impl Shell<'_> {
             text.extend(self.expansion().words(word)?);
         }
         let text = text.join(" ");
-        if self.evaluated == DEPTH {
-            return Err(ManifestError::TooMuch { at: self.origin.at.clone(), what: "texts of `eval`", most: DEPTH });
-        }
-        self.origin.reading.charge(text.len(), &self.origin.at)?;
         // What another command prints may set any variable; what puts programs in reach sets none of the script's.
         const HOOKS: [&str; 6] = ["conda", "mamba", "pyenv", "hook", "shellenv", "ssh-agent"];
         let printed = unknown::written(&text);
         if text.trim_start().starts_with(MARKS) && !HOOKS.iter().any(|hook| printed.contains(hook)) {
-            self.variables.mark_own(sourced);
+            self.unread("eval".to_owned())?;
         }
+        self.run_text(&text)
+    }
+
+    /// A text as a part of the script.
+    fn run_text(&mut self, text: &str) -> Result<(), ManifestError> {
+        if self.evaluated == DEPTH {
+            return Err(ManifestError::TooMuch { at: self.origin.at.clone(), what: "texts of `eval`", most: DEPTH });
+        }
+        self.origin.reading.charge(text.len(), &self.origin.at)?;
         let line = self.origin.at.line.unwrap_or(1);
-        let statements = statements(&text, line)
+        let statements = statements(text, line)
             .map_err(|(_, reason)| ManifestError::Syntax { at: self.origin.at.clone(), reason: reason.to_owned() })?;
         self.evaluated += 1;
         // What is in it is no more certain than it is itself.
@@ -372,15 +377,28 @@ impl Shell<'_> {
         Ok(())
     }
 
-    /// A file of commands: what it sets of the variables of the script is not known. What puts programs in reach sets none of them, and
-    /// what is exported is taken to be left.
+    /// A file of commands: what it sets is known where the script has written it. What puts programs in reach sets none of its variables.
     fn source(&mut self, words: &[Word]) -> Result<(), ManifestError> {
         const ENVIRONMENTS: [&str; 8] =
             ["activate", ".bashrc", ".bash_profile", ".profile", ".zshrc", "setvars.sh", "conda.sh", "profile"];
         let file = words.first().map(|word| self.expansion().value(word)).transpose()?.unwrap_or_default();
-        if !ENVIRONMENTS.contains(&crate::started::base(&file)) {
-            self.variables.mark_own(sourced);
+        if ENVIRONMENTS.contains(&crate::started::base(&file)) {
+            return Ok(());
         }
+        let written = self.origin.files.iter().rev().find(|(path, _)| **path == *file);
+        if let Some(text) = written.map(|(_, text)| text.clone()) {
+            return self.run_text(&text);
+        }
+        self.unread(format!("source {}", if file.contains(MARKS) { "" } else { &file }))
+    }
+
+    /// Something may set any variable here; a function does so whenever it is called.
+    fn unread(&mut self, what: String) -> Result<(), ManifestError> {
+        if let Some((_, function)) = self.defining.last() {
+            self.functions.entry(function.clone()).or_default().insert(UNREAD.to_owned());
+        }
+        self.origin.reading.charge(self.variables.weight(), &self.origin.at)?;
+        self.variables.unread(self.origin.unread(what));
         Ok(())
     }
 
@@ -388,7 +406,12 @@ impl Shell<'_> {
     fn start(&mut self, assigning: &[Word], words: &[Word]) -> Result<(), ManifestError> {
         if let Some(sets) = words[0].bare().and_then(|name| self.functions.get(name)) {
             self.origin.reading.charge(32 * sets.len(), &self.origin.at)?;
-            sets.clone().iter().for_each(|name| self.forget_value(name, Why::Function));
+            for name in sets.clone() {
+                match &*name {
+                    UNREAD => self.unread(words[0].bare().unwrap_or_default().to_owned())?,
+                    name => self.forget_value(name, Why::Function),
+                }
+            }
         }
         let mut expanded = Vec::new();
         let expansion = self.expansion();
@@ -402,6 +425,7 @@ impl Shell<'_> {
             secret::hide_again(&mut expanded[index..], &of_variables[index..]);
         }
         if engine::start(&expanded).is_none() && engine::open(&expanded).is_none() {
+            super::command::pass_over(&expanded, &self.origin);
             // `sed -i` and others change what they name.
             let changes = expanded.first().is_some_and(|program| program != "cat");
             return if changes { self.forget(&expanded) } else { Ok(()) };
@@ -434,7 +458,7 @@ impl Shell<'_> {
         } else if self.integers.contains(name) && (adds || !is_number(&value.concat())) {
             value = vec![Why::Arithmetic.mark(&format!("${name}"))];
         } else if adds {
-            let mut before = self.variables.get(name).unwrap_or_default().to_vec();
+            let mut before = self.variables.seen(name, || format!("${name}")).unwrap_or_default().into_owned();
             let length = before.iter().map(|word| word.len() + 24).sum();
             self.origin.reading.charge(length, &self.origin.at)?;
             match (&word.array, before.last_mut()) {

@@ -84,7 +84,8 @@ fn value(
     let (name, change) = inside.split_once(':').map_or((inside, None), |(name, change)| (name, Some(change)));
     let mark = |why: Why| why.mark(&format!("{sign}{name}{sign}"));
     let upper = name.to_uppercase();
-    let Some(value) = variables.get(&upper).and_then(<[String]>::first) else { return Ok(mark(Why::NotInScript)) };
+    let seen = variables.seen(&upper, || format!("{sign}{name}{sign}"));
+    let Some(value) = seen.as_deref().and_then(<[String]>::first) else { return Ok(mark(Why::NotInScript)) };
     reading.charge(value.len() + 8, at)?;
     Ok(match change {
         _ if secret::is_secret(name) => SECRET.into(),

@@ -19,13 +19,7 @@ use line::{Joint, Line};
 
 /// The engines that a script starts.
 pub(super) fn launches(text: &str, origin: Origin<'_>) -> Result<Vec<Launch>, ManifestError> {
-    let state = State {
-        variables: Variables::default(),
-        left: Variables::default(),
-        delayed: false,
-        scopes: Vec::new(),
-        is_certain: true,
-    };
+    let state = State { variables: Variables::default(), delayed: false, scopes: Vec::new(), is_certain: true };
     let mut batch = Batch::of(text, origin, state, DEPTH);
     batch.run()?;
     Ok(batch.launches)
@@ -37,8 +31,6 @@ struct State {
     variables: Variables,
     /// Whether `!NAME!` is a variable.
     delayed: bool,
-    /// The values that variables had before something was called that may set them.
-    left: Variables,
     /// What `endlocal` goes back to.
     scopes: Vec<(Variables, bool)>,
     /// Whether it is not only where some condition has jumped to.
@@ -343,6 +335,8 @@ impl<'a> Batch<'a> {
                     .strip_prefix('"')
                     .map_or(rest, |inside| inside.rfind('"').map_or(inside, |end| &inside[..end]));
                 match stated.split_once('=') {
+                    // `for /f %%i in (.env) do set %%i`: which it sets is in the file.
+                    found if found.map_or(stated, |(name, _)| name).starts_with('%') => self.unread("set".to_owned()),
                     Some((name, value)) if !name.is_empty() => self.assign(name, Ok(value), stand),
                     _ => Ok(()),
                 }
@@ -353,7 +347,8 @@ impl<'a> Batch<'a> {
     fn compute(&mut self, text: &str, stand: Stand) -> Result<(), ManifestError> {
         let text = text.replace('"', "");
         let Some(state) = &self.state else { return Ok(()) };
-        let value = |name: &str| arithmetic::number(state.variables.get(&name.to_uppercase())?.first()?);
+        let seen = |name: &str| state.variables.seen(&name.to_uppercase(), || format!("%{name}%"));
+        let value = |name: &str| arithmetic::number(seen(name)?.first()?);
         let (names, is_computed): (Vec<(String, Option<i32>)>, bool) = match arithmetic::computed(&text, &value) {
             Some(assigned) => (assigned, true),
             None => {
@@ -397,18 +392,17 @@ impl<'a> Batch<'a> {
         let is_sure = stand.when.is_none() && stand.is_certain;
         self.jumps.get_mut(&name).filter(|_| is_sure).into_iter().for_each(|state| state.is_certain = true);
         if self.labels.get(&name).is_some_and(|line| *line <= self.last_set) {
-            self.forget_all()?;
+            self.unread(format!("call :{name}"))?;
         }
         Ok(())
     }
 
-    /// Something that is called may set any variable; what programs see of them is taken to be left.
-    fn forget_all(&mut self) -> Result<(), ManifestError> {
-        if let Some(state) = self.state.as_mut() {
-            self.origin.reading.charge(state.variables.weight(), &self.origin.at)?;
-            state.left.take_known(&state.variables);
-            state.variables.mark_all(sourced);
-        }
+    /// Something that is called may set any variable.
+    fn unread(&mut self, what: String) -> Result<(), ManifestError> {
+        let unread = self.origin.unread(what);
+        let Some(state) = self.state.as_mut() else { return Ok(()) };
+        self.origin.reading.charge(state.variables.weight(), &self.origin.at)?;
+        state.variables.unread(unread);
         Ok(())
     }
 
@@ -452,17 +446,17 @@ impl<'a> Batch<'a> {
                 // Another script takes the place of this one.
                 false => self.jump("eof", stand)?,
                 true if ENVIRONMENTS.contains(&crate::started::base(&program)) => {}
-                true => self.forget_all()?,
+                true => self.unread(format!("call {}", super::super::unknown::written(&words[0])))?,
             }
             return Ok(true);
         }
         if super::super::engine::start(&words).is_none() && super::super::engine::open(&words).is_none() {
+            command::pass_over(&words, &self.origin);
             return Ok(true);
         }
         let Some(state) = &self.state else { return Ok(true) };
         self.origin.reading.charge(state.variables.weight(), &self.origin.at)?;
         let mut variables = state.variables.clone();
-        variables.put_back(&state.left, sourced);
         variables.replace(expand::SECRET, secret::HIDDEN);
         let of_variables = variables.are_in(&words);
         let found = command::of_program(words, &of_variables, variables, &self.origin)?;
@@ -481,14 +475,8 @@ impl<'a> Batch<'a> {
 impl State {
     /// What it costs to copy it.
     fn weight(&self) -> usize {
-        64 + self.variables.weight()
-            + self.left.weight()
-            + self.scopes.iter().map(|(variables, _)| variables.weight()).sum::<usize>()
+        64 + self.variables.weight() + self.scopes.iter().map(|(variables, _)| variables.weight()).sum::<usize>()
     }
-}
-
-fn sourced(name: &str) -> String {
-    Why::Sourced.mark(&format!("%{name}%"))
 }
 
 /// The name of a label, of which case does not matter.

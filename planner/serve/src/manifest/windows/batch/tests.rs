@@ -91,7 +91,10 @@ fn a_command_is_read_as_cmd_reads_it(#[case] text: &str, #[case] expected: &str)
 #[case("false || vllm serve m\n", "under a condition (`||`)")]
 #[case("set /a N=X*2\nvllm serve m -tp %N%\n", "`%N%` (line 1) is an expression that this reader does not compute")]
 #[case("set /p N=how many\nvllm serve m -tp %N%\n", "`%N%` (line 1) is what another command prints")]
-#[case("set N=2\ncall env.bat\nvllm serve m -tp %N%\n", "`%N%` may be set by a file that is sourced or called")]
+#[case(
+    "set N=2\ncall env.bat\nvllm serve m -tp %N%\n",
+    "`%N%` (line 2) may be set by a file that is sourced or called"
+)]
 #[case(
     "set N=2\ncall :more\nvllm serve m -tp %N%\ngoto :eof\n:more\nset N=4\n",
     "may be set by a file that is sourced or called"

@@ -46,8 +46,8 @@ impl Scope {
         };
         let written = format!("${name}");
         if let Some(name) = low.strip_prefix("env:") {
-            let value = self.environment.get(&name.to_ascii_uppercase()).and_then(<[String]>::first);
-            return match value {
+            let value = self.environment.seen(&name.to_ascii_uppercase(), || written.clone());
+            return match value.as_deref().and_then(<[String]>::first) {
                 Some(value) if value.contains(super::super::super::unknown::MARKS) => Value::Unknown(value.clone()),
                 Some(value) => hidden(Value::Text(value.clone())),
                 None => Value::unknown(Why::NotInScript, &written),

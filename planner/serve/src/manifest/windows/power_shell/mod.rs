@@ -10,7 +10,7 @@ use super::super::command;
 use super::super::engine;
 use super::super::error::ManifestError;
 use super::super::origin::Origin;
-use super::super::unknown::Why;
+use super::super::unknown::{self, Why};
 use super::super::variables::bounded;
 use super::{DEPTH, without_folder};
 use crate::Launch;
@@ -386,6 +386,10 @@ impl<'a> Script<'a> {
         self.origin.reading.charge(value.weight(), &self.origin.at)?;
         let low = name.to_ascii_lowercase();
         match low.strip_prefix("env:") {
+            // Which it sets is in a file, or anywhere else.
+            Some(name) if name.contains(unknown::MARKS) => {
+                self.scope.environment.unread(self.origin.unread("$env:".to_owned()));
+            }
             Some(name) => {
                 let text = value.text();
                 bounded(text.len(), &self.origin.at)?;
@@ -407,6 +411,9 @@ impl<'a> Script<'a> {
         let mark = why.mark_of(&format!("${name}"), self.line());
         let low = name.to_ascii_lowercase();
         match low.strip_prefix("env:") {
+            Some(name) if name.contains(unknown::MARKS) => {
+                self.scope.environment.unread(self.origin.unread("$env:".to_owned()));
+            }
             Some(name) => self.scope.environment.set(&name.to_ascii_uppercase(), vec![mark], true),
             None => {
                 self.scope.variables.insert(own(&low).to_owned(), Value::Unknown(mark));
@@ -449,9 +456,11 @@ impl<'a> Script<'a> {
         if is_sourced || name.ends_with(".ps1") {
             if is_sourced && name != "activate.ps1" {
                 self.origin.reading.charge(64 * self.scope.variables.len(), &self.origin.at)?;
+                let line = self.line();
                 for (name, value) in &mut self.scope.variables {
-                    *value = Value::unknown(Why::Sourced, &format!("${name}"));
+                    *value = Value::Unknown(Why::Sourced.mark_of(&format!("${name}"), line));
                 }
+                self.scope.environment.unread(self.origin.unread(format!(". {}", unknown::written(&program))));
             }
             return Ok(false);
         }
@@ -506,6 +515,7 @@ impl<'a> Script<'a> {
     fn program(&mut self, mut words: Vec<String>, of_variables: &[bool]) -> Result<bool, ManifestError> {
         without_folder(&mut words);
         if engine::start(&words).is_none() && engine::open(&words).is_none() {
+            command::pass_over(&words, &self.origin);
             return Ok(false);
         }
         self.origin.reading.charge(self.scope.environment.weight(), &self.origin.at)?;

@@ -99,7 +99,7 @@ fn a_command_is_read_as_power_shell_reads_it(#[case] text: &str, #[case] expecte
 #[case("foreach ($n in 1..3) { echo }", "`$n` (line 2) is another value in each round of a loop")]
 #[case("1..3 | ForEach-Object { $n = 4 }", "`$n` (line 2) is set under a condition")]
 #[case("param([int]$n = 4)", "`$n` (line 2) is an argument of the script")]
-#[case(". .\\env.ps1", "`$n` may be set by a file that is sourced")]
+#[case(". .\\env.ps1", "`$n` (line 2) may be set by a file that is sourced")]
 fn what_power_shell_computes_is_refused_by_its_own_name(#[case] line: &str, #[case] expected: &str) {
     let text = format!("$n = 2\n{line}\nvllm serve m -tp $n\n");
     let error = manifest::read("a.ps1", text.as_bytes()).unwrap_err().to_string();
