@@ -144,7 +144,7 @@ impl OfTarget<'_> {
         let write = |row: usize, products: &[f32]| {
             let at = (first + row) * out_width + column;
             // SAFETY: this task alone has these columns of these rows.
-            unsafe { target.piece(at..at + products.len()) }.copy_from_slice(products);
+            unsafe { target.keep(at, products) };
         };
         Task { inputs, rows, outputs }.multiply(weight, write);
     }
@@ -163,7 +163,7 @@ impl OfTarget<'_> {
         for (row, products) in rows.zip(products.chunks_exact(outputs.len())) {
             let at = row * out_width + before + outputs.start;
             // SAFETY: this task alone has these columns of these rows.
-            unsafe { target.piece(at..at + products.len()) }.copy_from_slice(products);
+            unsafe { target.keep(at, products) };
         }
         PRODUCTS.set(products);
     }

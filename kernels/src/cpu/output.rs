@@ -74,13 +74,21 @@ impl Output {
     pub(super) unsafe fn write(&self, at: usize, values: &[f32]) {
         // SAFETY: the caller's promise.
         let piece = unsafe { self.uninit(at..at + values.len()) };
-        // SAFETY: any element may stand in memory that need not be initialised.
-        let values = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) };
+        let values = uninit(values);
         if self.len * size_of::<f32>() >= Self::STREAMED_BYTES {
             stream(piece, values);
         } else {
             piece.copy_from_slice(values);
         }
+    }
+
+    /// Writes `values` from element `at` on, which stay near.
+    ///
+    /// # Safety
+    /// As for [`piece`](Self::piece).
+    pub(super) unsafe fn keep(&self, at: usize, values: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe { self.uninit(at..at + values.len()) }.copy_from_slice(uninit(values));
     }
 
     /// Makes what this thread has written visible before whatever tells other threads that its task is done.
@@ -123,6 +131,12 @@ impl Drop for Output {
         // SAFETY: the parts of a vector whose elements need no drop; its pieces are no longer than a borrow of this.
         drop(unsafe { Vec::from_raw_parts(self.start, 0, self.capacity) });
     }
+}
+
+/// Elements as such that need not be initialised.
+fn uninit(values: &[f32]) -> &[MaybeUninit<f32>] {
+    // SAFETY: the same elements; nobody can write through what is returned.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), values.len()) }
 }
 
 /// Copies without reading the lines that are overwritten, and without keeping them near.

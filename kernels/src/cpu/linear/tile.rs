@@ -52,7 +52,7 @@ thread_local! {
     static SCRATCH: RefCell<[Vec<Line>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
-/// Rows cut into segments, which lie one after the other and end in zeros. The rows of a tile take turns with every line,
+/// Rows of a task cut into segments, which lie one after the other and end in zeros. The rows of a tile take turns with every line,
 /// so that a tile reads them as one stream: a cache has room for that, wherever rows and outputs lie.
 pub(in crate::cpu) struct Inputs {
     lines: Vec<Line>,
@@ -74,26 +74,32 @@ impl Inputs {
         form.segment = if rows == 1 { whole } else { form.segment.min(whole) };
         let mut inputs = Self { lines: INPUTS.take(), rows, width, form };
         let mut lines = std::mem::take(&mut inputs.lines);
-        let len = form.segment;
-        let of_segment = rows * len;
-        let segments = room(&mut lines, of_segment * width.div_ceil(len)).par_chunks_exact_mut(of_segment.max(1));
-        let together = (16 * len).div_ceil(of_segment.max(1));
-        for_each(segments.enumerate().with_min_len(together), |(segment, target)| {
-            for block in inputs.blocks(0..rows) {
-                let target = &mut target[block.start * len..block.end * len];
-                for (row, of_block) in block.clone().enumerate() {
-                    let rest = &x.row(of.start + of_block)[segment * len..];
-                    let (whole, rest) = rest[..rest.len().min(len)].as_chunks::<LINE>();
-                    let mut lines = target.as_chunks_mut::<LINE>().0[row..].iter_mut().step_by(block.len());
-                    lines.by_ref().zip(whole).for_each(|(line, whole)| *line = *whole);
-                    for line in lines {
-                        *line = [0.0; LINE];
-                    }
-                    if !rest.is_empty() {
-                        target[(whole.len() * block.len() + row) * LINE..][..rest.len()].copy_from_slice(rest);
+        let segment = form.segment;
+        let padded = width.next_multiple_of(segment);
+        let groups = room(&mut lines, rows * padded).par_chunks_mut((TASK[0] * padded).max(1));
+        for_each(groups.enumerate(), |(group, target)| {
+            let rows = group * TASK[0]..rows.min((group + 1) * TASK[0]);
+            let segments = target.par_chunks_exact_mut(rows.len() * segment).enumerate();
+            for_each(segments.with_min_len(16usize.div_ceil(rows.len())), |(nth, target)| {
+                let mut rest = target;
+                for block in inputs.blocks(rows.clone()) {
+                    let of_block;
+                    (of_block, rest) = rest.split_at_mut(block.len() * segment);
+                    // Line after line, so that what is written is one stream.
+                    let lines = of_block.as_chunks_mut::<LINE>().0.chunks_exact_mut(block.len());
+                    for (at, lines) in (nth * segment..).step_by(LINE).zip(lines) {
+                        for (row, line) in block.clone().zip(lines) {
+                            let own = &x.row(of.start + row)[at.min(width)..];
+                            if let Some(whole) = own.first_chunk() {
+                                *line = *whole;
+                            } else {
+                                *line = [0.0; LINE];
+                                line[..own.len()].copy_from_slice(own);
+                            }
+                        }
                     }
                 }
-            }
+            });
         });
         inputs.lines = lines;
         inputs
@@ -113,7 +119,10 @@ impl Inputs {
     #[inline(always)]
     fn of_block(&self, input: usize, block: Range<usize>) -> &[f32] {
         let segment = self.form.segment;
-        let start = (input / segment * self.rows + block.start) * segment;
+        let group = block.start / TASK[0] * TASK[0];
+        let rows = TASK[0].min(self.rows - group);
+        let padded = self.width.next_multiple_of(segment);
+        let start = group * padded + (input / segment * rows + block.start - group) * segment;
         let lines: &[f32] = cast_slice(&self.lines);
         &lines[start + input % segment * block.len()..start + segment * block.len()]
     }
