@@ -84,9 +84,9 @@ fn a_key_of_the_wrong_kind_names_the_flag_that_set_it() {
 
 /// What is said of a side are flags of this command that change that side, and the side fits with them.
 #[rstest]
-#[case("--prefill", &["--prefill", "2x12GiB", "--decode", "4xh100"], &[])]
-#[case("--decode", &["--prefill", "2xh100", "--decode", "2x12GiB"], &[])]
-#[case("--decode", &["--prefill", "2xh100", "--decode", "2x12GiB"], &["--tp", "2"])]
+#[case("--prefill", &["--prefill", "2x9GiB", "--decode", "4xh100"], &[])]
+#[case("--decode", &["--prefill", "2xh100", "--decode", "2x9GiB"], &[])]
+#[case("--decode", &["--prefill", "2xh100", "--decode", "2x9GiB"], &["--tp", "2"])]
 fn what_would_do_for_a_side_is_said_in_flags_of_that_side(
     #[case] side: &str,
     #[case] sides: &[&str],
@@ -94,7 +94,7 @@ fn what_would_do_for_a_side_is_said_in_flags_of_that_side(
 ) {
     let output = disaggregate(&[sides, REQUEST, both]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    let tries = error.lines().filter_map(|line| Some(line.trim().strip_prefix("try ")?.split(": ").next()?.to_owned()));
+    let tries = error.lines().filter_map(|line| Some(line.trim_start_matches([' ', '│']).strip_prefix("try ")?.split(": ").next()?.to_owned()));
     let tries: Vec<String> = tries.collect();
     assert!(output.status.code() == Some(3) && tries.iter().any(|change| change.starts_with(side)), "{error}");
     for change in tries {

@@ -140,10 +140,11 @@ pub(crate) fn is_command(text: &str) -> bool {
     if is_json(text) { manifest::is_object(text) } else { !text.trim().is_empty() }
 }
 
-/// Whether a text begins as an object of JSON, and not as a group of a shell or a map of YAML.
+/// Whether a text is JSON, or begins as an object of it and not as a group of a shell or a map of YAML.
 fn is_json(text: &str) -> bool {
     let text = text.trim_start_matches('\u{feff}').trim_start();
     text.strip_prefix('{').is_some_and(|rest| rest.trim_start().starts_with(['"', '}']))
+        || serde_json::from_str::<serde::de::IgnoredAny>(text).is_ok()
 }
 
 impl StartArgs {
