@@ -331,7 +331,7 @@ bytes = '64MiB'
 tp = 2
 dp = 2
 [host]
-memory = '16MiB'";
+bytes = '16MiB'";
         let model = Model::read_config("config.json", config, &ReadOptions::default()).unwrap();
         PlanRequest::of(model).with_budget(Budget::from_toml(budget, "budget.toml").unwrap()).plan().unwrap()
     }

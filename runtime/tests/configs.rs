@@ -57,6 +57,17 @@ fn published_configs_give_their_decoders_all_they_need() {
 }
 
 #[test]
+fn a_key_that_a_decoder_needs_and_is_null_is_not_said_to_be_missing() {
+    let folder = tempfile::TempDir::new().unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+    let no_weights = Weights::open(folder.path(), DType::F32, &Device::Cpu).unwrap();
+    let mut config = config("qwen3_next", &json!({}));
+    config["norm_topk_prob"] = Value::Null;
+    let error = load(&config, &no_weights).unwrap_err().to_string();
+    assert!(error.contains("`norm_topk_prob` is null"), "{error}");
+}
+
+#[test]
 fn the_readme_names_every_model_type_that_has_a_decoder() {
     let folder = tempfile::TempDir::new().unwrap();
     std::fs::write(folder.path().join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
@@ -73,7 +84,7 @@ fn the_readme_names_every_model_type_that_has_a_decoder() {
 #[case::rescaled_rope("zamba2", json!({ "use_mem_rope": true, "use_long_context": true }), "`use_long_context` is `true`")]
 #[case::no_shared_block("zamba2", json!({ "num_mem_blocks": 0 }), "`num_mem_blocks` is `0`")]
 #[case::a_share_of_heads("llama", json!({ "partial_rotary_factor": 0.5 }), "`partial_rotary_factor` is `0.5`")]
-#[case::unknown_rotation("gpt_oss", json!({ "rope_parameters": null }), "`rope_parameters` is null")]
+#[case::unknown_rotation("gpt_oss", json!({ "rope_parameters": null }), "`rope_parameters` is missing")]
 #[case::unknown_window("qwen3", json!({ "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "sliding_attention"] }), "`sliding_attention.window` of model_type `qwen3` cannot be told")]
 #[case::too_few_layers("qwen3", json!({ "layer_types": [] }), "`layer_types` is []; it has 0 entries")]
 #[case::both_directions("gemma3", json!({ "use_bidirectional_attention": true }), "`use_bidirectional_attention` of model_type `gemma3_text` is true")]
@@ -84,8 +95,8 @@ fn the_readme_names_every_model_type_that_has_a_decoder() {
 #[case::no_experts("minimax", json!({ "model_type": "mixtral", "layer_types": null, "num_local_experts": null }), "experts in every layer, as many as `num_local_experts` says")]
 #[case::unknown_windows("qwen3", json!({ "model_type": "qwen3_moe", "use_sliding_window": true, "layer_types": null, "sliding_window": "auto" }), "`sliding_window` is \"auto\"; state it")]
 #[case::unknown_experts("qwen3", json!({ "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8 }), "`norm_topk_prob` is missing")]
-#[case::unknown_weights("qwen3_next", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is null")]
-#[case::unknown_weights_too("nemotron_h", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is null")]
+#[case::unknown_weights("qwen3_next", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
+#[case::unknown_weights_too("nemotron_h", json!({ "norm_topk_prob": null }), "`norm_topk_prob` is missing")]
 #[case::no_group("deepseek_v3", json!({ "topk_group": 0 }), "`num_experts_per_tok` is")]
 #[case::unknown_activation("llama", json!({ "hidden_act": "mish" }), "`hidden_act`: unknown variant `mish`")]
 #[case::no_number("llama", json!({ "vocab_size": "many" }), "`vocab_size` is \"many\"")]
