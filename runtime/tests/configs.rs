@@ -61,10 +61,10 @@ fn a_key_that_a_decoder_needs_and_is_null_is_not_said_to_be_missing() {
     let folder = tempfile::TempDir::new().unwrap();
     std::fs::write(folder.path().join("model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
     let no_weights = Weights::open(folder.path(), DType::F32, &Device::Cpu).unwrap();
-    let mut config = config("qwen3_next", &json!({}));
-    config["norm_topk_prob"] = Value::Null;
+    let mut config = config("gpt_oss", &json!({}));
+    config["rope_parameters"] = Value::Null;
     let error = load(&config, &no_weights).unwrap_err().to_string();
-    assert!(error.contains("`norm_topk_prob` is null"), "{error}");
+    assert!(error.contains("`rope_parameters` is null"), "{error}");
 }
 
 #[test]
