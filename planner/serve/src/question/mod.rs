@@ -204,7 +204,10 @@ impl Question {
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
         question.cautions.extend(launch.cautions.iter().cloned().chain(launch.cut_note()).chain(beside));
-        question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
+        if options.version.is_none() {
+            question.cautions.extend(launch.wheel_note(engine));
+            question.notes.extend(launch.image_note(engine));
+        }
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,
             "sglang" => {
