@@ -11,6 +11,7 @@ mod memory;
 mod names;
 mod rules;
 mod runner;
+mod towers;
 mod v0;
 pub(super) mod words;
 
@@ -149,6 +150,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     speculation::settle(question, model)?;
     runner::settle(question)?;
     quantization::settle(question, model)?;
+    towers::settle(question, model)?;
     if question.is_on("--disable-hybrid-kv-cache-manager") {
         question.default_of("engine.hybrid_kv_cache", false);
     }
