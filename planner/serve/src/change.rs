@@ -22,12 +22,13 @@ impl Launch {
     /// # Errors
     /// Words that start no engine, and a version that is not known.
     pub fn told(&self, layout: &Layout, version: Option<&str>) -> Result<Option<Self>, ServeError> {
-        let Program { engine, start } = Program::of(self, version)?;
+        let program = Program::of(self, version)?;
+        let Program { engine, start, .. } = program;
         let Some(told) = engine.flags_of(layout) else { return Ok(None) };
         let known = flags(engine.engine, engine.version);
         // What stands above flags is told by none.
         let above = dynamo::rewritten(&self.words, start, &known)?.options;
-        let file = self.config.iter().filter(|_| tensorrt_llm::file_wins(self, engine, start));
+        let file = self.config.iter().filter(|_| tensorrt_llm::file_wins(self, &program));
         let is_told = |key: &str, value: &str| {
             let flag = tensorrt_llm::flag_of(key, &known).map(|flag| flag.name);
             told.iter().all(|(name, told)| flag != Some(*name) || told.as_deref() == Some(value))
@@ -54,7 +55,7 @@ impl Launch {
         [kv, state]: [(&str, Option<DType>); 2],
         version: Option<&str>,
     ) -> Result<Self, ServeError> {
-        let Program { engine, start } = Program::of(self, version)?;
+        let Program { engine, start, .. } = Program::of(self, version)?;
         if kv.1.is_none() && state.1.is_none() {
             return Ok(self.clone());
         }

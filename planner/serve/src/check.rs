@@ -212,7 +212,7 @@ impl Told {
         answer: &Answer,
         log: &EngineLog,
     ) -> Result<Self, ServeError> {
-        let Program { engine, start } = Program::of(launch, version)?;
+        let Program { engine, start, .. } = Program::of(launch, version)?;
         let known = flags(engine.engine, engine.version);
         let name = engine.engine.name();
         let said = parse(engine, &launch.words, start, &launch.env)?;
@@ -289,7 +289,7 @@ impl Compare<'_> {
 
 /// The first of usual changes with which a command is as logged.
 fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) -> bool) -> Option<String> {
-    let Program { engine, start } = Program::of(launch, options.version.as_deref()).ok()?;
+    let Program { engine, start, .. } = Program::of(launch, options.version.as_deref()).ok()?;
     let known = flags(engine.engine, engine.version);
     let values = |flag: &'static str, values: &[&str]| -> Vec<Vec<Remedy>> {
         values.iter().map(|value| vec![Remedy::Set(flag, (*value).to_owned())]).collect()
@@ -332,7 +332,7 @@ fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) 
 
 /// The command with the steps that were logged, where nobody names the device that its own default of them depends on.
 fn as_logged(launch: &Launch, version: Option<&str>, options: &Options, log: &EngineLog) -> Result<Launch, ServeError> {
-    let Program { engine, start } = Program::of(launch, version)?;
+    let Program { engine, start, .. } = Program::of(launch, version)?;
     // Of these two the default depends on the device.
     let flag = step_flag(engine.engine.name()).filter(|_| matches!(engine.engine.name(), "vllm" | "sglang"));
     let Some(flag) = flag else { return Ok(launch.clone()) };

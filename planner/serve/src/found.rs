@@ -110,6 +110,9 @@ impl Found {
                 return Ok(End { at: None, lacks: loads.clone() });
             }
             let found = at(request, settled, engine, bytes).map_err(|error| question.without_counts(error))?;
+            if let Ok(block) = found.as_ref().map(|at| at.predicted.block_size.unwrap_or(0)) {
+                question.refuse_interval(block)?;
+            }
             Ok::<End, ServeError>(match found {
                 Ok(at) => {
                     let full = || too_full(settled, outside, at.unused(bytes));

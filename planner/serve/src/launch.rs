@@ -25,6 +25,8 @@ pub struct Launch {
     pub place: String,
     /// The engine's version, where its image says it.
     pub version: Option<String>,
+    /// What installs its engine and does not settle the version.
+    pub installs: Option<String>,
     /// Its image.
     pub image: Option<String>,
     /// GPUs that its container asks for; those of all its nodes together where it has several.
@@ -50,10 +52,19 @@ impl Launch {
 
     /// That its image does not say the version at which it is answered.
     pub(crate) fn image_note(&self, engine: EngineSpec) -> Option<String> {
-        let image = self.image.as_ref().filter(|_| self.version.is_none())?;
+        let image = self.image.as_ref().filter(|_| self.version.is_none() && self.installs.is_none())?;
         let version = engine.version_name();
         let said = format!("the tag of {image:.200} does not say the engine's version");
         Some(format!("{said}: {version} is taken; state another with --engine-version"))
+    }
+
+    /// That what installs it does not say the version at which it is answered, or may not run.
+    pub(crate) fn wheel_note(&self, engine: EngineSpec) -> Option<String> {
+        let (what, version) = (self.installs.as_ref()?, engine.version_name());
+        Some(format!(
+            "{what} does not settle which version of {} runs: {version} is taken; state another with --engine-version",
+            engine.engine
+        ))
     }
 
     /// That lines behind it were meant for it, which no shell hands it.
@@ -105,6 +116,9 @@ impl fmt::Debug for Launch {
             .field("nodes", &self.nodes)
             .field("group_gpus", &self.group_gpus)
             .field("device", &self.device);
+        if let Some(installs) = &self.installs {
+            shown.field("installs", installs);
+        }
         if !self.cut.is_empty() {
             shown.field("cut", &secret::hidden(&self.cut));
         }

@@ -25,6 +25,7 @@ mod program;
 mod question;
 mod remedy;
 mod repair;
+mod said;
 mod search;
 mod secret;
 mod started;

@@ -12,16 +12,23 @@ pub(crate) struct Program {
     pub(crate) engine: EngineSpec,
     /// The place of its first argument.
     pub(crate) start: usize,
+    /// The number of the release candidate that its version is, `1` of `1.3.0rc1`.
+    pub(crate) candidate: Option<u32>,
 }
 
 impl Program {
     /// That of a launch, at the version that is stated, else its image's, else the newest that is modelled.
     pub(crate) fn of(launch: &Launch, stated: Option<&str>) -> Result<Self, ServeError> {
         let (engine, start) = started(&launch.words).ok_or_else(|| ServeError::no_engine(&launch.words))?;
-        let engine = match stated.or(launch.version.as_deref()) {
+        let version = stated.or(launch.version.as_deref());
+        let engine = match version {
             Some(version) => format!("{engine}@{version}").parse()?,
             None => engine.into(),
         };
-        Ok(Self { engine, start })
+        let candidate = version.and_then(|version| {
+            let number = version.split_once("rc")?.1;
+            number[..number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len())].parse().ok()
+        });
+        Ok(Self { engine, start, candidate })
     }
 }

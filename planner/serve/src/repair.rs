@@ -62,7 +62,7 @@ pub fn nearest(launch: &Launch, options: &Options) -> Option<Question> {
                 Ok(question) => return Some(question),
                 Err(error) => error.remedies().to_vec(),
             };
-            let Ok(Program { engine, start }) = program(&launch, options) else { continue };
+            let Ok(Program { engine, start, .. }) = program(&launch, options) else { continue };
             let known = flags(engine.engine, engine.version);
             let words = remedies.iter().flat_map(|remedy| remedy.applied(&launch.words, start, &known));
             next.extend(
@@ -76,7 +76,7 @@ pub fn nearest(launch: &Launch, options: &Options) -> Option<Question> {
 
 /// The commands that one change each makes of one that has no answer or does not start.
 fn remedied(launch: &Launch, models: &Models, options: &Options) -> Vec<Launch> {
-    let Ok(Program { engine, start }) = program(launch, options) else { return Vec::new() };
+    let Ok(Program { engine, start, .. }) = program(launch, options) else { return Vec::new() };
     let remedies = match answer_alone(launch, models, options) {
         Ok(answer) => Search { answer: &answer, launch, models, options }
             .helpful()
@@ -97,7 +97,7 @@ fn program(launch: &Launch, options: &Options) -> Result<Program, ServeError> {
 
 /// One flag less that says something of caches, whichever it is: what the planner refuses names no flag of the engine.
 fn every_flag_less(launch: &Launch, options: &Options) -> Vec<Remedy> {
-    let Ok(Program { engine, start }) = program(launch, options) else { return Vec::new() };
+    let Ok(Program { engine, start, .. }) = program(launch, options) else { return Vec::new() };
     let Ok(parsed) = parse(engine, &launch.words, start, &launch.env) else { return Vec::new() };
     let says = |name: &&&str| {
         let flag = parsed.settings[**name].flag;

@@ -6,13 +6,14 @@ use cacheplan_planner::{ByteSize, Devices, Engine};
 
 use crate::answer::{Answer, Change, Starts};
 use crate::cap::Cap;
-use crate::flags::parse::{Parsed, parse};
+use crate::flags::parse::Parsed;
 use crate::flags::table::flags;
 use crate::found::{longest, outcome};
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::{ACTIVE, Models, Options, Question};
 use crate::remedy::Remedy;
+use crate::said::Said;
 
 /// The most changes that are shown.
 const SHOWN: usize = 3;
@@ -177,7 +178,8 @@ impl Search<'_> {
 
     fn program(&self) -> Option<(Program, Parsed)> {
         let program = Program::of(self.launch, self.options.version.as_deref()).ok()?;
-        let parsed = parse(program.engine, &self.launch.words, program.start, &self.launch.env).ok()?;
+        let known = flags(program.engine.engine, program.engine.version);
+        let parsed = Said::of(self.launch, &program, &known).ok()?.parsed;
         Some((program, parsed))
     }
 
@@ -187,7 +189,7 @@ impl Search<'_> {
 
     /// What the command with these changes comes to; more ranks have more devices.
     fn outcome(&self, remedies: &[Remedy]) -> Option<Changed> {
-        let (Program { engine, start }, _) = self.program()?;
+        let (Program { engine, start, .. }, _) = self.program()?;
         let known = flags(engine.engine, engine.version);
         let apply = |words: Vec<String>, remedy: &Remedy| remedy.applied(&words, start, &known).into_iter().next();
         let words = remedies.iter().try_fold(self.launch.words.clone(), apply)?;

@@ -292,3 +292,19 @@ fn weights_decide_beside_bytes_that_a_command_states(
     let found = answer(&launch, models("meta-llama__Llama-3.1-70B-Instruct"), &with("h100", keys)).unwrap();
     assert_eq!(found.starts, starts, "{:?}", found.reason);
 }
+
+/// A server of text alone has the bytes of the towers for caches, where its version leaves them out.
+#[rstest]
+#[case("--language-model-only", "0.33.0", true)]
+#[case("--limit-mm-per-prompt {\"image\":0,\"video\":0}", "0.33.0", true)]
+#[case("--limit-mm-per-prompt {\"image\":0}", "0.33.0", false)]
+#[case("--language-model-only", "0.26.0", false)]
+fn towers_take_nothing_of_a_server_of_text(#[case] flags: &str, #[case] version: &str, #[case] leaves_out: bool) {
+    let command = "vllm serve m --max-model-len 4096";
+    let bytes = |command: &str| {
+        let found = told(command, "Qwen__Qwen3.5-27B", &Options { version: Some(version.into()), ..on("h200") });
+        found.unwrap().facts[&Fact::CacheBytes]
+    };
+    let (with, without) = (bytes(command), bytes(&format!("{command} {flags}")));
+    assert_eq!(without.low > with.low && without.high > with.high, leaves_out, "{with:?} {without:?}");
+}

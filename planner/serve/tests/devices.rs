@@ -350,6 +350,8 @@ fn llama_cpp_swaps_where_its_variable_says_so() {
 #[case("vllm serve m -tp 8 -pp 2 --nnodes 2", "16xh100", None)]
 #[case("vllm serve m -tp 8 --nnodes 2", "16xh100", Some("uses 4 of the 8 GPUs"))]
 #[case("vllm serve m -tp 8", "16xh100", Some("uses 8 of the 16 GPUs"))]
+#[case("vllm serve m -tp 4 -dp 4 -dpl 2", "16xh100", None)]
+#[case("vllm serve m -tp 4 -dp 4 -dpl 1", "32xh100", Some("uses 4 of the 8 GPUs"))]
 fn devices_of_several_nodes_are_idle_where_no_rank_has_them(
     #[case] command: &str,
     #[case] devices: &str,

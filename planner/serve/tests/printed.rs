@@ -77,6 +77,9 @@ fn a_file_of_options_alone_is_named_by_its_command() {
 #[rstest]
 #[case("trtllm-serve m --max_seq_len 4096 --config f.yaml", None, 4096)]
 #[case("trtllm-serve m --max_seq_len 4096 --config f.yaml", Some("1.2.0"), 8192)]
+#[case("trtllm-serve m --max_seq_len 4096 --config f.yaml", Some("1.3.0rc1"), 8192)]
+#[case("trtllm-serve m --max_seq_len 4096 --config f.yaml", Some("1.3.0rc17"), 8192)]
+#[case("trtllm-serve m --max_seq_len 4096 --config f.yaml", Some("1.3.0rc22.post1"), 4096)]
 #[case("python3 -m dynamo.trtllm --model m --max-seq-len 4096 --extra-engine-args f.yaml", None, 8192)]
 #[case("python3 -m dynamo.trtllm --model m --max-seq-len 9 --override-engine-args {\"max_seq_len\":4096}", None, 4096)]
 fn of_a_flag_and_a_file_that_differ_the_one_that_its_version_takes_counts(
@@ -89,4 +92,18 @@ fn of_a_flag_and_a_file_that_differ_the_one_that_its_version_takes_counts(
     assert_eq!(found.limits.max_seq_len, length);
     let is_said = found.cautions.iter().any(|caution| caution.contains("stands above"));
     assert_eq!(is_said, command.contains("f.yaml"), "{:?}", found.cautions);
+}
+
+/// A change says what stands there now, in the file or in a flag.
+#[rstest]
+#[case("trtllm-serve m --config f.yaml", "tensor_parallel_size: 2\nmax_seq_len: 8192\n")]
+#[case("trtllm-serve m --config f.yaml --tp_size 2", "max_seq_len: 8192\n")]
+fn a_change_counts_from_what_is_said(#[case] command: &str, #[case] file: &str) {
+    let launch = put_back(command.split(' ').map(str::to_owned).collect(), file);
+    let found = told(&launch, DENSE, &on("2xh100"));
+    let said: Vec<&str> = found.changes.iter().map(|change| change.change.as_str()).collect();
+    let ranks = said.iter().find(|said| said.contains("--tensor_parallel_size"));
+    let ranks = ranks.unwrap_or_else(|| panic!("{said:?}"));
+    let [more, times] = if ranks.contains("size 4") { [4, 2] } else { [8, 4] };
+    assert_eq!(*ranks, format!("--tensor_parallel_size {more}, not 2, on {times} times the devices"));
 }

@@ -9,6 +9,7 @@ use common::{launch, models, on};
 
 const LLAMA: &str = "meta-llama__Llama-3.1-8B-Instruct";
 const DEEPSEEK: &str = "deepseek-ai__DeepSeek-V3";
+const OSS: &str = "openai__gpt-oss-120b";
 const NEXT: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
 const NEMOTRON: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
 const KIMI: &str = "moonshotai__Kimi-Linear-48B-A3B-Instruct";
@@ -121,6 +122,18 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
 #[case::queued(LLAMA, "--max-num-queued-reqs -1", "max_num_queued_reqs: Input should be greater than or equal to 0")]
 #[case::block(LLAMA, "--block-size 0", "block_size: Input should be greater than 0")]
 #[case::blocks(LLAMA, "--num-gpu-blocks-override 0", "No available memory for the cache blocks")]
+#[case::interval_of_all_alike(
+    LLAMA,
+    "--prefix-cache-retention-interval 64",
+    "this model has no sliding-window or Mamba KV cache group"
+)]
+#[case::interval_of_one_group(
+    OSS,
+    "--prefix-cache-retention-interval 64 --disable-hybrid-kv-cache-manager",
+    "this model has no sliding-window or Mamba KV cache group"
+)]
+#[case::interval_of_windows(OSS, "--prefix-cache-retention-interval 100", "a multiple of scheduler_block_size (16)")]
+#[case::interval_of_states(NEMOTRON, "--prefix-cache-retention-interval 16", "a multiple of scheduler_block_size (")]
 #[case::prefix_unit(LLAMA, "--prefix-match-unit 8", "Invalid prefix_match_unit=8")]
 #[case::prefix_unit_of_blocks(LLAMA, "--prefix-match-unit 16 --block-size 32", "Unset it or set it to that")]
 #[case::external_rank(LLAMA, "--data-parallel-external-lb", "requires a data-parallel rank")]
@@ -196,6 +209,14 @@ fn vllm_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str
 #[case("0.24.0", "--kv-transfer-config {\"kv_connector\":\"SharedStorageConnector\",\"kv_role\":\"kv_both\"}")]
 fn vllm_takes(#[case] version: &str, #[case] flags: &str) {
     assert_eq!(said(&format!("vllm serve m {flags}"), LLAMA, version), None);
+}
+
+/// An interval is a multiple of the block that windows and states have.
+#[rstest]
+#[case(OSS, 64)]
+#[case(LLAMA, 0)]
+fn vllm_takes_intervals_of_whole_blocks(#[case] model: &str, #[case] interval: u64) {
+    assert_eq!(said(&format!("vllm serve m --prefix-cache-retention-interval {interval}"), model, "0.33.0"), None);
 }
 
 #[rstest]

@@ -1,6 +1,9 @@
-//! Variables that come from where nothing is read: they are never passed over.
+//! Variables and versions that come from where nothing is read: they are never passed over.
 
-use cacheplan_serve::{Launch, manifest};
+mod common;
+
+use cacheplan_serve::{Launch, Options, answer, manifest};
+use common::{models, on};
 use rstest::rstest;
 
 fn read(name: &str, text: &str) -> Result<Launch, String> {
@@ -148,6 +151,72 @@ fn a_version_behind_the_program_is_read(#[case] text: &str, #[case] version: Opt
     let found = read("s.sh", text).unwrap();
     assert_eq!((found.words[1..].join(" ").as_str(), found.version.as_deref()), ("serve m", version));
     assert!(found.words[0].ends_with("vllm"), "{found:?}");
+}
+
+const POD_OF_SHELL: &str = "kind: Pod\nspec:\n  containers:\n  - command: [bash, -c]\n    args: ['pip install vllm==0.28.0 && vllm serve m']\n";
+const FROM: &str = "FROM nvidia/cuda:12.9.0-runtime";
+const CMD: &str = "CMD [\"vllm\", \"serve\", \"m\"]";
+
+/// What a file installs in front of a command is the version that runs.
+#[rstest]
+#[case::script("s.sh", "pip install vllm==0.28.0\nvllm serve m", Some("0.28.0"))]
+#[case::behind_others("s.sh", "apt update && uv pip install --system 'vllm==0.28.0' && vllm serve m", Some("0.28.0"))]
+#[case::by_a_variable("s.sh", "V=0.28.0\npython3 -m pip install vllm==${V}\nvllm serve m", Some("0.28.0"))]
+#[case::the_last("s.sh", "pip install vllm==0.24.0\npip install vllm==0.28.0\nvllm serve m", Some("0.28.0"))]
+#[case::written_out("s.sh", "cat > r.txt <<EOF\nvllm==0.28.0\nEOF\npip install -r r.txt\nvllm serve m", Some("0.28.0"))]
+#[case::of_a_shell("p.yaml", POD_OF_SHELL, Some("0.28.0"))]
+#[case::dockerfile("Dockerfile", &format!("{FROM}\nRUN pip install vllm==0.28.0\n{CMD}\n"), Some("0.28.0"))]
+#[case::dockerfile_by_an_argument(
+    "Dockerfile",
+    &format!("{FROM}\nARG V=0.28.0\nRUN apt-get update && \\\n  pip install \"vllm==${{V}}\"\n{CMD}\n"),
+    Some("0.28.0")
+)]
+#[case::over_the_image(
+    "Dockerfile",
+    "FROM vllm/vllm-openai:v0.24.0\nRUN pip install vllm==0.28.0\nCMD [\"m\"]\n",
+    Some("0.28.0")
+)]
+#[case::of_another_stage("Dockerfile", &format!("FROM a AS b\nRUN pip install vllm==0.28.0\n{FROM}\n{CMD}\n"), None)]
+#[case::of_another_engine("s.sh", "pip install sglang==0.5.10\nvllm serve m", None)]
+#[case::behind_it("s.sh", "vllm serve m\npip install vllm==0.28.0", None)]
+#[case::outside_of_the_container("s.sh", "pip install vllm==0.28.0\ndocker run vllm/vllm-openai --model m", None)]
+fn what_is_installed_is_what_runs(#[case] name: &str, #[case] text: &str, #[case] version: Option<&str>) {
+    let found = read(name, text).unwrap();
+    assert_eq!((found.version.as_deref(), found.installs), (version, None));
+}
+
+/// Where that is not sure, the answer says which version is taken.
+#[rstest]
+#[case::a_range("s.sh", "pip install 'vllm>=0.28'\nvllm serve m", "`vllm>=0.28` (line 1)", "0.33.0")]
+#[case::a_file("s.sh", "pip install -r r.txt\nvllm serve m", "`-r r.txt` (line 1)", "0.33.0")]
+#[case::unset("s.sh", "pip install vllm==$V\nvllm serve m", "`vllm==$V` (line 1)", "0.33.0")]
+#[case::maybe(
+    "s.sh",
+    "if ! command -v vllm; then\n  pip install vllm==0.28.0\nfi\nvllm serve m",
+    "`vllm==0.28.0` (line 2)",
+    "0.28.0"
+)]
+#[case::in_front("s.sh", "uv run --with 'vllm>=0.28' vllm serve m", "`vllm>=0.28`", "0.33.0")]
+#[case::dockerfile(
+    "Dockerfile",
+    &format!("{FROM}\nRUN if true; then pip install vllm==0.28.0; fi\n{CMD}\n"),
+    "`vllm==0.28.0` (line 2)",
+    "0.28.0"
+)]
+#[case::windows("a.bat", "pip install vllm==0.28.0\nvllm serve m\n", "`vllm==0.28.0` (line 1)", "0.28.0")]
+fn an_answer_says_which_version_is_taken(
+    #[case] name: &str,
+    #[case] text: &str,
+    #[case] what: &str,
+    #[case] version: &str,
+) {
+    let found = read(name, text).unwrap();
+    let told = |options: &Options| answer(&found, models("Qwen__Qwen3-8B"), options).unwrap().cautions;
+    let expected = format!("{what} does not settle which version of vllm runs: {version} is taken");
+    let cautions = told(&on("h100"));
+    assert!(cautions.iter().any(|caution| caution.starts_with(&expected)), "{cautions:?}");
+    let cautions = told(&Options { version: Some("0.33.0".into()), ..on("h100") });
+    assert!(!cautions.iter().any(|caution| caution.contains("does not settle")), "{cautions:?}");
 }
 
 /// Kubernetes takes a text alone, and so does this.

@@ -7,6 +7,7 @@ use super::error::ManifestError;
 use super::origin::{Origin, launch};
 use super::unknown::{DOLLAR, MARKS, known};
 use super::variables::{Variables, is_name};
+use super::wheel::Wheels;
 use super::{engine, shell};
 use crate::started::base;
 use crate::words::assignment;
@@ -164,18 +165,18 @@ fn launches(
             let words: Vec<String> =
                 std::iter::once(program).chain(words[1..].iter().map(String::as_str)).map(str::to_owned).collect();
             let wheel = wheel.filter(|version| version.starts_with(|c: char| c.is_ascii_digit()));
-            let mut launch = launch(&words, &variables, origin)?;
-            if let Some(wheel) = before.iter().find_map(|word| engine::wheel(word)).or(wheel) {
-                (launch.version, launch.image) = (Some(wheel.to_owned()), None);
-            }
-            Ok(vec![launch])
+            let mut wheels = origin.wheels.clone();
+            let asked = before.iter().cloned().chain(wheel.map(|version| format!("{}=={version}", base(program))));
+            asked.for_each(|word| wheels.note_word(&word));
+            Ok(vec![launch(&words, &variables, &Origin { wheels, ..origin.clone() })?])
         }
         engine::Start::Container => {
             let found = docker::run(words, &variables, origin)?;
             let Some((container, gpus)) = found else { return Ok(Vec::new()) };
             let gpus = gpus.or(origin.gpus);
             let image = container.image.clone();
-            let origin = Origin { image, gpus, through_shell: false, items: Vec::new(), ..origin.clone() };
+            let wheels = if origin.is_dockerfile { origin.wheels.clone() } else { Wheels::default() };
+            let origin = Origin { image, gpus, wheels, through_shell: false, items: Vec::new(), ..origin.clone() };
             launches(&container.words(&origin.at)?, container.variables, &origin, depth)
         }
         engine::Start::Shell => {

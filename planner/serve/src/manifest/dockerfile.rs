@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::wheel;
 use crate::words::quoted;
 
 /// Whether a text is one: its first instruction is `FROM`, or `ARG` in front of that.
@@ -25,6 +26,8 @@ struct Stage {
     names: Vec<String>,
     entrypoint: Option<Run>,
     command: Option<Run>,
+    /// What it installs, by the place.
+    installs: Vec<(usize, String)>,
     /// The place of what was said last of it.
     line: Option<usize>,
 }
@@ -83,6 +86,7 @@ pub(super) fn script(text: &str) -> String {
                     }
                 }
             }
+            "RUN" => stage.installs.push((line, installs(rest))),
             "ENTRYPOINT" => (stage.entrypoint, stage.line) = (Some(Run::of(rest)), Some(line)),
             "CMD" => (stage.command, stage.line) = (Some(Run::of(rest)), Some(line)),
             _ => {}
@@ -91,6 +95,9 @@ pub(super) fn script(text: &str) -> String {
     // The last stage, and those that it goes on from.
     let of = |stage: &&Stage| stage.base.map(|base| &stages[base]);
     let last: Vec<&Stage> = std::iter::successors(stages.last(), of).collect();
+    for (line, installs) in last.iter().flat_map(|stage| &stage.installs) {
+        installs.clone_into(&mut script[*line]);
+    }
     let line = last.iter().find_map(|stage| stage.line).unwrap_or(0);
     // Variables that are set behind it are its own all the same.
     let mut end = script.split_off((line + 1).min(script.len()));
@@ -122,6 +129,36 @@ fn run(stages: &[&Stage]) -> String {
         }
     }
     words.join(" ")
+}
+
+/// The commands of `RUN` that install something, each under a condition where it stands under one.
+fn installs(text: &str) -> String {
+    let text = serde_json::from_str::<Vec<String>>(text)
+        .map_or_else(|_| text.to_owned(), |words| words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" "));
+    let mut found = Vec::new();
+    for part in text.split([';', '\n']).flat_map(|part| part.split("&&")) {
+        for (index, command) in part.split("||").enumerate() {
+            let bare = command.trim_start();
+            let own = ["then ", "else ", "do ", "{ "].iter().find_map(|word| bare.strip_prefix(word));
+            let is_certain = index == 0 && own.is_none();
+            let words = shlex::split(own.unwrap_or(bare)).unwrap_or_default();
+            // Options of the instruction stand in front, and what the shell does with what is printed behind.
+            let words = words.into_iter().skip_while(|word| word.starts_with("--"));
+            let words: Vec<String> =
+                words.take_while(|word| !word.starts_with(['|', '>', '<', '&', '#', ')']) && word != "2>&1").collect();
+            if wheel::is_install(&words) {
+                let words: Vec<String> = words.iter().map(|word| expanding(word)).collect();
+                found.push(format!("{}{}", if is_certain { "" } else { "true || " }, words.join(" ")));
+            }
+        }
+    }
+    found.join("; ")
+}
+
+/// A word as a shell reads it that puts variables into it.
+fn expanding(word: &str) -> String {
+    let escaped = word.replace('\\', "\\\\").replace('"', "\\\"").replace('`', "\\`").replace("$(", "\\$(");
+    format!("\"{escaped}\"")
 }
 
 /// What continues a line: a directive above all else may say another sign (`# escape=` and a backtick).

@@ -16,7 +16,7 @@ pub(super) enum Start {
 }
 
 /// Programs that start what stands behind them, after options of their own.
-const WRAPPERS: [&str; 34] = [
+pub(super) const WRAPPERS: [&str; 34] = [
     "exec",
     "nohup",
     "env",
@@ -240,14 +240,6 @@ const BUILDS: [(&str, &str); 16] = [
     ("tpu", "TPUs"),
     ("neuron", "Neuron"),
 ];
-
-/// The version that a word in front of a command asks for, `0.8.5.post1` of `--with vllm==0.8.5.post1`.
-pub(super) fn wheel(word: &str) -> Option<&str> {
-    let (name, version) = word.split_once("==")?;
-    let name = name.rsplit('=').next()?.split('[').next()?;
-    let version = version.split([',', ';', ' ']).next()?;
-    matches!(name, "vllm" | "sglang" | "tensorrt-llm" | "tensorrt_llm").then_some(version)
-}
 
 /// What names of images say that an engine is in them.
 const ENGINES: [&str; 5] = ["vllm", "sglang", "llama.cpp", "tensorrt-llm", "trtllm"];

@@ -24,6 +24,7 @@ mod slurm;
 mod unit;
 mod unknown;
 mod variables;
+mod wheel;
 mod windows;
 mod yaml;
 
@@ -59,8 +60,8 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
     let (mut launches, seen) = match dialect {
         Some(dialect) => nothing_else(windows::launches(dialect, &reading, &text)?),
         None if unit::is(name, &text) => nothing_else(unit::launches(&reading, &text)?),
-        None if dockerfile::is(&text) => nothing_else(of_script(&reading, &dockerfile::script(&text))?),
-        None if is_script => nothing_else(of_script(&reading, &text)?),
+        None if dockerfile::is(&text) => nothing_else(of_script(&reading, &dockerfile::script(&text), true)?),
+        None if is_script => nothing_else(of_script(&reading, &text, false)?),
         None => of_yaml(&reading, &text)?,
     };
     let passed = reading.passed();
@@ -118,11 +119,11 @@ fn is_flow(line: &str) -> bool {
     !is_shell
 }
 
-fn of_script(reading: &Reading<'_>, text: &str) -> Result<Vec<Launch>, ManifestError> {
+fn of_script(reading: &Reading<'_>, text: &str, is_dockerfile: bool) -> Result<Vec<Launch>, ManifestError> {
     let at = Place { file: reading.file.to_owned(), line: Some(1), path: String::new() };
     command::of_script(
         text,
-        &Origin { is_file: true, gpus: slurm::gpus(text), ..Origin::new(reading, at, String::new()) },
+        &Origin { is_file: true, is_dockerfile, gpus: slurm::gpus(text), ..Origin::new(reading, at, String::new()) },
     )
 }
 

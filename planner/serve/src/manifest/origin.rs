@@ -7,6 +7,7 @@ use super::error::{ManifestError, Place};
 use super::reading::{Reading, Spot};
 use super::unknown::{self, Why};
 use super::variables::{Unread, Variables, name_length};
+use super::wheel::{Told, Wheels};
 use crate::started::started;
 use crate::{Launch, secret, visible};
 
@@ -29,6 +30,10 @@ pub(super) struct Origin<'a> {
     pub(super) through_shell: bool,
     /// Whether the lines of a script are those of the file.
     pub(super) is_file: bool,
+    /// Whether that is a Dockerfile, whose container has what was installed in front of it.
+    pub(super) is_dockerfile: bool,
+    /// Engines that are installed there.
+    pub(super) wheels: Wheels,
 }
 
 impl<'a> Origin<'a> {
@@ -44,6 +49,8 @@ impl<'a> Origin<'a> {
             items: Vec::new(),
             through_shell: false,
             is_file: false,
+            is_dockerfile: false,
+            wheels: Wheels::default(),
         }
     }
 
@@ -89,8 +96,12 @@ pub(super) fn launch(words: &[String], variables: &Variables, origin: &Origin<'_
     };
     let (gpus, device) = (origin.gpus, origin.device.clone());
     let image = origin.image.as_deref().map(unknown::written);
-    let version = image.as_deref().and_then(engine::version);
-    let launch = Launch { words, env, place, version, image, gpus, device, cautions, ..Launch::default() };
+    let of_image = image.as_deref().and_then(engine::version);
+    let engine = started(&words).map_or("", |(engine, _)| engine.name());
+    let Told { version, open } = origin.wheels.of(engine, of_image.as_deref());
+    let version = version.or(of_image);
+    let launch =
+        Launch { words, env, place, version, image, gpus, device, cautions, installs: open, ..Launch::default() };
     let named = launch.config_file().map(|path| path.trim_start_matches("./"));
     let file = origin.files.iter().rev().find(|(path, _)| Some(path.trim_start_matches("./")) == named);
     match file {

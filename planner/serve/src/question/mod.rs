@@ -29,15 +29,16 @@ use cacheplan_transforms::{Model, WeightBytes};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::dynamo::{self, Rewritten};
+use crate::dynamo;
 use crate::error::ServeError;
-use crate::flags::parse::{Parsed, Setting, parse};
+use crate::flags::parse::{Parsed, Setting};
 use crate::flags::python::float;
 use crate::flags::table::{Flag, flags, is_read};
 use crate::launch::Launch;
 use crate::part;
 use crate::program::Program;
 use crate::remedy::Remedy;
+use crate::said::Said;
 use crate::visible;
 
 pub use limits::Limits;
@@ -147,25 +148,16 @@ impl Question {
     /// # Errors
     /// Words that start no engine, that its parser refuses, or that say what nobody read.
     pub fn of(launch: &Launch, options: &Options) -> Result<Self, ServeError> {
-        let Program { engine, start } = Program::of(launch, options.version.as_deref())?;
+        let program = Program::of(launch, options.version.as_deref())?;
+        let Program { engine, start, .. } = program;
         let env = launch.env.clone();
         if engine.engine.name() == "tensorrt-llm" {
             tensorrt_llm::refuse_subcommand(&launch.words, start)?;
         }
         let known = flags(engine.engine, engine.version);
         dynamo::refuse_prefill(&launch.words, start, engine)?;
-        let Rewritten { mut words, options: above } = dynamo::rewritten(&launch.words, start, &known)?;
-        let (config, mut stated) = tensorrt_llm::settings(&launch.config, engine.engine, &known)?;
-        let beside =
-            if config.is_empty() { Vec::new() } else { tensorrt_llm::beside(launch, engine, &words, start, &known)? };
-        // What comes last wins.
-        let at = if tensorrt_llm::file_wins(launch, engine, start) { words.len() } else { start };
-        words.splice(at..at, config);
-        let (config, more) = tensorrt_llm::settings(&above, engine.engine, &known)?;
-        words.extend(config);
-        stated.extend(more);
+        let Said { words, parsed, above, stated, beside } = Said::of(launch, &program, &known)?;
         let config = launch.config.iter().cloned().chain(above).collect();
-        let parsed = parse(engine, &words, start, &env)?;
         part::refuse_whole(launch, options.devices.as_ref())?;
         let named = launch.device.as_deref().map(str::parse::<Devices>);
         let (devices, unknown_device) = match (options.devices.clone(), named) {
@@ -212,7 +204,10 @@ impl Question {
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
         question.cautions.extend(launch.cautions.iter().cloned().chain(launch.cut_note()).chain(beside));
-        question.notes.extend(launch.image_note(engine).filter(|_| options.version.is_none()));
+        if options.version.is_none() {
+            question.cautions.extend(launch.wheel_note(engine));
+            question.notes.extend(launch.image_note(engine));
+        }
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,
             "sglang" => {

@@ -107,6 +107,7 @@ pub(super) struct Case<'a> {
     kinds: Vec<Kind>,
     has_states: bool,
     keeps_all_alike: bool,
+    has_windows: bool,
 }
 
 impl<'a> Case<'a> {
@@ -116,7 +117,9 @@ impl<'a> Case<'a> {
         let has_states = caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler));
         let keeps_all = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
         let keeps_all_alike = caches.iter().all(|cache| keeps_all(cache.handler.growth()));
-        Ok(Self { question, model, limits, kinds, has_states, keeps_all_alike })
+        let has_windows =
+            caches.iter().any(|cache| matches!(cache.handler.growth(), Growth::Paged { window: Some(_), .. }));
+        Ok(Self { question, model, limits, kinds, has_states, keeps_all_alike, has_windows })
     }
 
     /// What a row calls something of the model or the device.
@@ -176,6 +179,13 @@ impl<'a> Case<'a> {
     /// Whether every layer keeps all tokens, so that all of them are one group.
     pub(super) const fn keeps_all_alike(&self) -> bool {
         self.keeps_all_alike
+    }
+
+    /// Whether a group of caches keeps no token for good: states, and windows that slide where those have groups of their own. Chunks are
+    /// counted as windows, and slide not.
+    pub(super) fn forgets(&self) -> bool {
+        let slides = self.has_windows && super::of_config(self.model, "attention_chunk_size").is_none();
+        self.has_states || slides && !self.is_on("--disable-hybrid-kv-cache-manager")
     }
 
     pub(super) fn keeps(&self, kind: &Kind) -> bool {

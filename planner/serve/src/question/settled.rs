@@ -206,7 +206,11 @@ impl Question {
     /// States several devices as the ranks that the flags ask for, which the planner would else take for tensor parallel ones.
     pub(crate) fn use_devices(&mut self, ranks: u64) -> Result<(), ServeError> {
         // More than a usual node has are those of all nodes together.
-        let nodes = self.count("--nnodes").unwrap_or(1).max(1);
+        let stated = |flag: &str| self.count(flag).unwrap_or(1).max(1);
+        let local = self.count("--data-parallel-size-local").filter(|local| *local > 0);
+        // Replicas that are not this node's are those of as many others.
+        let of_replicas = local.map_or(1, |local| stated("--data-parallel-size").div_ceil(local));
+        let nodes = stated("--nnodes").max(of_replicas);
         let are_of_all = |all: u64| all > u64::from(Devices::USUAL_NODE) && all.is_multiple_of(nodes);
         let there = self.gpus().map(|all| if are_of_all(all) { all / nodes } else { all });
         let shown = match self.env.get(visible::VARIABLE) {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, Growth};
 use cacheplan_planner::engines::{FlagMeaning, Version};
-use cacheplan_planner::{ByteSize, Engine, EngineSpec, ModelCaches, Override, PlanRequest};
+use cacheplan_planner::{ByteSize, Engine, ModelCaches, Override, PlanRequest};
 
 use super::{HEADS, Limits, Question, in_bytes, of_config, overrides};
 use crate::dynamo;
@@ -12,6 +12,7 @@ use crate::error::ServeError;
 use crate::flags::parse::parse;
 use crate::flags::table::{Arity, Flag};
 use crate::launch::Launch;
+use crate::program::Program;
 use crate::remedy::Remedy;
 
 /// Defaults of `BuildConfig`.
@@ -52,7 +53,7 @@ const MEAN: &str = "kv_cache_config.avg_seq_len";
 const TOKENS: &str = "kv_cache_config.max_tokens";
 
 /// The settings of a file of options as the flags that say the same, and those that no flag says.
-pub(super) fn settings(
+pub(crate) fn settings(
     config: &[(String, String)],
     engine: Engine,
     known: &[&'static Flag],
@@ -79,31 +80,38 @@ pub(crate) fn flag_of(key: &str, known: &[&'static Flag]) -> Option<&'static Fla
     known.iter().copied().find(|flag| flag.name == name)
 }
 
+/// The first release candidate of 1.3.0 that has it: the version was 1.3.0rc18 when it was merged.
+const FIRST_CANDIDATE: u32 = 18;
+
 /// Whether what the file of options says stands above flags: to Dynamo's worker, and before flags that are stated did so
 /// (NVIDIA/TensorRT-LLM#14812).
-pub(crate) fn file_wins(launch: &Launch, engine: EngineSpec, start: usize) -> bool {
+pub(crate) fn file_wins(launch: &Launch, program: &Program) -> bool {
     const FLAGS_WIN: Version = Version(1, 3, 0);
-    engine.version < FLAGS_WIN || dynamo::worker(&launch.words, start).is_some()
+    let Program { engine, start, candidate } = *program;
+    let is_candidate_before = engine.version == FLAGS_WIN && candidate.is_some_and(|number| number < FIRST_CANDIDATE);
+    engine.version < FLAGS_WIN || is_candidate_before || dynamo::worker(&launch.words, start).is_some()
 }
 
 /// What the file of options says otherwise than a flag beside it.
-pub(super) fn beside(
+pub(crate) fn beside(
     launch: &Launch,
-    engine: EngineSpec,
+    program: &Program,
     words: &[String],
-    start: usize,
     known: &[&'static Flag],
 ) -> Result<Vec<String>, ServeError> {
-    let said = parse(engine, words, start, &launch.env)?.settings;
+    let said = parse(program.engine, words, program.start, &launch.env)?.settings;
     let differing = launch.config.iter().filter_map(|(key, value)| {
         let setting = said.get(flag_of(key, known)?.name)?;
         let is_same = if setting.values.is_empty() { value == "true" } else { setting.value() == value };
         let words = std::iter::once(setting.flag.name).chain(setting.values.iter().map(String::as_str));
         let flag = words.collect::<Vec<_>>().join(" ");
-        (!is_same).then(|| match file_wins(launch, engine, start) {
+        (!is_same).then(|| match file_wins(launch, program) {
             true => format!("{key} {value} of the file of options stands above {flag}"),
+            false if program.candidate.is_some() => {
+                format!("{flag} stands above {key} {value} of the file of options")
+            }
             false => format!(
-                "{flag} stands above {key} {value} of the file of options; release candidates before TensorRT-LLM#14812 take the file's"
+                "{flag} stands above {key} {value} of the file of options; release candidates before 1.3.0rc{FIRST_CANDIDATE} take the file's"
             ),
         })
     });

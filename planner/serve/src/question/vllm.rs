@@ -11,6 +11,7 @@ mod memory;
 mod names;
 mod rules;
 mod runner;
+mod towers;
 mod v0;
 pub(super) mod words;
 
@@ -81,6 +82,23 @@ pub(super) fn look_at_caches(
     Ok(memory::least_blocks(question, limits))
 }
 
+/// Tokens between states, or beginnings of windows, that are kept for reuse.
+const RETENTION: &str = "--prefix-cache-retention-interval";
+
+impl Question {
+    /// Hits land on multiples of a block, once that is known (`_validate_prefix_cache_retention_interval`).
+    pub(crate) fn refuse_interval(&self, block: u64) -> Result<(), ServeError> {
+        let block = block.saturating_mul(self.count("--decode-context-parallel-size").unwrap_or(1));
+        let broken = |interval: &u64| block > 0 && !interval.is_multiple_of(block);
+        let Some(interval) = self.count(RETENTION).filter(broken) else { return Ok(()) };
+        let said = format!(
+            "prefix_cache_retention_interval ({interval}) must be non-negative and a multiple of scheduler_block_size ({block})."
+        );
+        let more = interval.checked_next_multiple_of(block).map(|more| Remedy::Set(RETENTION, more.to_string()));
+        Err(self.refused(said, more.into_iter().chain([Remedy::Remove(RETENTION)])))
+    }
+}
+
 /// What of a hybrid an older version's log says otherwise, and whoever renews it sees change.
 fn of_its_version(question: &mut Question, keeps: bool) {
     if keeps && !question.is_stated("engine.prefix_caching") {
@@ -132,6 +150,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     speculation::settle(question, model)?;
     runner::settle(question)?;
     quantization::settle(question, model)?;
+    towers::settle(question, model)?;
     if question.is_on("--disable-hybrid-kv-cache-manager") {
         question.default_of("engine.hybrid_kv_cache", false);
     }

@@ -7,6 +7,7 @@ use cacheplan_planner::fit::{FitQuestion, Prices};
 use cacheplan_serve::{Launch, Models, Options};
 use cacheplan_transforms::{Model, ReadOptions};
 
+#[allow(dead_code, reason = "not every test asks by words of a command line")]
 pub(crate) fn launch(command: &str) -> Launch {
     let words = command.split(' ').map(str::to_owned).collect();
     Launch::from_words(words, &BTreeMap::new()).unwrap().pop().unwrap()

@@ -14,6 +14,7 @@ use super::origin::Origin;
 use super::reading::Reading;
 use super::unknown::{self, MARKS, Why};
 use super::variables::Variables;
+use super::wheel;
 use crate::{Launch, secret};
 
 use expand::Expansion;
@@ -316,7 +317,13 @@ impl Shell<'_> {
             Some("printf") if words.get(1).and_then(Word::bare) == Some("-v") => {
                 return self.change("printf", &words[2..words.len().min(3)]);
             }
-            Some("cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "pip" | "ulimit") => return Ok(()),
+            Some("cd" | "echo" | "mkdir" | "true" | ":" | "sleep" | "ulimit") => return Ok(()),
+            Some("pip") => {
+                let expansion = self.expansion();
+                let words: Result<Vec<_>, _> = words.iter().map(|word| expansion.words(word)).collect();
+                self.install(&words?.concat());
+                return Ok(());
+            }
             // No program is called so: it was to go on with the command before it.
             Some(flag) if flag.starts_with("--") => {
                 let name = flag.split('=').next().unwrap_or(flag);
@@ -402,6 +409,15 @@ impl Shell<'_> {
         Ok(())
     }
 
+    /// A command that may install one.
+    fn install(&mut self, words: &[String]) {
+        let is_certain = self.condition().is_none();
+        let Origin { files, wheels, at, .. } = &mut self.origin;
+        let files = &*files;
+        let file = |path: &str| files.iter().rev().find(|(known, _)| **known == *path).map(|(_, text)| &**text);
+        wheels.note(words, at.line, is_certain, file);
+    }
+
     /// A command that may start an engine.
     fn start(&mut self, assigning: &[Word], words: &[Word]) -> Result<(), ManifestError> {
         if let Some(sets) = words[0].bare().and_then(|name| self.functions.get(name)) {
@@ -423,6 +439,10 @@ impl Shell<'_> {
         }
         if let Some((index, engine::Start::Engine)) = engine::start(&expanded) {
             secret::hide_again(&mut expanded[index..], &of_variables[index..]);
+        }
+        if wheel::is_install(&expanded) {
+            self.install(&expanded);
+            return self.forget(&expanded);
         }
         if engine::start(&expanded).is_none() && engine::open(&expanded).is_none() {
             super::command::pass_over(&expanded, &self.origin);

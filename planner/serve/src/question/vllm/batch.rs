@@ -5,6 +5,7 @@ use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
 use super::super::{Limits, Question, overrides};
+use super::towers;
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::flags::table::Kind;
@@ -132,16 +133,10 @@ fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>,
     if !takes_items || stated("use_bidirectional_attention").and_then(Value::as_str) != Some("vision") {
         return Ok(None);
     }
-    let limits = question.object(FLAG)?;
-    let is_none = |item: &str| {
-        let limit = limits.as_ref().and_then(|limits| limits.get(item));
-        limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
-    };
-    let no_item = ["image", "video"].into_iter().chain(stated("audio_config").map(|_| "audio")).all(is_none);
-    let only_text = question.is_on("--language-model-only");
-    if (only_text || no_item) && question.engine.version >= KNOWS_ONLY_TEXT {
+    if question.engine.version >= KNOWS_ONLY_TEXT && towers::is_of_text(question, model)? {
         return Ok(None);
     }
+    let limits = question.object(FLAG)?;
     let frames = limits.as_ref().and_then(|limits| limits.get("video")?.get("num_frames")?.as_u64());
     Ok(Some(frames.unwrap_or(FRAMES).min(FRAMES) * FRAME))
 }

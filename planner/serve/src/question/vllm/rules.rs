@@ -11,6 +11,8 @@ use super::graphs::Graphs;
 use super::names::{BACKENDS_OF_0_11, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
 
 const READ: Version = Version(0, 33, 0);
+/// Read in 0.27.1 too, where a variable says what the flag says since.
+const RETAINS: Version = Version(0, 29, 0);
 const EARLIER: Version = Version(0, 24, 0);
 const OLD: Version = Version(0, 11, 0);
 const BEHIND_OLD: Version = Version(0, 12, 0);
@@ -260,6 +262,10 @@ pub(super) const RULES: &[Rule] = &[
                 "Invalid prefix_match_unit={unit}; with a single KV cache group, prefix-cache hits land on the block size{block}. Unset it or set it to that."
             )
         })
+    }),
+    since(RETAINS, &[super::RETENTION, "--disable-hybrid-kv-cache-manager"], |case| {
+        case.question.count(super::RETENTION).filter(|interval| *interval > 0 && !case.forgets())?;
+        Some("prefix_cache_retention_interval is set but this model has no sliding-window or Mamba KV cache group, so retention has no effect. Set it to 0 (it only applies to sliding-window and Mamba attention).".into())
     }),
     since(READ, &[SIZES, COMPILE], |case| {
         let twice = case.is_stated(SIZES) && is_said(&case.object(COMPILE), "cudagraph_capture_sizes");

@@ -1,0 +1,66 @@
+//! Towers for images and sound, which a server of text alone leaves out (`_mark_tower_model`).
+
+use cacheplan_planner::engines::Version;
+use cacheplan_planner::{ByteSize, ModelCaches};
+use cacheplan_transforms::WeightBytes;
+use cacheplan_transforms::graph::Extent;
+use serde_json::Value;
+
+use super::super::Question;
+use crate::error::ServeError;
+
+const LIMITS: &str = "--limit-mm-per-prompt";
+/// Read in 0.33.0.
+const LEAVES_OUT: Version = Version(0, 33, 0);
+/// What stands beside a decoder is called so in its graph.
+const BESIDE: &str = "more";
+
+/// Whether prompts hold text alone, whatever else the model takes.
+pub(super) fn is_of_text(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
+    let limits = question.object(LIMITS)?;
+    let is_none = |item: &str| {
+        let limit = limits.as_ref().and_then(|limits| limits.get(item));
+        limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
+    };
+    let config = model.model().map(|model| &model.config);
+    let hears = config.and_then(|config| config.get("audio_config")).is_some_and(|audio| *audio != Value::Null);
+    let no_item = ["image", "video"].into_iter().chain(hears.then_some("audio")).all(is_none);
+    Ok(question.is_on("--language-model-only") || no_item)
+}
+
+/// Weights without those of its towers, where it loads none.
+pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let is_measured = question.measured.as_ref().is_some_and(|measured| measured.lines.weights.is_some());
+    let is_told = question.is_stated("engine.cache_bytes") || question.is_stated("memory.weights") || is_measured;
+    if is_told || question.engine.version < LEAVES_OUT || !is_of_text(question, model)? {
+        return Ok(());
+    }
+    let stored = question.weights.or(model.info().weights);
+    let Some((stored, towers)) = stored.zip(bytes(model).filter(|bytes| *bytes > 0)) else { return Ok(()) };
+    let Some(left) = stored.bytes.checked_sub(towers) else { return Ok(()) };
+    let classes = stored.classes.map(|mut classes| {
+        classes.replicated = classes.replicated.saturating_sub(towers);
+        classes
+    });
+    question.weights = Some(WeightBytes { classes, ..WeightBytes::new(left, false) });
+    question.notes.push(format!(
+        "a server of text alone loads none of the {} of the model's towers: {} of weights are left, assumed; --weights states them",
+        ByteSize(towers),
+        ByteSize(left)
+    ));
+    Ok(())
+}
+
+/// What its towers take, and what leads from them to the decoder, as its config tells.
+fn bytes(model: &ModelCaches) -> Option<u64> {
+    let tensors = model.model()?.graph.tensors().iter().filter(|tensor| tensor.name.part == BESIDE);
+    tensors
+        .map(|tensor| {
+            let elements = tensor.shape.iter().try_fold(1u64, |all, extent| match extent {
+                Extent::Known(size) => all.checked_mul(*size),
+                Extent::Symbol(_) => None,
+            })?;
+            tensor.dtype.row_bytes(elements)
+        })
+        .try_fold(0u64, |all, bytes| all.checked_add(bytes?))
+}
