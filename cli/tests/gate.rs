@@ -1,0 +1,145 @@
+//! Commands of a repository that are checked before they are merged: the action, the hook, and what is expected of each file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use rstest::rstest;
+
+const QWEN: &str = "Qwen__Qwen3-8B";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn config(model: &str) -> String {
+    root().join(format!("tests/fixtures/configs/{model}.json")).display().to_string()
+}
+
+fn cacheplan(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_cacheplan")).args(args).env("NO_COLOR", "1").output().unwrap()
+}
+
+fn said(output: &Output) -> (Option<i32>, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+/// The text below `key: |` in a file of an action, without its indentation.
+fn block(text: &str, key: &str) -> String {
+    let (_, rest) = text.split_once(&format!("{key}: |\n")).unwrap();
+    let indent = rest.len() - rest.trim_start().len();
+    rest.lines()
+        .take_while(|line| line.len() >= indent && line[..indent].trim().is_empty())
+        .map(|line| line[indent..].to_owned() + "\n")
+        .collect()
+}
+
+/// A manifest whose node says its GPU.
+fn manifest(flags: &str) -> String {
+    format!(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: qwen}}\nspec:\n  template:\n    spec:\n      \
+         nodeSelector: {{nvidia.com/gpu.product: NVIDIA-L40S}}\n      containers:\n      - name: vllm\n        \
+         image: vllm/vllm-openai:v0.11.0\n        command: [vllm, serve, {}, {flags}]\n        \
+         resources: {{limits: {{nvidia.com/gpu: 1}}}}\n",
+        config(QWEN)
+    )
+}
+
+/// A repository with one command that starts, one that does not, one on a node, and a file that names no engine.
+fn repository() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let command = |flags: &str| format!("#!/bin/sh\nexec vllm serve {} {flags}\n", config(QWEN));
+    fs::write(folder.path().join("serve-good.sh"), command("--max-model-len 8192")).unwrap();
+    fs::write(folder.path().join("serve-bad.sh"), command("--max-model-len 8192 --tensor-parallel-size 3")).unwrap();
+    fs::write(folder.path().join("deploy.yaml"), manifest("--max-model-len, '8192', --max-num-seqs, '8'")).unwrap();
+    let service = |name: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n");
+    fs::write(folder.path().join("deploy-web.yaml"), service("web")).unwrap();
+    fs::write(folder.path().join("deploy-service.yaml"), service("vllm")).unwrap();
+    folder
+}
+
+#[rstest]
+#[case("serve-good.sh", "h100", 0)]
+#[case("serve-*.sh", "h100", 3)]
+#[case("serve-good.sh", "", 2)]
+#[case("deploy*.yaml", "", 0)]
+#[case("deploy-service.yaml", "", 0)]
+#[case("", "", 2)]
+#[case("nofile-*.yaml", "h100", 2)]
+fn the_actions_step_ends_as_the_worst_command(#[case] files: &str, #[case] device: &str, #[case] code: i32) {
+    let (repository, action) = (repository(), root().join("tools/action"));
+    let step = block(&fs::read_to_string(action.join("action.yml")).unwrap(), "run");
+    let mut bash = Command::new("bash");
+    bash.args(["-eo", "pipefail", "-c", &step]).current_dir(repository.path());
+    bash.envs([
+        ("FILES", files),
+        ("DEVICE", device),
+        ("FLAGS", "--expect-sequences 8"),
+        ("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan")),
+    ]);
+    let output = bash.env("GITHUB_ACTION_PATH", action).output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A gate that looks at nothing is not passed.
+#[rstest]
+#[case::no_words(&[], "no `--`")]
+#[case::a_file_read_as_a_value(&["--strict", "--device", "serve-good.sh"], "no `--`")]
+#[case::a_file_read_as_a_flag(&["--device", "h100", "serve-bad.sh"], "no `--`")]
+#[case::no_files(&["--device", "h100", "--"], "no files")]
+fn a_check_of_no_files_is_refused(#[case] args: &[&str], #[case] why: &str) {
+    let mut check = Command::new(root().join("tools/action/check.sh"));
+    check.args(args).current_dir(repository().path()).env("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan"));
+    let (code, _, err) = said(&check.output().unwrap());
+    assert!(code == Some(2) && err.contains(why) && err.contains("-- FILE"), "{code:?} {err}");
+}
+
+#[test]
+fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
+    let (repository, hooks) = (repository(), fs::read_to_string(root().join(".pre-commit-hooks.yaml")).unwrap());
+    let of = |key: &str| hooks.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap().trim().to_owned();
+    let args = of("args:");
+    let args = ["--device", "h100"].into_iter().chain(args.trim_matches(['[', ']']).split(", "));
+    for read in ["sh", "bash", "zsh", "bat", "cmd", "ps1", "ya?ml", "Dockerfile", "service", "sbatch", "slurm"] {
+        assert!(hooks.contains(read), "{read}");
+    }
+    // A hook of `language: script` is the file in its repository, with its args and the names of the files.
+    let mut hook = Command::new(root().join(of("entry:")));
+    hook.args(args)
+        .args(["serve-good.sh", "serve-bad.sh", "deploy-web.yaml"])
+        .current_dir(repository.path())
+        .env("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan"));
+    let output = hook.output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{err}");
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        out.contains("must be divisible by tensor parallel size (3)") && out.contains("--tensor-parallel-size 2"),
+        "{out}"
+    );
+}
+
+/// Files are chosen by what stands in them: their names only say of what kind they are.
+#[test]
+fn the_pre_commit_hook_looks_at_files_of_any_name() {
+    let hooks = fs::read_to_string(root().join(".pre-commit-hooks.yaml")).unwrap();
+    let (_, files) = hooks.split_once("(?x)(").unwrap();
+    for name in ["serve", "start", "deploy", "vllm", "compose"] {
+        assert!(!files.contains(name), "{name}: {files}");
+    }
+}
+
+/// Each command is held to what it says of itself, and one that says nothing to nothing.
+#[rstest]
+#[case("--max-num-seqs, '4'", 0, "")]
+#[case("--max-num-seqs, '400'", 3, "400")]
+#[case("--enforce-eager", 0, "does not say how many sequences it runs")]
+fn a_file_states_what_is_expected_of_it(#[case] flags: &str, #[case] code: i32, #[case] said_so: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("inference.yaml");
+    fs::write(&file, manifest(&format!("--max-model-len, '8192', {flags}"))).unwrap();
+    let (found, _, err) = said(&cacheplan(&["plan", "--expect-sequences", "stated", "--", file.to_str().unwrap()]));
+    assert_eq!(found, Some(code), "{err}");
+    assert!(err.contains(said_so), "{err}");
+}
