@@ -90,7 +90,8 @@ fn the_actions_step_ends_as_the_worst_command(#[case] files: &str, #[case] devic
 #[case::no_files(&["--device", "h100", "--"], "no files")]
 fn a_check_of_no_files_is_refused(#[case] args: &[&str], #[case] why: &str) {
     let mut check = Command::new(root().join("tools/action/check.sh"));
-    check.args(args).current_dir(repository().path()).env("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan"));
+    let repository = repository();
+    check.args(args).current_dir(repository.path()).env("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan"));
     let (code, _, err) = said(&check.output().unwrap());
     assert!(code == Some(2) && err.contains(why) && err.contains("-- FILE"), "{code:?} {err}");
 }
@@ -120,6 +121,65 @@ fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
     );
 }
 
+/// A Deployment of one container.
+fn pod(container: &str) -> String {
+    format!(
+        "kind: Deployment\nmetadata: {{name: qwen}}\nspec:\n  template:\n    spec:\n      containers:\n      - name: main\n\
+         {container}"
+    )
+}
+
+/// A command that a change has made unknown is not taken for none.
+#[rstest]
+#[case::a_wrong_image("a.yaml", &pod("        image: vllm/vllm-opnai:v1\n        args: [--model, m, --max-model-len, '8']\n"), "vllm/vllm-opnai:v1` of Deployment qwen, container main")]
+#[case::an_own_image("a.yaml", &pod("        image: localhost:5000/ai/inference:1.2\n        args: [--model, m, --max-num-seqs=8]\n"), "localhost:5000/ai/inference:1.2")]
+#[case::a_patch("a.yaml", &pod("        args: [--max-model-len, '8']\n"), "no image of Deployment qwen, container main")]
+#[case::a_program("a.yaml", &pod("        image: i\n        command: [/start, --max-model-len, '8']\n"), "`start` of Deployment qwen, container main")]
+#[case::a_service(
+    "a.yaml",
+    "services:\n  s:\n    image: own/llm\n    command: --model m --mem-fraction-static 0.8\n",
+    "own/llm"
+)]
+#[case::docker("a.sh", "# a\ndocker run --gpus all own/llm --model m --tensor-parallel-size 2\n", "a.sh:2: ")]
+#[case::a_line("a.sh", "# a\nPORT=1 python serve.py --model m --max_num_seqs 8\n", "a.sh:2: `python`")]
+fn flags_of_engines_behind_what_is_none_are_refused(#[case] name: &str, #[case] text: &str, #[case] named: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join(name);
+    let check = |text: &str| {
+        fs::write(&file, text).unwrap();
+        said(&cacheplan(&["plan", "--if-any", "--device", "h100", "--", file.to_str().unwrap()]))
+    };
+    let (code, out, err) = check(text);
+    assert!(code == Some(2) && err.contains(named) && err.contains("is not read; state"), "{code:?} {out}{err}");
+    // It is the flags that say so.
+    let plain = ["--max", "--mem", "--tensor"].iter().fold(text.to_owned(), |text, flag| text.replace(flag, "--own"));
+    let (code, out, err) = check(&plain);
+    assert!(code == Some(0) && err.contains("left out"), "{code:?} {out}{err}");
+}
+
+#[test]
+fn a_container_beside_one_that_is_read_is_refused_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("two.yaml");
+    let own = pod("        image: vllm/vllm-opnai:v1\n        args: [--model, m, --max-model-len, '8']\n");
+    fs::write(&file, manifest("--max-model-len, '8192'") + "---\n" + &own).unwrap();
+    let (code, _, err) = said(&cacheplan(&["plan", "--if-any", "--", file.to_str().unwrap()]));
+    assert!(code == Some(2) && err.contains("vllm-opnai"), "{code:?} {err}");
+}
+
+/// Programs of an engine that serve nothing have its flags too.
+#[rstest]
+#[case("vllm bench latency --model m --tensor-parallel-size 2\n")]
+#[case("echo --max-model-len 8\n")]
+#[case("python train.py --dtype bfloat16 --max-steps 4\n")]
+fn what_serves_nothing_is_left_out(#[case] script: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.sh");
+    fs::write(&file, script).unwrap();
+    let (code, _, err) = said(&cacheplan(&["plan", "--if-any", "--", file.to_str().unwrap()]));
+    assert!(code == Some(0) && err.contains("left out"), "{code:?} {err}");
+}
+
 /// Files are chosen by what stands in them: their names only say of what kind they are.
 #[test]
 fn the_pre_commit_hook_looks_at_files_of_any_name() {
@@ -130,11 +190,11 @@ fn the_pre_commit_hook_looks_at_files_of_any_name() {
     }
 }
 
-/// Each command is held to what it says of itself, and one that says nothing to nothing.
+/// Each command is held to what it says of itself; one that says nothing states nothing.
 #[rstest]
 #[case("--max-num-seqs, '4'", 0, "")]
 #[case("--max-num-seqs, '400'", 3, "400")]
-#[case("--enforce-eager", 0, "does not say how many sequences it runs")]
+#[case("--enforce-eager", 2, "does not say how many sequences it runs")]
 fn a_file_states_what_is_expected_of_it(#[case] flags: &str, #[case] code: i32, #[case] said_so: &str) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("inference.yaml");
@@ -142,4 +202,49 @@ fn a_file_states_what_is_expected_of_it(#[case] flags: &str, #[case] code: i32, 
     let (found, _, err) = said(&cacheplan(&["plan", "--expect-sequences", "stated", "--", file.to_str().unwrap()]));
     assert_eq!(found, Some(code), "{err}");
     assert!(err.contains(said_so), "{err}");
+}
+
+/// What is stated beside a manifest stands over its node's device, and says so.
+#[rstest]
+#[case("l40s", false)]
+#[case("h100", true)]
+fn another_device_than_the_nodes_is_noted(#[case] device: &str, #[case] is_noted: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("deploy.yaml");
+    fs::write(&file, manifest("--max-model-len, '8192'")).unwrap();
+    let (code, out, err) = said(&cacheplan(&["plan", "--device", device, "--", file.to_str().unwrap()]));
+    assert_eq!(code, Some(0), "{err}");
+    let said = out.split_whitespace().collect::<Vec<_>>().join(" ");
+    let note = "its node has NVIDIA-L40S, and it is answered for NVIDIA H100 (nominal), which is stated beside it";
+    assert_eq!(said.contains(note), is_noted, "{out}");
+    assert_eq!(said.contains("stated beside it"), is_noted, "{out}");
+}
+
+#[rstest]
+#[case("--max-num-seq=4", Some("--max-num-seq is short for --max-num-seqs"))]
+#[case("--no-enable-prefix", Some("--no-enable-prefix is short for --no-enable-prefix-caching"))]
+#[case("--max_num_seqs=4", None)]
+#[case("-tp=1", None)]
+fn a_flag_that_is_written_in_part_is_noted(#[case] flag: &str, #[case] note: Option<&str>) {
+    let (code, out, err) = said(&cacheplan(&["plan", "--device", "h100", "--", "vllm", "serve", &config(QWEN), flag]));
+    assert_eq!(code, Some(0), "{err}");
+    assert!(note.is_none_or(|note| out.contains(note)), "{out}");
+    assert_eq!(out.contains("is short for"), note.is_some(), "{out}");
+}
+
+/// vLLM and SGLang look for the file behind the word `--config` alone.
+#[rstest]
+#[case("vllm serve {} --config=none.yaml", true)]
+#[case("python -m sglang.launch_server --model-path {} --config=none.yaml", true)]
+#[case("vllm serve {} --config here.yaml", false)]
+fn a_file_that_the_engine_does_not_open_is_a_caution(#[case] command: &str, #[case] is_unopened: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("here.yaml"), "max-model-len: 4096\n").unwrap();
+    let script = folder.path().join("serve.sh");
+    fs::write(&script, command.replace("{}", &config(QWEN))).unwrap();
+    let (code, out, err) = said(&cacheplan(&["plan", "--device", "h100", script.to_str().unwrap()]));
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(out.contains("CAUTION") && out.contains("does not open none.yaml"), is_unopened, "{out}");
+    assert_eq!(out.contains("a file that the engine does not open"), is_unopened, "{out}");
+    assert_eq!(out.contains("Using max model len 4096\n"), !is_unopened, "{out}");
 }

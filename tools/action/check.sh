@@ -21,10 +21,6 @@ shift
 
 worst=0
 for file in "$@"; do
-  if [[ -f $file ]] && ! grep -qiE 'vllm|sglang|trtllm|tensorrt|llama' "$file"; then
-    printf '%s: left out, it names no engine\n' "$file"
-    continue
-  fi
   printf '%s\n' "$file"
   code=0
   "${CACHEPLAN:-cacheplan}" plan --if-any ${flags[@]+"${flags[@]}"} -- "$file" || code=$?

@@ -451,7 +451,7 @@ impl<'a> Batch<'a> {
             return Ok(true);
         }
         if super::super::engine::start(&words).is_none() && super::super::engine::open(&words).is_none() {
-            command::pass_over(&words, &self.origin);
+            command::pass_over(&words, &self.origin)?;
             return Ok(true);
         }
         let Some(state) = &self.state else { return Ok(true) };

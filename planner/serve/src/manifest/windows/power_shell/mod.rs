@@ -515,7 +515,7 @@ impl<'a> Script<'a> {
     fn program(&mut self, mut words: Vec<String>, of_variables: &[bool]) -> Result<bool, ManifestError> {
         without_folder(&mut words);
         if engine::start(&words).is_none() && engine::open(&words).is_none() {
-            command::pass_over(&words, &self.origin);
+            command::pass_over(&words, &self.origin)?;
             return Ok(false);
         }
         self.origin.reading.charge(self.scope.environment.weight(), &self.origin.at)?;
