@@ -304,7 +304,14 @@ impl StartArgs {
             let said = format!("the log is not as the command gives it: {names}{}{holds}", why.unwrap_or_default());
             return Err(Failure::new(DRIFT, said));
         }
-        short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
+        if let Some(short) = short {
+            return Err(Failure::new(3, short));
+        }
+        match found.uncompared {
+            // All else is as logged, and that is not known to be.
+            Some((_, why)) => Err(failed(why).with_advice("the bytes that were logged are not compared without")),
+            None => Ok(()),
+        }
     }
 
     /// What the command behind `--`, or in `file`, asks of each of some devices, for a search over them, told the dtypes that
