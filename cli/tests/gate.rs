@@ -1,5 +1,6 @@
-//! Commands of a repository that are checked before they are merged: the action, the hook, and what is expected of each file.
+//! Commands in the files of a repository, as they are checked before they are merged: the action, the hook, what is expected of each.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -247,4 +248,37 @@ fn a_file_that_the_engine_does_not_open_is_a_caution(#[case] command: &str, #[ca
     assert_eq!(out.contains("CAUTION") && out.contains("does not open none.yaml"), is_unopened, "{out}");
     assert_eq!(out.contains("a file that the engine does not open"), is_unopened, "{out}");
     assert_eq!(out.contains("Using max model len 4096\n"), !is_unopened, "{out}");
+}
+
+/// Of several commands in a file a failure says whose it is.
+#[test]
+fn a_failure_names_its_command_among_several() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("two.yaml");
+    let bad = manifest("--tensor-parallel-size, '3'").replace("name: qwen", "name: wrong");
+    fs::write(&file, manifest("--max-model-len, '8192'") + "---\n" + &bad).unwrap();
+    let (code, _, err) = said(&cacheplan(&["plan", file.to_str().unwrap()]));
+    let failure = err.lines().find(|line| line.contains('×')).unwrap();
+    assert!(code == Some(3) && failure.contains("Deployment wrong"), "{err}");
+    assert!(!failure.contains("Deployment qwen"), "{err}");
+}
+
+/// The node of a manifest says its GPU; flags stand above it.
+#[test]
+fn fit_takes_the_gpu_of_a_manifests_node_unless_others_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("deploy.yaml");
+    fs::write(&file, manifest("--max-model-len, '8192', --max-num-seqs, '8'")).unwrap();
+    let of = |flags: &[&str]| {
+        let args = [&["fit", file.to_str().unwrap(), "--format", "json"][..], flags].concat();
+        let (code, out, err) = said(&cacheplan(&args));
+        assert_eq!(code, Some(0), "{err}");
+        let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
+        let fits = answer["fits"].as_array().unwrap().iter();
+        (fits.map(|fit| fit["device"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>(), err)
+    };
+    let (devices, err) = of(&[]);
+    assert_eq!(devices, BTreeSet::from(["l40s".to_owned()]));
+    assert!(err.contains("l40s is the GPU of its node"), "{err}");
+    assert_eq!(of(&["--gpus", "h100"]).0, BTreeSet::from(["h100".to_owned()]));
 }
