@@ -386,7 +386,7 @@ fn states_that_prefix_caching_keeps_for_every_block_are_said_and_the_free_change
 /// Whoever has made sequences longer is shown it: the most tokens of which it still holds so many.
 #[rstest]
 #[case("vllm serve m --tensor-parallel-size 2 --max-model-len 262144 --max-num-seqs 64", "--max-model-len")]
-#[case("python -m sglang.launch_server --model-path m --tp-size 2 --context-length 1048576", "--context-length")]
+#[case("sglang serve --model-path m --tp-size 2 --context-length 262144 --max-running-requests 64", "--context-length")]
 fn the_length_that_holds_what_is_expected_is_among_the_changes(#[case] command: &str, #[case] flag: &str) {
     let options = |expected| Options { expected_sequences: Some(expected), ..on("2xh100") };
     let model = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
