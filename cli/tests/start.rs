@@ -219,7 +219,8 @@ fn check_sets_a_log_beside_the_command_that_it_is_of() {
     let model = config("Qwen__Qwen3.5-9B");
     let command = ["check", "--log", &log, "--", "vllm", "serve", &model, "--max-num-batched-tokens", "8192"];
     let (code, out, err) = said(&cacheplan(&command));
-    assert_eq!(code, Some(0), "{out}{err}");
+    // Of no device the log's bytes may be another's.
+    assert!(code == Some(2) && err.contains("--device") && out.contains("NOT COMPARED"), "{out}{err}");
     assert!(out.lines().any(|line| line.starts_with("tokens ") && line.ends_with("equal")), "{out}");
     let (code, out, _) = said(&cacheplan(&[&command[..], &["--kv-cache-dtype", "fp8"]].concat()));
     assert_eq!(code, Some(5), "{out}");
@@ -291,39 +292,6 @@ fn a_command_is_answered_as_markdown_and_pictures_are_refused_with_what_would_do
     assert!(text.lines().filter(said_in).all(|line| out.contains(line.trim())), "{text}{out}");
     let (code, _, err) = of("svg");
     assert_eq!((code, err.contains("table, json or markdown")), (Some(2), true), "{err}");
-}
-
-/// Of several commands in a file a failure says whose it is.
-#[test]
-fn a_failure_names_its_command_among_several() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("two.yaml");
-    let bad = manifest("--tensor-parallel-size, '3'").replace("name: qwen", "name: wrong");
-    fs::write(&file, manifest("--max-model-len, '8192'") + "---\n" + &bad).unwrap();
-    let (code, _, err) = said(&cacheplan(&["plan", file.to_str().unwrap()]));
-    let failure = err.lines().find(|line| line.contains('×')).unwrap();
-    assert!(code == Some(3) && failure.contains("Deployment wrong"), "{err}");
-    assert!(!failure.contains("Deployment qwen"), "{err}");
-}
-
-/// The node of a manifest says its GPU; flags stand above it.
-#[test]
-fn fit_takes_the_gpu_of_a_manifests_node_unless_others_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("deploy.yaml");
-    fs::write(&file, manifest("--max-model-len, '8192', --max-num-seqs, '8'")).unwrap();
-    let of = |flags: &[&str]| {
-        let args = [&["fit", file.to_str().unwrap(), "--format", "json"][..], flags].concat();
-        let (code, out, err) = said(&cacheplan(&args));
-        assert_eq!(code, Some(0), "{err}");
-        let answer: serde_json::Value = serde_json::from_str(&out).unwrap();
-        let fits = answer["fits"].as_array().unwrap().iter();
-        (fits.map(|fit| fit["device"].as_str().unwrap().to_owned()).collect::<BTreeSet<_>>(), err)
-    };
-    let (devices, err) = of(&[]);
-    assert_eq!(devices, BTreeSet::from(["l40s".to_owned()]));
-    assert!(err.contains("l40s is the GPU of its node"), "{err}");
-    assert_eq!(of(&["--gpus", "h100"]).0, BTreeSet::from(["h100".to_owned()]));
 }
 
 #[test]
@@ -412,110 +380,6 @@ fn fit_tells_a_command_the_dtypes_that_it_leaves_open() {
     }
     let (code, _, err) = fit(&[&*model, "--kv-dtype", "fp8"], &vllm);
     assert!(code == Some(2) && err.contains("a command behind `--` names its model"), "{err}");
-}
-
-/// The text below `key: |` in a file of an action, without its indentation.
-fn block(text: &str, key: &str) -> String {
-    let (_, rest) = text.split_once(&format!("{key}: |\n")).unwrap();
-    let indent = rest.len() - rest.trim_start().len();
-    rest.lines()
-        .take_while(|line| line.len() >= indent && line[..indent].trim().is_empty())
-        .map(|line| line[indent..].to_owned() + "\n")
-        .collect()
-}
-
-/// A manifest whose node says its GPU.
-fn manifest(flags: &str) -> String {
-    format!(
-        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: qwen}}\nspec:\n  template:\n    spec:\n      \
-         nodeSelector: {{nvidia.com/gpu.product: NVIDIA-L40S}}\n      containers:\n      - name: vllm\n        \
-         image: vllm/vllm-openai:v0.11.0\n        command: [vllm, serve, {}, {flags}]\n        \
-         resources: {{limits: {{nvidia.com/gpu: 1}}}}\n",
-        config(QWEN)
-    )
-}
-
-/// A repository with one command that starts, one that does not, one on a node, and a file that names no engine.
-fn repository() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let command = |flags: &str| format!("#!/bin/sh\nexec vllm serve {} {flags}\n", config(QWEN));
-    fs::write(folder.path().join("serve-good.sh"), command("--max-model-len 8192")).unwrap();
-    fs::write(folder.path().join("serve-bad.sh"), command("--max-model-len 8192 --tensor-parallel-size 3")).unwrap();
-    fs::write(folder.path().join("deploy.yaml"), manifest("--max-model-len, '8192', --max-num-seqs, '8'")).unwrap();
-    let service = |name: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\n");
-    fs::write(folder.path().join("deploy-web.yaml"), service("web")).unwrap();
-    fs::write(folder.path().join("deploy-service.yaml"), service("vllm")).unwrap();
-    folder
-}
-
-#[rstest]
-#[case("serve-good.sh", "h100", 0)]
-#[case("serve-*.sh", "h100", 3)]
-#[case("serve-good.sh", "", 2)]
-#[case("deploy*.yaml", "", 0)]
-#[case("deploy-service.yaml", "", 0)]
-fn the_actions_step_ends_as_the_worst_command(#[case] files: &str, #[case] device: &str, #[case] code: i32) {
-    let (repository, action) = (repository(), root().join("tools/action"));
-    let step = block(&fs::read_to_string(action.join("action.yml")).unwrap(), "run");
-    let mut bash = Command::new("bash");
-    bash.args(["-eo", "pipefail", "-c", &step]).current_dir(repository.path());
-    bash.envs([
-        ("FILES", files),
-        ("DEVICE", device),
-        ("FLAGS", "--expect-sequences 8"),
-        ("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan")),
-    ]);
-    let output = bash.env("GITHUB_ACTION_PATH", action).output().unwrap();
-    assert_eq!(output.status.code(), Some(code), "{}", String::from_utf8_lossy(&output.stderr));
-}
-
-#[test]
-fn the_pre_commit_hook_runs_as_pre_commit_runs_it() {
-    let (repository, hooks) = (repository(), fs::read_to_string(root().join(".pre-commit-hooks.yaml")).unwrap());
-    let of = |key: &str| hooks.lines().find_map(|line| line.trim().strip_prefix(key)).unwrap().trim().to_owned();
-    let args = of("args:");
-    let args = ["--device", "h100"].into_iter().chain(args.trim_matches(['[', ']']).split(", "));
-    for read in ["sh", "bash", "zsh", "bat", "cmd", "ps1", "ya?ml", "Dockerfile", "service", "sbatch", "slurm"] {
-        assert!(hooks.contains(read), "{read}");
-    }
-    // A hook of `language: script` is the file in its repository, with its args and the names of the files.
-    let mut hook = Command::new(root().join(of("entry:")));
-    hook.args(args)
-        .args(["serve-good.sh", "serve-bad.sh", "deploy-web.yaml"])
-        .current_dir(repository.path())
-        .env("CACHEPLAN", env!("CARGO_BIN_EXE_cacheplan"));
-    let output = hook.output().unwrap();
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{err}");
-    let out = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        out.contains("must be divisible by tensor parallel size (3)") && out.contains("--tensor-parallel-size 2"),
-        "{out}"
-    );
-}
-
-/// Files are chosen by what stands in them: their names only say of what kind they are.
-#[test]
-fn the_pre_commit_hook_looks_at_files_of_any_name() {
-    let hooks = fs::read_to_string(root().join(".pre-commit-hooks.yaml")).unwrap();
-    let (_, files) = hooks.split_once("(?x)(").unwrap();
-    for name in ["serve", "start", "deploy", "vllm", "compose"] {
-        assert!(!files.contains(name), "{name}: {files}");
-    }
-}
-
-/// Each command is held to what it says of itself, and one that says nothing to nothing.
-#[rstest]
-#[case("--max-num-seqs, '4'", 0, "")]
-#[case("--max-num-seqs, '400'", 3, "400")]
-#[case("--enforce-eager", 0, "does not say how many sequences it runs")]
-fn a_file_states_what_is_expected_of_it(#[case] flags: &str, #[case] code: i32, #[case] said_so: &str) {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("inference.yaml");
-    fs::write(&file, manifest(&format!("--max-model-len, '8192', {flags}"))).unwrap();
-    let (found, _, err) = said(&cacheplan(&["plan", "--expect-sequences", "stated", "--", file.to_str().unwrap()]));
-    assert_eq!(found, Some(code), "{err}");
-    assert!(err.contains(said_so), "{err}");
 }
 
 /// Each flag beside a command is used, or refused by its name.

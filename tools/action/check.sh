@@ -4,19 +4,23 @@
 # largest of the others'; CACHEPLAN names another program than the one in PATH.
 set -euo pipefail
 
+refuse() {
+  printf 'check.sh: %s; check.sh [FLAGS OF `cacheplan plan`] -- FILE... would do\n' "$1" >&2
+  exit 2
+}
+
 flags=()
 while (($#)) && [[ $1 != -- ]]; do
   flags+=("$1")
   shift
 done
-shift || true
+# Without it the files are among the flags, and none would be looked at.
+(($#)) || refuse 'no `--` stands between flags and files'
+shift
+(($#)) || refuse 'no files stand behind `--`'
 
 worst=0
 for file in "$@"; do
-  if [[ -f $file ]] && ! grep -qiE 'vllm|sglang|trtllm|tensorrt|llama' "$file"; then
-    printf '%s: left out, it names no engine\n' "$file"
-    continue
-  fi
   printf '%s\n' "$file"
   code=0
   "${CACHEPLAN:-cacheplan}" plan --if-any ${flags[@]+"${flags[@]}"} -- "$file" || code=$?

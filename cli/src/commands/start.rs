@@ -198,6 +198,10 @@ impl StartArgs {
     pub(crate) fn run_file(&self, file: &Path, beside: &Beside<'_>, print_as: Print) -> Result<(), Failure> {
         let text = read(file, Limit::MANIFEST)?;
         let name = file.to_string_lossy();
+        if self.if_any && !manifest::may_hold(&text) {
+            note(&format!("{name}: left out, it names no engine"));
+            return Ok(());
+        }
         let found = manifest::read(&name, text.as_bytes());
         if self.if_any && matches!(found, Err(ManifestError::NoCommand { .. })) {
             note(&format!("{name}: left out, it holds no command of an engine"));
@@ -207,11 +211,16 @@ impl StartArgs {
         self.answer_all(&launches, beside, print_as)
     }
 
-    /// Sequences that are expected of a command which is told to run so many.
-    fn expected(&self, stated: Option<u64>) -> Option<u64> {
-        match self.expect_sequences? {
-            Expected::So(number) => Some(number),
-            Expected::Stated => stated,
+    /// Sequences that are expected of a command.
+    fn expected(&self, question: &Question) -> Result<Option<u64>, Failure> {
+        match self.expect_sequences {
+            None => Ok(None),
+            Some(Expected::So(number)) => Ok(Some(number)),
+            Some(Expected::Stated) => question.stated_sequences().map(Some).ok_or_else(|| {
+                let flag = question.engine.engine.sequences_flag();
+                let said = "--expect-sequences stated: the command does not say how many sequences it runs";
+                Failure::new(2, format!("{said}; {flag}, or a number in place of `stated`, would do"))
+            }),
         }
     }
 
@@ -247,10 +256,7 @@ impl StartArgs {
         let mut options = self.options(beside);
         let found = match Asked::of(launch, &options) {
             Asked::Taken(question) => {
-                options.expected_sequences = self.expected(question.stated_sequences());
-                if self.expect_sequences.is_some() && options.expected_sequences.is_none() {
-                    note("the command does not say how many sequences it runs, so that none are expected");
-                }
+                options.expected_sequences = self.expected(&question)?;
                 let models = self.opened(&question, beside)?;
                 let engine = Some(question.engine.engine);
                 let weights = beside.bits.map(|bits| weights_of(bits, &models.model, engine)).transpose()?;
@@ -284,12 +290,12 @@ impl StartArgs {
         let launch = only(self.launches()?)?;
         let options = self.options(beside);
         let (question, models) = self.question(&launch, &options, beside)?;
+        let expected = self.expected(&question)?;
         let found = CommandCheck::of(&launch, &models, &options, log).map_err(failed)?;
         match print_as {
             Print::Json => print_json(&found)?,
             Print::Text | Print::Markdown => print_table(&found.table())?,
         }
-        let expected = self.expected(question.stated_sequences());
         let short = found.answer.short_of(expected, self.expect_tokens);
         if found.drifted {
             let (names, why) = (found.drifting().join(", "), found.would_be.map(|why| format!("; {why}")));
@@ -299,7 +305,14 @@ impl StartArgs {
             let said = format!("the log is not as the command gives it: {names}{}{holds}", why.unwrap_or_default());
             return Err(Failure::new(DRIFT, said));
         }
-        short.map_or(Ok(()), |short| Err(Failure::new(3, short)))
+        if let Some(short) = short {
+            return Err(Failure::new(3, short));
+        }
+        match found.uncompared {
+            // All else is as logged, and that is not known to be.
+            Some((_, why)) => Err(failed(why).with_advice("the bytes that were logged are not compared without")),
+            None => Ok(()),
+        }
     }
 
     /// What the command behind `--`, or in `file`, asks of each of some devices, for a search over them, told the dtypes that
@@ -354,7 +367,7 @@ impl StartArgs {
             launch,
             name: question.model.clone(),
             engine: question.engine,
-            sequences: self.expected(question.stated_sequences()).or(question.stated_sequences()),
+            sequences: self.expected(question)?.or(question.stated_sequences()),
             on: found.into_iter().map(|(name, device, length, request, _)| (name, device, length, request)).collect(),
         })
     }
@@ -381,7 +394,10 @@ impl StartArgs {
             overrides: beside.overrides.to_vec(),
             measured: beside.measured.cloned(),
             model_is_given: !self.model_config.is_empty(),
-            expected_sequences: self.expected(None),
+            expected_sequences: match self.expect_sequences {
+                Some(Expected::So(number)) => Some(number),
+                Some(Expected::Stated) | None => None,
+            },
         }
     }
 

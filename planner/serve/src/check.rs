@@ -1,5 +1,7 @@
 //! What an engine logged beside what its command gives.
 
+use std::collections::BTreeMap;
+
 use cacheplan_planner::logs::{Drift, EngineLog, Fact, Logged, Unit};
 use cacheplan_planner::{ByteSize, EngineSpec};
 use serde::Serialize;
@@ -13,6 +15,7 @@ use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::{Models, Options};
 use crate::remedy::Remedy;
+use crate::search::NO_PREFIXES;
 
 /// The log of a start beside the command that it is of.
 #[derive(Debug, Serialize)]
@@ -39,6 +42,9 @@ pub struct CommandCheck {
     /// What else was started, or the one change of the command with which all that follows is as logged, where there is one.
     #[serde(skip)]
     pub would_be: Option<String>,
+    /// The bytes for caches that were logged and are not compared, and why: nothing says on which device.
+    #[serde(skip)]
+    pub uncompared: Option<(Logged, ServeError)>,
 }
 
 /// A number of a command beside its log's.
@@ -73,23 +79,28 @@ impl CommandCheck {
         let (own, launch) = (launch, &as_logged(launch, version.as_deref(), options, log)?);
         let answer = answer_alone(launch, models, &of_bytes)?;
         let alone = answer_alone(launch, models, &unlogged);
-        let share = share(launch, models, &unlogged);
-        let told = Told::of(launch, version.as_deref(), share, &answer, log)?;
+        let settings = settings(launch, models, &unlogged).or_else(|_| settings(launch, models, &of_bytes))?;
+        let told = Told::of(launch, version.as_deref(), &settings, &answer, log)?;
+        let of_told = told.options(&of_bytes);
         let flags = || told.flags.iter().map(|(_, flag)| *flag).collect::<Vec<_>>().join(" and ");
-        let as_told = if told.flags.is_empty() { None } else { answer_alone(&told.launch, models, &of_bytes).ok() };
+        let as_told = if told.flags.is_empty() { None } else { answer_alone(&told.launch, models, &of_told).ok() };
 
         // A draft's buffers are of another context.
         let drafts = answer.read.iter().any(|flag| flag.flag == "--spec-type");
         let compare = Compare { log, drafts };
         let told_row = |row: Compared| match told.flag(row.name) {
             Some(flag) => row.drifting(format!("it was started with another {flag}")),
+            None if row.drift != Drift::None => {
+                let said = format!("it was started with another {}", row.name.name());
+                row.drifting(said)
+            }
             None => row,
         };
         let mut rows: Vec<Compared> =
-            share.into_iter().filter_map(|share| compare.row(Fact::MemoryShare, share)).map(told_row).collect();
+            settings.iter().filter_map(|(fact, value)| compare.row(*fact, *value)).map(told_row).collect();
         let bytes = |answer: &Answer| answer.facts.get(&Fact::CacheBytes).copied();
         if let Some(row) = alone.as_ref().ok().and_then(bytes).and_then(|bytes| compare.row(Fact::CacheBytes, bytes)) {
-            let as_told = as_told.as_ref().and_then(|_| outcome(&told.launch, models, &unlogged).ok());
+            let as_told = as_told.as_ref().and_then(|_| outcome(&told.launch, models, &told.options(&unlogged)).ok());
             rows.push(match as_told.as_ref().and_then(bytes) {
                 _ if row.drift == Drift::None => row,
                 Some(bytes) if bytes.meets(row.logged) => row.following(&flags()),
@@ -124,10 +135,10 @@ impl CommandCheck {
             });
         }
         let is_as_logged = |changed: &Launch| {
-            let answer = outcome(changed, models, &of_bytes);
+            let answer = outcome(changed, models, &of_told);
             answer.is_ok_and(|answer| compare.is_as_logged(&answer))
         };
-        let change = if open.is_empty() { None } else { explained(&told.launch, &of_bytes, is_as_logged) };
+        let change = if open.is_empty() { None } else { explained(&told.launch, &of_told, is_as_logged) };
         for row in open {
             let none = match &stated_version {
                 Some(_) => {
@@ -140,7 +151,8 @@ impl CommandCheck {
         let started = (!told.flags.is_empty()).then(|| format!("it was started with another {}", flags()));
         let would_be: Vec<String> = started.into_iter().chain(change).collect();
         let would_be = Some(would_be.join("; ")).filter(|would_be| !would_be.is_empty());
-        let without_bytes = alone.err().map(|why| format!("the bytes for caches are not compared: {why}"));
+        let uncompared = alone.err().and_then(|why| Some((log.get(Fact::CacheBytes)?, why)));
+        let without_bytes = uncompared.as_ref().map(|(_, why)| format!("the bytes for caches are not compared: {why}"));
         Ok(Self {
             engine: answer.engine,
             version: answer.version.clone(),
@@ -151,6 +163,7 @@ impl CommandCheck {
             notes: without_bytes.into_iter().collect(),
             answer: as_told.unwrap_or(answer),
             would_be,
+            uncompared,
         })
     }
 
@@ -168,6 +181,10 @@ impl CommandCheck {
             table += &format!("{:18}  {stated:>24}  {logged:>24}  DRIFT\n  {rules}\n", "version");
         }
         table.extend(self.rows.iter().map(Compared::line));
+        if let Some((bytes, _)) = &self.uncompared {
+            let (name, logged) = (Fact::CacheBytes.name(), shown(Unit::Bytes, *bytes));
+            table += &format!("{name:18}  {:>24}  {logged:>24}  NOT COMPARED\n", "not known");
+        }
         table.extend(self.notes.iter().map(|note| format!("{note}\n")));
         table
     }
@@ -188,6 +205,8 @@ struct Told {
     flags: Vec<(Fact, &'static str)>,
     /// The command with what was logged.
     launch: Launch,
+    /// The devices of its ranks, where they are others.
+    ranks: Option<u32>,
 }
 
 /// The flag that says vLLM's share of a device.
@@ -208,7 +227,7 @@ impl Told {
     fn of(
         launch: &Launch,
         version: Option<&str>,
-        share: Option<Logged>,
+        settings: &BTreeMap<Fact, Logged>,
         answer: &Answer,
         log: &EngineLog,
     ) -> Result<Self, ServeError> {
@@ -220,16 +239,20 @@ impl Told {
         let sequences = engine.engine.sequences_flag();
         let sequences = Some(sequences).filter(|flag| name != "sglang" || said.settings.contains_key(flag));
         let length = if name == "llama.cpp" { Fact::Tokens } else { Fact::MaxSeqLen };
+        let prefixes = prefix_switch(name);
         let told = [
             (Fact::MemoryShare, Some(SHARE)),
+            (Fact::Tp, engine.engine.ranks_flag()),
+            (Fact::Pp, stages_flag(name)),
+            (Fact::PrefixCaching, prefixes.map(|(flag, ..)| flag)),
             (length, Some(engine.engine.length_flag())),
             (Fact::MaxBatchSize, sequences),
             (Fact::MaxNumTokens, step_flag(name)),
         ];
         let (mut flags, mut words) = (Vec::new(), launch.words.clone());
         for (fact, flag) in told {
-            let planned = if fact == Fact::MemoryShare { share } else { answer.facts.get(&fact).copied() };
-            let (Some(flag), Some(planned), Some(logged)) = (flag, planned, log.get(fact)) else { continue };
+            let planned = settings.get(&fact).or_else(|| answer.facts.get(&fact)).copied();
+            let (Some(flag), Some(planned), Some(logged)) = (flag, planned, logged(log, fact)) else { continue };
             if planned.meets(logged) || logged.low != logged.high {
                 continue;
             }
@@ -237,13 +260,34 @@ impl Told {
                 Unit::Hundredths => format!("{:.2}", logged.low as f64 / 100.0),
                 _ => logged.low.to_string(),
             };
-            let Some(changed) = Remedy::Set(flag, value).applied(&words, start, &known).into_iter().next() else {
+            let remedy = match prefixes.filter(|_| fact == Fact::PrefixCaching) {
+                Some((_, on, _)) if logged.low == 1 => on(),
+                Some((.., off)) => off(),
+                None => Remedy::Set(flag, value),
+            };
+            let Some(changed) = remedy.applied(&words, start, &known).into_iter().next() else {
                 continue;
             };
             words = changed;
             flags.push((fact, flag));
         }
-        Ok(Self { flags, launch: Launch { words, ..launch.clone() } })
+        let size = |fact: Fact| logged(log, fact).or_else(|| settings.get(&fact).copied()).map_or(1, |size| size.low);
+        let is_told = |fact: Fact| flags.iter().any(|(told, _)| *told == fact);
+        let ranks = size(Fact::Tp).saturating_mul(size(Fact::Pp));
+        let ranks = u32::try_from(ranks).ok().filter(|_| is_told(Fact::Tp) || is_told(Fact::Pp));
+        let mut launch = Launch { words, ..launch.clone() };
+        if ranks.is_some() {
+            // Those that it was started on were others.
+            (launch.gpus, launch.nodes, launch.group_gpus) = (None, None, None);
+        }
+        Ok(Self { flags, launch, ranks })
+    }
+
+    /// The options of a command for as many devices as were its ranks.
+    fn options(&self, options: &Options) -> Options {
+        let devices =
+            options.devices.as_ref().map(|devices| self.ranks.map_or(devices.clone(), |ranks| devices.times(ranks)));
+        Options { devices, ..options.clone() }
     }
 
     /// The flag that says the fact, where it was another.
@@ -252,11 +296,51 @@ impl Told {
     }
 }
 
-/// The share of a device that a command takes, where it says or leaves one.
-fn share(launch: &Launch, models: &Models, options: &Options) -> Option<Logged> {
-    let (_, request) = request(launch, models, options).ok()?;
-    let fraction = request.config().budget.memory.as_ref()?.fraction?;
-    Some(Logged::exact((f64::from(fraction) * 100.0).round() as u64))
+/// What a command tells its engine and its log says, besides what the engine makes of it.
+fn settings(launch: &Launch, models: &Models, options: &Options) -> Result<BTreeMap<Fact, Logged>, ServeError> {
+    let (engine, request) = request(launch, models, options)?;
+    let Program { start, .. } = Program::of(launch, options.version.as_deref())?;
+    let said = parse(engine, &launch.words, start, &launch.env)?;
+    let budget = &request.config().budget;
+    let size = |flag: &str| said.settings.get(flag).map_or(Some(1), |size| u64::try_from(size.whole()?).ok());
+    let share = budget.memory.as_ref().and_then(|memory| memory.fraction);
+    let drafts = budget.speculation.as_ref().map_or(0, |speculation| speculation.draft_tokens.into());
+    let found = [
+        (Fact::MemoryShare, share.map(|share| (f64::from(share) * 100.0).round() as u64)),
+        (Fact::Tp, engine.engine.ranks_flag().and_then(size)),
+        (Fact::Pp, stages_flag(engine.engine.name()).and_then(size)),
+        (Fact::DraftTokens, Some(drafts)),
+        (Fact::PrefixCaching, budget.engine.prefix_caching.map(u64::from)),
+    ];
+    Ok(found.into_iter().filter_map(|(fact, value)| Some((fact, Logged::exact(value?)))).collect())
+}
+
+/// The flag for the stages of a pipeline.
+fn stages_flag(engine: &str) -> Option<&'static str> {
+    match engine {
+        "vllm" => Some("--pipeline-parallel-size"),
+        "sglang" => Some("--pp-size"),
+        _ => None,
+    }
+}
+
+/// The flag that says whether prefixes are kept, and the changes by which they are and are not.
+fn prefix_switch(engine: &str) -> Option<(&'static str, fn() -> Remedy, fn() -> Remedy)> {
+    const ON: &str = "--enable-prefix-caching";
+    const OFF: &str = "--disable-radix-cache";
+    match engine {
+        "vllm" => Some((ON, || Remedy::Set(ON, String::new()), || Remedy::Set(NO_PREFIXES, String::new()))),
+        "sglang" => Some((OFF, || Remedy::Remove(OFF), || Remedy::Set(OFF, String::new()))),
+        _ => None,
+    }
+}
+
+/// What a log says of a fact.
+fn logged(log: &EngineLog, fact: Fact) -> Option<Logged> {
+    match fact {
+        Fact::PrefixCaching => log.prefix_caching().map(|on| Logged::exact(on.into())),
+        fact => log.get(fact),
+    }
 }
 
 /// Numbers beside a log's.
@@ -270,7 +354,7 @@ impl Compare<'_> {
     fn logged(&self, fact: Fact) -> Option<Logged> {
         // Where the sum is left out, the parts stand for it.
         let parts = || self.log.get(Fact::KvBuffers).filter(|_| fact == Fact::KvBytes && !self.drafts);
-        self.log.get(fact).or_else(parts)
+        logged(self.log, fact).or_else(parts)
     }
 
     /// The row of a fact that the log has too.
@@ -294,20 +378,16 @@ fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) 
     let values = |flag: &'static str, values: &[&str]| -> Vec<Vec<Remedy>> {
         values.iter().map(|value| vec![Remedy::Set(flag, (*value).to_owned())]).collect()
     };
+    let prefixes = prefix_switch(engine.engine.name());
+    let prefixes = prefixes.map_or(Vec::new(), |(_, on, off)| vec![vec![on()], vec![off()]]);
     let guesses = match engine.engine.name() {
         "vllm" => [
             values("--kv-cache-dtype", &["auto", "fp8"]),
-            values("--enable-prefix-caching", &[""]),
-            vec![vec![Remedy::Remove("--enable-prefix-caching")]],
+            prefixes,
             values("--mamba-ssm-cache-dtype", &["float32", "auto"]),
         ]
         .concat(),
-        "sglang" => [
-            values("--kv-cache-dtype", &["auto", "fp8_e4m3"]),
-            values("--disable-radix-cache", &[""]),
-            vec![vec![Remedy::Remove("--disable-radix-cache")]],
-        ]
-        .concat(),
+        "sglang" => [values("--kv-cache-dtype", &["auto", "fp8_e4m3"]), prefixes].concat(),
         "llama.cpp" => ["f16", "q8_0", "q4_0"]
             .map(|dtype| ["--cache-type-k", "--cache-type-v"].map(|flag| Remedy::Set(flag, dtype.into())).to_vec())
             .to_vec(),
@@ -365,15 +445,7 @@ impl Compared {
     }
 
     fn line(&self) -> String {
-        let number = |value: u64| match self.unit {
-            Unit::Bytes => format!("{:.2} GiB", value as f64 / (1u64 << 30) as f64),
-            Unit::Hundredths => format!("{:.2}", value as f64 / 100.0),
-            _ => value.to_string(),
-        };
-        let [said, logged] = [self.planned, self.logged].map(|of| {
-            let [low, high] = [of.low, of.high].map(number);
-            if low == high { low } else { format!("{low}..{high}") }
-        });
+        let [said, logged] = [self.planned, self.logged].map(|of| shown(self.unit, of));
         let verdict = match self.drift {
             Drift::None => "equal",
             Drift::Follows => "follows",
@@ -383,4 +455,15 @@ impl Compared {
         let reason = if self.reason.is_empty() { String::new() } else { format!("  {}\n", self.reason) };
         format!("{:18}  {said:>24}  {logged:>24}  {verdict}\n{reason}", self.name.name())
     }
+}
+
+/// A number, or from which to which.
+fn shown(unit: Unit, of: Logged) -> String {
+    let number = |value: u64| match unit {
+        Unit::Bytes => format!("{:.2} GiB", value as f64 / (1u64 << 30) as f64),
+        Unit::Hundredths => format!("{:.2}", value as f64 / 100.0),
+        _ => value.to_string(),
+    };
+    let [low, high] = [of.low, of.high].map(number);
+    if low == high { low } else { format!("{low}..{high}") }
 }

@@ -18,6 +18,15 @@ pub(crate) fn refuse_whole(launch: &Launch, stated: Option<&Devices>) -> Result<
     }
 }
 
+/// That the devices which are stated are others than those of the manifest's node, over which they stand.
+pub(crate) fn other_device(launch: &Launch, stated: Option<&Devices>) -> Option<String> {
+    let (stated, node) = (stated?, launch.device.as_deref()?);
+    let own: Devices = node.parse().ok()?;
+    let name = &stated.device().name;
+    (own.device() != stated.device())
+        .then(|| format!("its node has {node:.100}, and it is answered for {name:.100}, which is stated beside it"))
+}
+
 /// Refuses an image that is not built for CUDA where its devices are NVIDIA's.
 pub(crate) fn refuse_other_build(launch: &Launch, devices: Option<&Devices>) -> Result<(), ServeError> {
     let device = devices.map(|devices| &devices.device().name).filter(|name| name.starts_with("NVIDIA "));

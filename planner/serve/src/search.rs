@@ -21,7 +21,7 @@ const SHOWN: usize = 3;
 const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
 
 /// Tells vLLM to keep no prefixes.
-const NO_PREFIXES: &str = "--no-enable-prefix-caching";
+pub(crate) const NO_PREFIXES: &str = "--no-enable-prefix-caching";
 
 /// What is asked, and how it is answered as it stands.
 pub(crate) struct Search<'a> {
@@ -37,7 +37,8 @@ type Changed = (Vec<Remedy>, Answer);
 impl Search<'_> {
     /// Those first that take no more devices, what is the cap before others, and what helps most. Where so many sequences are expected, those that hold them.
     pub(crate) fn changes(&self) -> Vec<Change> {
-        let mut found = match self.options.expected_sequences.filter(|expected| self.answer.least() < *expected) {
+        let expected = self.options.expected_sequences.filter(|expected| self.answer.least() < *expected);
+        let mut found = match expected {
             Some(expected) => self.reaching(expected),
             None => self.helpful(),
         };
@@ -48,7 +49,10 @@ impl Search<'_> {
             let most = std::cmp::Reverse((raises_cap(remedies), sequences));
             (std::cmp::Reverse(answer.starts), self.takes_devices(remedies), most)
         });
-        found.into_iter().take(SHOWN).map(|(remedies, answer)| self.change(&remedies, answer)).collect()
+        found.truncate(SHOWN);
+        // Another question, and maybe the one that was meant.
+        found.extend(expected.and_then(|expected| self.shorter(expected)));
+        found.into_iter().map(|(remedies, answer)| self.change(&remedies, answer)).collect()
     }
 
     /// Single changes that help, the best of each flag.
@@ -137,6 +141,29 @@ impl Search<'_> {
             true if found.is_empty() => of(dearer).collect(),
             _ => found.into_iter().chain(more).collect(),
         }
+    }
+
+    /// The longest sequences of which it holds so many.
+    fn shorter(&self, expected: u64) -> Option<Changed> {
+        const STEP: u64 = 256;
+        let engine = self.engine().filter(|engine| engine.ranks_flag().is_some())?;
+        let limits = self.answer.limits;
+        let told = |steps: u64| {
+            let changed = self.outcome(&[Remedy::Set(engine.length_flag(), (steps * STEP).to_string())]);
+            changed.filter(|(_, answer)| answer.least() >= expected)
+        };
+        if limits.max_batch_size.is_some_and(|most| most < expected) {
+            return None;
+        }
+        let (mut low, mut fails, mut holds) = (0, limits.max_seq_len.div_ceil(STEP), None);
+        while fails - low > 1 {
+            let middle = low.midpoint(fails);
+            match told(middle) {
+                Some(changed) => (low, holds) = (middle, Some(changed)),
+                None => fails = middle,
+            }
+        }
+        holds
     }
 
     fn takes_devices(&self, remedies: &[Remedy]) -> bool {

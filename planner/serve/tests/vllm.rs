@@ -383,6 +383,22 @@ fn states_that_prefix_caching_keeps_for_every_block_are_said_and_the_free_change
     assert!(found.changes.iter().all(|change| change.sequences.is_some_and(|held| held.low >= 64)));
 }
 
+/// Whoever has made sequences longer is shown it: the most tokens of which it still holds so many.
+#[rstest]
+#[case("vllm serve m --tensor-parallel-size 2 --max-model-len 262144 --max-num-seqs 64", "--max-model-len")]
+#[case("sglang serve --model-path m --tp-size 2 --context-length 262144 --max-running-requests 64", "--context-length")]
+fn the_length_that_holds_what_is_expected_is_among_the_changes(#[case] command: &str, #[case] flag: &str) {
+    let options = |expected| Options { expected_sequences: Some(expected), ..on("2xh100") };
+    let model = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
+    let found = told(command, model, &options(64));
+    let shorter: Vec<_> = found.changes.iter().filter(|change| change.change.starts_with(flag)).collect();
+    let [change] = &shorter[..] else { panic!("{:?}", found.changes) };
+    assert!(change.sequences.is_some_and(|held| held.low >= 64), "{change:?}");
+    let length: u64 = change.change.split([' ', ',']).nth(1).unwrap().parse().unwrap();
+    let longer = launch(&format!("{command} {flag} {}", length + 256));
+    assert!(answer(&longer, models(model), &options(64)).unwrap().sequences.is_some_and(|held| held.low < 64));
+}
+
 /// Each row that differs says why: another share of the device, bytes that others took, or nothing that is known.
 #[test]
 fn what_drifts_from_a_command_says_why() {

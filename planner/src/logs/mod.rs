@@ -129,7 +129,7 @@ impl EngineLog {
     }
 
     /// Whether prefixes are kept for reuse.
-    fn prefix_caching(&self) -> Option<bool> {
+    pub fn prefix_caching(&self) -> Option<bool> {
         let off = self.switch(Fact::NoPrefixCaching).map(|off| !off);
         self.switch(Fact::PrefixCaching).or(off)
     }

@@ -33,6 +33,8 @@ pub(crate) struct Parsed {
     parts: BTreeMap<&'static str, (&'static Flag, Value)>,
     /// Words that belong to no flag, with their places.
     pub(crate) positional: Vec<(usize, String)>,
+    /// Flags that are written in part, and their whole names.
+    pub(crate) short: Vec<(String, &'static str)>,
 }
 
 impl Setting {
@@ -148,6 +150,7 @@ impl Grammar {
             Ok((flag, _)) if self.prints(flag.name) => return Err(self.only_prints(name)),
             found => found?,
         };
+        parsed.short.extend(self.whole(flag, name).map(|whole| (name.to_owned(), whole)));
         if self.engine.engine.name() == "llama.cpp"
             && flag.values == Arity::Exactly(0)
             && took_value(self.engine, flag.name)
@@ -244,7 +247,7 @@ impl Grammar {
 
     /// The flag that is written so, and whether it says that it is on.
     fn named(&self, written: &str) -> Result<(&'static Flag, bool), ServeError> {
-        let name = if self.joins && written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() };
+        let name = self.joined(written);
         let exact = self.flags.iter().find_map(|flag| Some((*flag, on_as(flag, &name)?)));
         if let Some(found) = exact {
             return Ok(found);
@@ -268,6 +271,18 @@ impl Grammar {
         }
     }
 
+    /// The name of a flag that is written in part.
+    fn whole(&self, flag: &'static Flag, written: &str) -> Option<&'static str> {
+        let name = self.joined(written);
+        let begins = |known: &&str| known.starts_with(&name);
+        flag.names().all(|known| known != name).then(|| flag.names().find(begins)).flatten()
+    }
+
+    /// A name with the signs that it has in the table.
+    fn joined(&self, written: &str) -> String {
+        if self.joins && written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() }
+    }
+
     fn unknown(&self, written: &str) -> ServeError {
         let known = self.flags.iter().flat_map(|flag| flag.names());
         let near =
@@ -279,7 +294,7 @@ impl Grammar {
             "tensorrt-llm" => format!("No such option: {shown}"),
             _ => format!("unrecognized arguments: {shown}"),
         };
-        let name = if self.joins && written.starts_with("--") { written.replace('_', "-") } else { written.to_owned() };
+        let name = self.joined(written);
         let said = match (newest_with(self.engine.engine, &name), near) {
             (Some(version), _) => {
                 let [has, not] = [EngineSpec { version, ..self.engine }, self.engine].map(EngineSpec::version_name);

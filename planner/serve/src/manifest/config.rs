@@ -22,6 +22,16 @@ impl Launch {
         self.config_flag().filter(|_| !self.has_config).map(|(_, _, path)| path)
     }
 
+    /// That its engine opens no file which it is told with `=` (vLLM's `argparse_utils.py`, SGLang's `server_args.py`).
+    pub(crate) fn config_note(&self) -> Option<String> {
+        let stuck =
+            |word: &String| word.strip_prefix("--config=").map(|file| file.chars().take(200).collect::<String>());
+        let file = self.words.iter().rev().find_map(stuck).filter(|_| !self.is_tensorrt_llm())?;
+        Some(format!(
+            "the engine does not open {file}: it looks for a file behind a word that is `--config` alone; `--config {file}` would do"
+        ))
+    }
+
     /// Reads the file of options that the command names, as the engine would: those of vLLM and SGLang become words in
     /// front of the others, so that these win, in place of the flag; those of TensorRT-LLM, of which most are no flags, become
     /// [`Launch::config`], and the command goes on naming the file.

@@ -101,12 +101,8 @@ fn starts(words: &[String]) -> Option<Start> {
 /// Whether words that start nothing which is read name an engine's command: those behind a program that may run them, `tmux new vllm
 /// serve m`, a text among them, `su -c 'vllm serve m'`, an image, `apptainer run docker://vllm/vllm-openai`.
 pub(super) fn is_named(words: &[String]) -> bool {
-    /// Programs that show or look for words.
-    const SHOW: [&str; 14] = [
-        "echo", "printf", "print", "log", "info", "warn", "error", "die", "usage", "grep", "kill", "sed", "awk", "git",
-    ];
     let Some((program, rest)) = words.split_first() else { return false };
-    if SHOW.iter().any(|word| base(program).contains(word)) || matches!(base(program), "[" | "[[" | "test" | "cat") {
+    if shows(program) {
         return false;
     }
     let is_command = |words: &[&str]| match *words {
@@ -119,6 +115,61 @@ pub(super) fn is_named(words: &[String]) -> bool {
     let whole: Vec<&str> = rest.iter().map(String::as_str).collect();
     let is_image = |word: &String| word.split_once("://").is_some_and(|(_, image)| !entrypoint(image, &[]).is_empty());
     is_in(&whole) || rest.iter().any(|word| is_image(word) || is_in(&word.split_whitespace().collect::<Vec<_>>()))
+}
+
+/// Whether a program shows or looks for words.
+fn shows(program: &str) -> bool {
+    const SHOW: [&str; 14] = [
+        "echo", "printf", "print", "log", "info", "warn", "error", "die", "usage", "grep", "kill", "sed", "awk", "git",
+    ];
+    SHOW.iter().any(|word| base(program).contains(word)) || matches!(base(program), "[" | "[[" | "test" | "cat")
+}
+
+/// Flags that no other program has; of TensorRT-LLM's with dashes.
+const OWN_FLAGS: [&str; 19] = [
+    "--max-model-len",
+    "--gpu-memory-utilization",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--kv-cache-dtype",
+    "--enable-prefix-caching",
+    "--no-enable-prefix-caching",
+    "--mem-fraction-static",
+    "--max-running-requests",
+    "--chunked-prefill-size",
+    "--disable-radix-cache",
+    "--kv-cache-free-gpu-memory-fraction",
+    "--free-gpu-memory-fraction",
+    "--extra-llm-api-options",
+    "--n-gpu-layers",
+    "--cache-type-k",
+    "--cache-type-v",
+];
+
+/// The first flag of an engine among words that start nothing which is read; none where they are those of an engine's other programs,
+/// `vllm bench latency`.
+pub(super) fn own_flag(words: &[String]) -> Option<&str> {
+    const OTHER: [&str; 6] = ["vllm.", "sglang.", "tensorrt_llm.", "dynamo.", "llama-", "trtllm-"];
+    let is_other = |word: &String| {
+        let word = base(word);
+        matches!(word, "vllm" | "sglang") || OTHER.iter().any(|name| word.starts_with(name))
+    };
+    let first = words.iter().position(|word| word.starts_with("--")).unwrap_or(words.len());
+    if words.first().is_none_or(|program| shows(program)) || words[..first].iter().any(is_other) {
+        return None;
+    }
+    let flag = |word: &str| word.split('=').next().unwrap_or_default().replace('_', "-");
+    let is_own = |word: &&String| word.starts_with("--") && OWN_FLAGS.contains(&&*flag(word));
+    words.iter().find(is_own).and_then(|word| word.split('=').next())
+}
+
+/// Whether a text has the name of an engine, or a flag that engines alone have: no other holds a command.
+pub(super) fn is_in(text: &str) -> bool {
+    const NAMES: [&str; 5] = ["vllm", "sglang", "trtllm", "tensorrt", "llama"];
+    let text = text.to_ascii_lowercase().replace('_', "-");
+    NAMES.iter().chain(&OWN_FLAGS).any(|name| text.contains(name))
 }
 
 fn is_version(text: &str) -> bool {
@@ -286,6 +337,29 @@ mod tests {
     #[case("bash start.sh -c x", None)]
     fn a_command_is_told_by_its_program(#[case] command: &str, #[case] expected: Option<(usize, Start)>) {
         assert_eq!(start(&words(command)), expected);
+    }
+
+    #[test]
+    fn flags_of_engines_are_in_their_parsers() {
+        let known = |name: &str| {
+            let mut all =
+                cacheplan_planner::Engine::all().iter().flat_map(|engine| crate::flags::table::all_flags(*engine));
+            all.any(|flag| flag.names().any(|known| known.replace('_', "-") == name))
+        };
+        let others: Vec<_> = OWN_FLAGS.iter().filter(|name| !known(name)).collect();
+        assert!(others.is_empty(), "{others:?}");
+    }
+
+    #[rstest]
+    #[case("python serve.py --max-model-len 4096", Some("--max-model-len"))]
+    #[case("--model m --max_num_seqs=4", Some("--max_num_seqs"))]
+    #[case("sudo server --gpu-memory-utilization .9", Some("--gpu-memory-utilization"))]
+    #[case("python train.py --batch-size 8 --dtype bf16", None)]
+    #[case("vllm bench latency --tensor-parallel-size 2", None)]
+    #[case("python -m sglang.bench_one_batch --mem-fraction-static .8", None)]
+    #[case("echo --max-model-len", None)]
+    fn a_flag_of_engines_is_told(#[case] text: &str, #[case] expected: Option<&str>) {
+        assert_eq!(own_flag(&words(text)), expected);
     }
 
     #[rstest]

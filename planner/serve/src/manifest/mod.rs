@@ -64,15 +64,24 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Vec<Launch>, ManifestError> {
         None if is_script => nothing_else(of_script(&reading, &text, false)?),
         None => of_yaml(&reading, &text)?,
     };
-    let passed = reading.passed();
-    launches.iter_mut().for_each(|launch| launch.cautions.extend(passed.clone()));
-    match launches.is_empty() {
-        true => {
+    let (passed, doubted) = (reading.passed(), reading.doubted());
+    match (launches.is_empty(), doubted) {
+        (true, Some(doubted)) => Err(doubted),
+        (true, None) => {
             let seen = seen + &passed.map_or(String::new(), |passed| format!(" ({passed})"));
             Err(ManifestError::NoCommand { file: name.to_owned(), seen })
         }
-        false => Ok(launches),
+        (false, doubted) => {
+            let said = || passed.clone().into_iter().chain(doubted.as_ref().map(ToString::to_string));
+            launches.iter_mut().for_each(|launch| launch.cautions.extend(said()));
+            Ok(launches)
+        }
     }
+}
+
+/// Whether a text may hold a command that starts an engine: whether it has the name of one, or a flag that they alone have.
+pub fn may_hold(text: &str) -> bool {
+    engine::is_in(text)
 }
 
 /// The commands that words start, which a shell has read; `env` has what it exports.

@@ -23,6 +23,8 @@ pub(super) struct Reading<'a> {
     config_maps: OnceCell<Vec<(String, String, String)>>,
     /// What names an engine's command and is not read.
     passed: RefCell<Vec<String>>,
+    /// The first program that has flags of engines and is none.
+    doubt: RefCell<Option<ManifestError>>,
 }
 
 impl<'a> Reading<'a> {
@@ -33,6 +35,7 @@ impl<'a> Reading<'a> {
             launches: Cell::new(0),
             config_maps: OnceCell::new(),
             passed: RefCell::default(),
+            doubt: RefCell::default(),
         }
     }
 
@@ -62,6 +65,15 @@ impl<'a> Reading<'a> {
         let passed = self.passed.borrow();
         (!passed.is_empty())
             .then(|| format!("an engine's command is not read behind {}: state it by itself", passed.join(", ")))
+    }
+
+    /// Notes a program that has flags of engines and is none: what is refused where nothing else starts one.
+    pub(super) fn doubt(&self, refused: ManifestError) {
+        self.doubt.borrow_mut().get_or_insert(refused);
+    }
+
+    pub(super) fn doubted(&self) -> Option<ManifestError> {
+        self.doubt.take()
     }
 
     /// Counts a command that starts an engine.

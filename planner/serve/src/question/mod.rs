@@ -178,6 +178,7 @@ impl Question {
         let there = counted.into_iter().chain(launch.gpus.map(|gpus| gpus / nodes)).min();
         let seen = visible::seen(&env, devices.as_ref().map(Devices::device), there);
         let gpus = seen.map(|seen| seen.saturating_mul(nodes));
+        let unopened = launch.config_note();
         let mut question = Self {
             engine,
             model: String::new(),
@@ -203,11 +204,15 @@ impl Question {
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),
         };
-        question.cautions.extend(launch.cautions.iter().cloned().chain(launch.cut_note()).chain(beside));
+        let unread = launch.cautions.iter().cloned().chain(launch.cut_note()).chain(unopened.clone());
+        question.cautions.extend(unread.chain(beside));
         if options.version.is_none() {
             question.cautions.extend(launch.wheel_note(engine));
             question.notes.extend(launch.image_note(engine));
         }
+        question.notes.extend(part::other_device(launch, options.devices.as_ref()));
+        let short = question.parsed.short.iter().map(|(written, whole)| format!("{written} is short for {whole}"));
+        question.notes.extend(short.collect::<Vec<_>>());
         match engine.engine.name() {
             "vllm" => vllm::look_at_words(&question)?,
             "sglang" => {
@@ -219,6 +224,9 @@ impl Question {
             _ => {}
         }
         question.read_flags()?;
+        if let Some(file) = question.read.iter_mut().find(|flag| unopened.is_some() && flag.flag == "--config") {
+            file.says = "a file that the engine does not open".to_owned();
+        }
         question.read_model(&words, start)?;
         if !is_read(engine.engine, engine.version) && engine.engine.name() != "llama.cpp" {
             let said = engine.version_name();

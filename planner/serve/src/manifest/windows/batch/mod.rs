@@ -452,7 +452,7 @@ impl<'a> Batch<'a> {
         }
         if super::super::engine::start(&words).is_none() && super::super::engine::open(&words).is_none() {
             self.origin.wheels.note(&words, self.origin.at.line, false, |_| None);
-            command::pass_over(&words, &self.origin);
+            command::pass_over(&words, &self.origin)?;
             return Ok(true);
         }
         let Some(state) = &self.state else { return Ok(true) };

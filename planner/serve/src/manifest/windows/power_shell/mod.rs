@@ -516,7 +516,7 @@ impl<'a> Script<'a> {
         without_folder(&mut words);
         if engine::start(&words).is_none() && engine::open(&words).is_none() {
             self.origin.wheels.note(&words, self.origin.at.line, false, |_| None);
-            command::pass_over(&words, &self.origin);
+            command::pass_over(&words, &self.origin)?;
             return Ok(false);
         }
         self.origin.reading.charge(self.scope.environment.weight(), &self.origin.at)?;
