@@ -157,7 +157,7 @@ fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &s
 
 /// Flags that cost neither devices nor precision are tried before more is paid, and their command holds what is said of it.
 #[rstest]
-#[case(HYBRID, &[("h200", 3.5), ("h100", 2.5)], (32_768, 200), None, "2 x h200")]
+#[case(HYBRID, &[("h200", 3.5), ("h100", 2.5)], (32_768, 205), None, "2 x h200")]
 #[case(HYBRID, &[("h200", 3.5), ("h100", 2.5)], (32_768, 100), Some("fp8"), "1 x h200")]
 fn what_flags_alone_hold_is_named_with_its_command(
     #[case] name: &str,
