@@ -15,6 +15,7 @@ use std::process::ExitCode;
 
 use cacheplan::files::remember_inputs;
 use cacheplan::managers::CountingAllocator;
+use cacheplan::planner::DeviceInfo;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -156,6 +157,16 @@ fn hinted(mut wrong: clap::Error) -> clap::Error {
             "a command that starts an engine stands behind `--`: cacheplan plan --device h100 -- vllm serve MODEL"
                 .into(),
         );
+    }
+    let is_price = found.split_once('=').is_some_and(|(device, price)| {
+        device.parse::<DeviceInfo>().is_ok() && price.trim_start_matches('$').parse::<f64>().is_ok()
+    });
+    if is_price {
+        tips.push("prices are parted by a comma alone: --price h100=2.5,h200=3.5".into());
+    }
+    if found == "--quantization" {
+        tips.clear();
+        tips.push("weights of fewer bits are asked about with --weights fp8, int4 or Q4_K_M".into());
     }
     if !tips.is_empty() {
         wrong.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));

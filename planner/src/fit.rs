@@ -8,10 +8,10 @@ mod prices;
 mod trial;
 
 pub(crate) use answer::cost;
-use answer::{Weights, in_order};
+use answer::{Weights, in_order, needed};
 use trial::{Asking, Tried, Variant, tried};
 
-pub use answer::{Answer, AtBest, Curve, FewerBits, Fit};
+pub use answer::{Answer, AtBest, Curve, FewerBits, Fit, Freed};
 pub(crate) use prices::money;
 pub use prices::{Price, Prices};
 
@@ -96,8 +96,7 @@ impl Engines<'_> {
 impl FitQuestion {
     /// Sequences that a layout must have room for.
     fn needed(&self) -> u64 {
-        let needed = (u128::from(self.sequences) * u128::from(100 + u64::from(self.margin))).div_ceil(100);
-        u64::try_from(needed).unwrap_or(u64::MAX)
+        needed(self.sequences, self.margin)
     }
 
     /// The devices to choose among where none are named, by name and comma.
@@ -183,6 +182,7 @@ impl PlanRequest {
             fits,
             curves: Vec::new(),
             fewer_bits: Vec::new(),
+            freed: None,
         };
         answer.fewer_bits = asked.in_fewer_bits(&layouts, answer.best(), question, engines);
         answer.curves =

@@ -215,7 +215,10 @@ fn of_model(
     let asks = Asks::of_model(&request, question.model.as_deref());
     question.context = match context {
         Context::Tokens(tokens) => tokens,
-        Context::Auto => longest(args, &request, || asks.longest_that_fits(&request, &question, &args.by))?,
+        Context::Auto => {
+            let kept = || asks.kept_free(&request, &question, &args.by);
+            longest(args, &request, || asks.longest_that_fits(&request, &question, &args.by), kept)?
+        }
     };
     let answer = answered(&asks, &[(&request, question.clone())], &args.by)?;
     Ok((question, answer))
@@ -248,12 +251,18 @@ fn not_asked(error: ServeError) -> Failure {
 }
 
 /// The longest sequences that fit; where there are none, `fit` says why of one token.
-fn longest(args: &Args, request: &PlanRequest, search: impl Fn() -> Result<u64, ServeError>) -> Result<u64, Failure> {
+fn longest(
+    args: &Args,
+    request: &PlanRequest,
+    search: impl Fn() -> Result<u64, ServeError>,
+    kept: impl Fn() -> Vec<String>,
+) -> Result<u64, Failure> {
     let found = during("searching for the longest", search).map_err(not_asked)?;
     if found > 0 {
         let dtypes = if args.dtypes().is_empty() { "the model's own dtypes" } else { "the dtypes that are stated" };
         let limit = request.longest_is(found);
-        note(&format!("in {dtypes}, by the rules of the rows, context {found} is {limit}"));
+        let kept = kept().into_iter().map(|kept| format!("; {kept}")).collect::<String>();
+        note(&format!("in {dtypes}, by the rules of the rows, context {found} is {limit}{kept}"));
     }
     Ok(found.max(1))
 }
@@ -314,7 +323,12 @@ fn of_command(
     let stated = match args.context {
         None => None,
         Some(Context::Tokens(tokens)) => Some(tokens),
-        Some(Context::Auto) => asked.first().map(|(request, _)| longest(args, request, longest_of_any)).transpose()?,
+        Some(Context::Auto) => {
+            let of = |(request, question): &(&PlanRequest, FitQuestion)| {
+                longest(args, request, longest_of_any, || sought.asks.kept_free(request, question, &by))
+            };
+            asked.first().map(of).transpose()?
+        }
     };
     for (_, question) in &mut asked {
         question.context = stated.unwrap_or(question.context);
@@ -322,7 +336,7 @@ fn of_command(
     let context = asked.last().map_or(question.context, |(_, question)| question.context);
     let mut answer = answered(&sought.asks, &asked, &by)?;
     if let Some(best) = answer.best() {
-        let told = sought.launch.told(&answer.layout_of(best, sought.engine), args.start.version());
+        let told = sought.launch.told(&answer.printed(best, sought.engine), args.start.version());
         answer.command = told.map_err(start::failed)?.map(|launch| launch.shown());
     }
     Ok((FitQuestion { context, ..question }, answer))
@@ -330,7 +344,14 @@ fn of_command(
 
 /// A device and the name it was asked for by, which is that of its price.
 fn device(text: &str) -> Result<(String, DeviceInfo), String> {
-    let device: DeviceInfo = text.parse().map_err(|error| format!("{error}"))?;
+    let device: DeviceInfo = text.parse().map_err(|error| match DeviceInfo::several(text) {
+        Ok((count, device)) if count > 1 => {
+            let one = DeviceInfo::names().find(|name| name.parse().as_ref() == Ok(&device));
+            let one = one.unwrap_or_else(|| format!("{}B", device.total_bytes));
+            format!("how many is what is sought; --gpus {one} --max-gpus {count} asks about up to so many")
+        }
+        _ => format!("{error}"),
+    })?;
     Ok((text.trim().to_lowercase(), device))
 }
 
@@ -351,7 +372,9 @@ fn tokens(text: &str) -> Result<Context, String> {
 
 /// A device and what an hour of it costs.
 fn price(text: &str) -> Result<(String, Price), String> {
-    let expected = || format!("`{text}` is no price; write one such as h100=2.49");
+    // A comma parts prices, so that what stands behind one of a number is a number alone.
+    let point = if text.parse::<u64>().is_ok() { ", with a point before the cents" } else { "" };
+    let expected = || format!("`{text}` is no price; write one such as h100=2.49{point}");
     let (device, price) = text.split_once('=').ok_or_else(expected)?;
     Ok((device.trim().to_lowercase(), price.trim().parse()?))
 }

@@ -291,7 +291,9 @@ impl Reading {
         request = engine.into_iter().fold(request, PlanRequest::for_engine);
         if self.budget.finds_length() {
             let longest = request.longest_sequence().map_err(refused)?;
-            note(&format!("max_seq_len {longest} is {}", request.longest_is(longest)));
+            let share = request.budget().ok().and_then(|budget| budget.memory.as_ref()?.fraction).map(f64::from);
+            let share = share.map_or(String::new(), |share| format!(" in {share} of the device (--memory-fraction)"));
+            note(&format!("max_seq_len {longest} is {}{share}", request.longest_is(longest)));
             request = request.with_config(target.device.resolve(&budget.of_length(longest))?);
         }
         request.caches().map_err(refused)?;

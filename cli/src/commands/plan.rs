@@ -198,8 +198,17 @@ fn engines_hold(args: &Make, request: &PlanRequest) -> Option<String> {
         None => Engine::all().iter().copied().map(EngineSpec::from).collect(),
     };
     let sequences = budget.max_batch_size.unwrap_or(1);
-    let held = Asks::of_model(request, None).longest_of_each(request, device, sequences, &engines);
-    let held: Vec<String> = held.iter().map(|(engine, longest)| format!("{} {longest}", engine.engine)).collect();
+    let asks = Asks::of_model(request, None);
+    let stated = budget.memory.as_ref().and_then(|memory| memory.weights).map(Into::into);
+    let named = |(engine, longest): (EngineSpec, u64)| {
+        let free = asks.longest_stated(request, device, sequences, stated, engine).map(|stated| {
+            let cells = stated.saturating_mul(sequences);
+            format!(" beside what --fit-target leaves free, and {stated} where -ngl 99 -c {cells} are stated")
+        });
+        format!("{} {longest}{}", engine.engine, free.unwrap_or_default())
+    };
+    let held = asks.longest_of_each(request, device, sequences, &engines);
+    let held: Vec<String> = held.into_iter().map(named).collect();
     let whose = match args.engine {
         Some(engine) => format!("by the rules of {}", engine.engine),
         None => "of the planner's own pools".to_owned(),

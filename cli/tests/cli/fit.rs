@@ -52,6 +52,32 @@ fn the_longest_sequences_that_fit_are_found_by_plan_and_fit() {
     }
 }
 
+/// The longest beside what is left free is no longest of a command that states its cells, which both doors say, and which starts.
+#[test]
+fn the_longest_says_what_it_leaves_free_and_what_stated_cells_hold() {
+    let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
+    let device = ["--device", "rtx-4090", "--reserve", "1.5GiB"];
+    let fit = ["fit", &model, "--context", "auto", "--sequences", "1", "--max-gpus", "1", "--as", "llama.cpp"];
+    let plan = ["plan", &model, "--max-batch-size", "1", "--max-seq-len", "auto", "--as", "llama.cpp"];
+    let [fit, plan] = [&fit[..], &plan[..]].map(|asked| stderr(&cacheplan(&[asked, &device].concat())));
+    assert!(fit.contains("leaves free what --fit-target says"), "{fit}");
+    assert!(plan.contains(" of the device (--memory-fraction)") && plan.contains("--fit-target"), "{plan}");
+    let stated = |said: &str| -> u64 {
+        let cells = said.split_once("-ngl 99 -c ").unwrap_or_else(|| panic!("{said}")).1;
+        cells.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
+    };
+    assert_eq!(stated(&fit), stated(&plan));
+    let starts = |cells: u64| {
+        let cells = cells.to_string();
+        let asked =
+            ["--model-config", &model, "--", "llama-server", "-m", "m.gguf", "-np", "1", "-ngl", "99", "-c", &cells];
+        let output = cacheplan(&[&["plan", "--strict"], &device[..], &asked].concat());
+        output.status.success()
+    };
+    let cells = stated(&fit);
+    assert!(starts(cells) && (cells == 40_960 || !starts(cells + 256)), "{cells}");
+}
+
 #[test]
 fn prices_are_stated_one_by_one_above_those_of_a_file() {
     let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
@@ -72,6 +98,7 @@ fn prices_are_stated_one_by_one_above_those_of_a_file() {
         ("l4=-1", "at least 0"),
         ("l4=.50", "a shell reads `$2` itself"),
         ("l4=$1,h100=€2", "state one currency"),
+        ("h100=2,50", "`50` is no price; write one such as h100=2.49, with a point before the cents"),
     ] {
         let output = fit(&[&format!("--price={wrong}")]);
         assert_eq!(output.status.code(), Some(2));
@@ -159,4 +186,30 @@ fn what_is_reserved_is_left_free(#[case] by: &str, #[case] gpus: &str) {
     };
     assert!(most(&["--reserve", "3GiB"]) < most(&[]));
     assert!(fit(&["--reserve", "3GiB"]).replace("\\\n   ", "").contains("--reserve 3221225472"), "{by}");
+}
+
+/// What is written as people write it elsewhere is understood, or refused with what says the same here.
+#[rstest]
+#[case(&["--gpus", "2xh200"], "--gpus h200 --max-gpus 2")]
+#[case(&["--gpus", "2 x h200"], "--gpus h200 --max-gpus 2")]
+#[case(&["--gpus", "h200x2"], "--gpus h200 --max-gpus 2")]
+#[case(&["--gpus", "h200", "--quantization", "fp8"], "--weights fp8")]
+#[case(&["--price", "h100=2.5", "h200=3.5"], "--price h100=2.5,h200=3.5")]
+#[case(&["--price", "h100=2.5", "h200=$3.5"], "parted by a comma")]
+fn what_is_said_otherwise_here_is_named(#[case] flags: &[&str], #[case] said: &str) {
+    let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
+    let output = cacheplan(&[&["fit", &model, "--context", "8k", "--sequences", "4"][..], flags].concat());
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains(said), "{}", stderr(&output));
+}
+
+#[test]
+fn a_series_alone_names_its_device() {
+    let model = config("Qwen__Qwen3-8B.json").to_str().unwrap().to_owned();
+    let fit = |gpu: &str| {
+        let asked = ["fit", &model, "--context", "8k", "--sequences", "1", "--format", "json", "--gpus", gpu];
+        let answer: Value = serde_json::from_slice(&cacheplan(&asked).stdout).unwrap();
+        answer["fits"][0]["sequences"].as_u64().unwrap()
+    };
+    assert_eq!(fit("4090"), fit("rtx-4090"));
 }

@@ -67,6 +67,12 @@ pub struct Answer {
     /// Whether the size of a file is taken from a config that is of other weights, as its name says.
     #[serde(skip)]
     pub(crate) doubts_weights: bool,
+    /// What would state that which is assumed of what lies beside its cells.
+    #[serde(skip)]
+    pub(crate) stated_by: &'static str,
+    /// Whether it takes cells of devices that nobody names.
+    #[serde(skip)]
+    pub(crate) lacks_devices: bool,
     /// What keeps it from holding more, in the engine's words.
     pub capped_by: String,
     /// The same, as what may be changed.
@@ -133,20 +139,25 @@ impl Answer {
     }
 
     /// Whether the engine starts, in words.
-    fn verdict(&self) -> &'static str {
-        match self.starts {
+    fn verdict(&self) -> String {
+        let said = match self.starts {
             Starts::No if self.doubts_weights => "would not start, were the file's weights those of the config",
+            Starts::Yes if self.lacks_devices => "starts where its devices hold it; --device says which these are",
             Starts::Yes => "starts",
             Starts::Maybe if self.facts.contains_key(&Fact::CacheBytes) => {
                 "may start: the bytes for caches are not known exactly"
             }
             Starts::Maybe if self.offloads => {
-                "may start, and not with all of it on the devices: the CPU runs the rest, slowly"
+                return format!(
+                    "may start, and not with all of it on the devices: the CPU runs the rest, slowly; {}",
+                    self.stated_by
+                );
             }
-            Starts::Maybe => "may start: what lies beside the caches is estimated",
+            Starts::Maybe => return format!("may start: {}", self.stated_by),
             Starts::No if self.sequences.is_some() => "holds no sequence of its longest length",
             Starts::No => "would not start",
-        }
+        };
+        said.to_owned()
     }
 
     /// Why it is no command to start, in one line; none where it starts or may.

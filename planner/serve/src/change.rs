@@ -91,6 +91,15 @@ impl Launch {
         Ok(Self { words, ..self.clone() })
     }
 
+    /// The same command with changes; none where its words start no engine.
+    pub(crate) fn changed(&self, remedies: &[Remedy], version: Option<&str>) -> Option<Self> {
+        let Program { engine, start } = Program::of(self, version).ok()?;
+        let known = flags(engine.engine, engine.version);
+        let apply = |words: Vec<String>, remedy: &Remedy| remedy.applied(&words, start, &known).into_iter().next();
+        let words = remedies.iter().try_fold(self.words.clone(), apply)?;
+        Some(Self { words, ..self.clone() })
+    }
+
     /// The words, behind the variables of its engine that are stated beside them, without the secrets in either.
     pub fn shown(&self) -> Vec<String> {
         const OF_ENGINES: [&str; 6] = ["VLLM_", "SGLANG_", "LLAMA_ARG_", "TLLM_", "TRTLLM_", "CUDA_VISIBLE_DEVICES"];

@@ -3,8 +3,9 @@
 use std::str::FromStr;
 
 use cacheplan_planner::device::DeviceKind;
+use cacheplan_planner::engines::llama_cpp::CELLS;
 use cacheplan_planner::engines::{Layout, UnknownEngine};
-use cacheplan_planner::fit::{Answer, AskedOf, Engines, Told};
+use cacheplan_planner::fit::{Answer, AskedOf, Engines, Freed, Told};
 use cacheplan_planner::{DeviceInfo, Engine, EngineSpec, FitQuestion, Override, PlanRequest, Prices, StatedWeights};
 
 use crate::answer::Starts;
@@ -12,6 +13,13 @@ use crate::error::ServeError;
 use crate::found::{asked_of, outcome};
 use crate::launch::Launch;
 use crate::question::{Models, Options};
+use crate::remedy::Remedy;
+use crate::search::free;
+
+/// Tokens that are looked at where a model states no maximum.
+const MOST_TOKENS: u64 = 1 << 20;
+/// The most rows of which more flags are tried.
+const MOST_FREED: usize = 16;
 
 /// Whose rules answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,14 +101,43 @@ impl Asks {
                 by => answers.push(self.asked(request, question, by)?),
             }
         }
-        let Some(answer) = Answer::joined(answers) else { return Ok(None) };
+        let Some(mut answer) = Answer::joined(answers) else { return Ok(None) };
         for engine in By::engines(by) {
             let name = format!("{}@{}", engine.engine.name(), engine.version_name());
             if answer.fits.iter().all(|fit| fit.engine.as_ref() != Some(&name)) {
                 questions.iter().try_for_each(|(request, question)| self.refused(engine, request, question))?;
             }
         }
+        answer.freed = self.freed(&answer, questions);
         Ok(Some(answer))
+    }
+
+    /// The cheapest row that is short of what was asked for and surely holds it once its engine is told flags that cost neither
+    /// devices nor precision.
+    fn freed(&self, answer: &Answer, questions: &[(&PlanRequest, FitQuestion)]) -> Option<Freed> {
+        let needed = answer.needed();
+        answer.nearly().into_iter().take(MOST_FREED).find_map(|fit| {
+            let engine: EngineSpec = fit.engine.as_deref()?.parse().ok()?;
+            let (request, question, device) = questions.iter().find_map(|(request, question)| {
+                let (_, device) = question.devices.iter().find(|(name, _)| *name == fit.device)?;
+                Some((request, question, device))
+            })?;
+            let replicas = u64::from(fit.parallel.dp);
+            let sequences = needed.next_multiple_of(replicas);
+            let layout = Layout { sequences, ..answer.layout_of(fit, engine) };
+            let stated = question.weights.filter(|_| !layout.quantizes);
+            let weights = stated.and_then(|stated| request.weights_as(stated, Some(engine.engine)));
+            let (launch, options) = self.told(Told { engine, device, layout: &layout, weights }).ok()??;
+            free(engine.engine).into_iter().find_map(|remedies| {
+                let launch = launch.changed(&remedies, options.version.as_deref())?;
+                let found = outcome(&launch, &self.models, &options).ok()?;
+                let between = found.sequences?;
+                let between = [between.low, between.high].map(|of| of.saturating_mul(replicas));
+                let flags = remedies.iter().map(Remedy::written).collect();
+                let holds = found.starts == Starts::Yes && between[0] >= needed;
+                holds.then(|| Freed::of(fit, between, flags, launch.shown()))
+            })
+        })
     }
 
     fn asked(&self, request: &PlanRequest, question: &FitQuestion, by: &[By]) -> Result<Answer, ServeError> {
@@ -208,6 +245,61 @@ impl Asks {
             (found > 0).then_some((*engine, found))
         };
         engines.iter().filter_map(longest).collect()
+    }
+
+    /// The longest of so many sequences with which llama.cpp starts that is told its cells and layers, and then leaves nothing free;
+    /// none of other engines, and where there are none.
+    pub fn longest_stated(
+        &self,
+        request: &PlanRequest,
+        device: &DeviceInfo,
+        sequences: u64,
+        stated: Option<StatedWeights>,
+        engine: EngineSpec,
+    ) -> Option<u64> {
+        if engine.engine.ranks_flag().is_some() {
+            return None;
+        }
+        let weights = stated.and_then(|stated| request.weights_as(stated, Some(engine.engine)));
+        let dtypes = request.config().budget.dtypes;
+        let starts = |steps: u64| {
+            let layout = Layout::alone(steps * CELLS, sequences, dtypes);
+            let (launch, options) = self.told(Told { engine, device, layout: &layout, weights }).ok()??;
+            let all = [Remedy::Set("--n-gpu-layers", "99".to_owned())];
+            let launch = launch.changed(&all, options.version.as_deref())?;
+            Some(outcome(&launch, &self.models, &options).ok()?.starts == Starts::Yes)
+        };
+        let most = request.model().info().max_position_embeddings.unwrap_or(MOST_TOKENS) / CELLS;
+        let (mut fitting, mut failing) = (0, most + 1);
+        while failing - fitting > 1 {
+            let middle = fitting + (failing - fitting) / 2;
+            if starts(middle).unwrap_or(false) { fitting = middle } else { failing = middle }
+        }
+        (fitting > 0).then_some(fitting * CELLS)
+    }
+
+    /// What the rules that are asked leave free beside the longest that they hold, and what is longer without that, in words.
+    pub fn kept_free(&self, request: &PlanRequest, question: &FitQuestion, by: &[By]) -> Vec<String> {
+        let engines: Vec<EngineSpec> = match by {
+            [] => self.by_engines(question).into_iter().map(|(engine, _)| engine).collect(),
+            by => By::engines(by),
+        };
+        let of_engine = |engine: EngineSpec| {
+            let name = engine.engine.name();
+            if engine.engine.ranks_flag().is_some() {
+                return format!("{name} holds it in its share of each device");
+            }
+            let longest = question.devices.iter().filter_map(|(_, device)| {
+                self.longest_stated(request, device, question.sequences, question.weights, engine)
+            });
+            let stated = longest.max().map_or(String::new(), |longest| {
+                let cells = longest.saturating_mul(question.sequences);
+                format!("; stated, -ngl 99 -c {cells} starts on one device and holds {longest}")
+            });
+            format!("{name} leaves free what --fit-target says, 1 GiB of each device where nobody states it{stated}")
+        };
+        let own = by.contains(&By::Plan).then(|| "the planner divides --memory-fraction of each device".to_owned());
+        engines.into_iter().map(of_engine).chain(own).collect()
     }
 
     /// What an engine asks of each of such devices that is told a layout; none where it cannot be told it.

@@ -15,7 +15,7 @@ use crate::answer::{Answer, Starts};
 use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
-use crate::question::{Limits, Models, Options, Question, Settled, running, slots_with_moved, ubatch};
+use crate::question::{Limits, Models, Options, Placed, Question, Settled, running, slots_with_moved, ubatch};
 
 /// The answer without changes.
 pub(crate) fn answer_alone(launch: &Launch, models: &Models, options: &Options) -> Result<Answer, ServeError> {
@@ -129,9 +129,10 @@ impl Found {
         Ok(Self { engine, bytes: Some(bytes), low, high })
     }
 
-    /// Why it does not start, or not surely.
+    /// Why it does not start, or with the least that it may find does not.
     fn reason(&self) -> Option<String> {
-        self.high.lacks.clone().or_else(|| self.low.lacks.clone())
+        let at_worst = || self.low.lacks.as_ref().map(|lacks| format!("at worst: {lacks}"));
+        self.high.lacks.clone().or_else(at_worst)
     }
 
     fn starts(&self) -> Starts {
@@ -289,6 +290,8 @@ impl Found {
             lines,
             offloads: settled.placed.as_ref().is_some_and(|placed| !placed.short.fails()),
             doubts_weights: settled.placed.as_ref().is_some_and(|placed| placed.doubts_weights),
+            stated_by: settled.placed.as_ref().map_or("", Placed::stated_by),
+            lacks_devices: settled.placed.as_ref().is_some_and(Placed::lacks_devices),
             capped_by: String::new(),
             caps: Vec::new(),
             changes: Vec::new(),

@@ -22,4 +22,14 @@ impl Remedy {
             Self::Rename(..) | Self::Drop(_) => "",
         }
     }
+
+    /// What it writes.
+    pub(crate) fn written(&self) -> String {
+        match self {
+            Self::Set(flag, value) => format!("{flag} {value}").trim_end().to_owned(),
+            Self::Remove(flag) => format!("without {flag}"),
+            Self::Rename(_, to) => to.clone(),
+            Self::Drop(word) => format!("without {word}"),
+        }
+    }
 }

@@ -20,8 +20,24 @@ const SHOWN: usize = 3;
 /// Shares of a device for weights and caches that are tried of SGLang.
 const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
 
+/// What tells llama.cpp how it keeps keys, and values.
+const KEYS: &str = "--cache-type-k";
+const VALUES: &str = "--cache-type-v";
+
 /// Tells vLLM to keep no prefixes.
 pub(crate) const NO_PREFIXES: &str = "--no-enable-prefix-caching";
+
+/// Changes that cost neither devices nor precision, with which an engine may hold more: the least first.
+pub(crate) fn free(engine: Engine) -> Vec<Vec<Remedy>> {
+    let (share, prefixes) = match engine.name() {
+        "vllm" => (("--gpu-memory-utilization", "0.95"), NO_PREFIXES),
+        "sglang" => (("--mem-fraction-static", SHARES[2]), "--disable-radix-cache"),
+        _ => return Vec::new(),
+    };
+    let share = Remedy::Set(share.0, share.1.to_owned());
+    let prefixes = Remedy::Set(prefixes, String::new());
+    vec![vec![share.clone()], vec![prefixes.clone()], vec![prefixes, share]]
+}
 
 /// What is asked, and how it is answered as it stands.
 pub(crate) struct Search<'a> {
@@ -179,7 +195,7 @@ impl Search<'_> {
                 seen.push(remedy);
             }
         }
-        seen.into_iter().filter_map(|remedy| self.outcome(&self.with_nodes(remedy))).collect()
+        seen.into_iter().filter_map(|remedy| self.outcome(&self.whole(remedy))).collect()
     }
 
     /// GPUs of a node: as many as are named, or as a usual one has.
@@ -187,8 +203,9 @@ impl Search<'_> {
         self.options.devices.as_ref().map_or(0, Devices::count).max(Devices::USUAL_NODE)
     }
 
-    /// A change, with the nodes that its ranks need where they are more than one has.
-    fn with_nodes(&self, remedy: Remedy) -> Vec<Remedy> {
+    /// A change with what belongs to it: to keys' dtype that of values, to ranks the nodes that they need where they are more than one
+    /// has.
+    fn whole(&self, remedy: Remedy) -> Vec<Remedy> {
         const NODES: &str = "--nnodes";
         let nodes = || {
             let (Program { engine, .. }, parsed) = self.program()?;
@@ -199,8 +216,11 @@ impl Search<'_> {
             let nodes = ranks.saturating_mul(stages).div_ceil(self.node().into());
             (nodes > number(NODES).unwrap_or(1)).then(|| Remedy::Set(NODES, nodes.to_string()))
         };
-        let nodes = nodes();
-        std::iter::once(remedy).chain(nodes).collect()
+        let more = match &remedy {
+            Remedy::Set(KEYS, dtype) => Some(Remedy::Set(VALUES, dtype.clone())),
+            _ => nodes(),
+        };
+        std::iter::once(remedy).chain(more).collect()
     }
 
     fn program(&self) -> Option<(Program, Parsed)> {
@@ -216,11 +236,7 @@ impl Search<'_> {
 
     /// What the command with these changes comes to; more ranks have more devices.
     fn outcome(&self, remedies: &[Remedy]) -> Option<Changed> {
-        let (Program { engine, start, .. }, _) = self.program()?;
-        let known = flags(engine.engine, engine.version);
-        let apply = |words: Vec<String>, remedy: &Remedy| remedy.applied(&words, start, &known).into_iter().next();
-        let words = remedies.iter().try_fold(self.launch.words.clone(), apply)?;
-        let mut launch = Launch { words, ..self.launch.clone() };
+        let mut launch = self.launch.changed(remedies, self.options.version.as_deref())?;
         let mut options = self.options.clone();
         if self.takes_devices(remedies) {
             (launch.gpus, launch.nodes, launch.group_gpus) = (None, None, None);
@@ -363,7 +379,7 @@ impl Search<'_> {
         tries
     }
 
-    /// The most cells of those stated of llama.cpp with which it starts, or layers on the host as it finds them to fit.
+    /// The most cells of those stated of llama.cpp with which it starts, all of them in 8 bits, or layers on the host as it finds them to fit.
     fn fewer_cells(&self, cells: u64, length: &'static str) -> Vec<Remedy> {
         if self.answer.starts == Starts::Yes {
             return Vec::new();
@@ -380,7 +396,8 @@ impl Search<'_> {
             if starts(middle) { fitting = middle } else { failing = middle }
         }
         let fewer = (fitting > 0).then(|| of(fitting));
-        fewer.into_iter().chain([Remedy::Remove("--n-gpu-layers")]).collect()
+        let narrow = Remedy::Set(KEYS, "q8_0".to_owned());
+        fewer.into_iter().chain([narrow, Remedy::Remove("--n-gpu-layers")]).collect()
     }
 
     /// Fewer sequences or tokens, with which it starts.

@@ -96,3 +96,46 @@ fn a_change_says_how_long_its_sequences_are() {
     let each = found.changes[0].command.last().unwrap().parse::<u64>().unwrap() / 4;
     assert!(joined(&found).contains(&format!("4 sequences of {each} tokens")), "{}", found.text());
 }
+
+/// Weights that nobody knows decide whether it starts, and so do devices that nobody names.
+#[rstest]
+#[case::unknown("google__gemma-3-1b-it", "-m g.gguf -ngl 99 -np 1 -c 32768", &[], Starts::Maybe, "size of its weights is not known; state it with --weights")]
+#[case::fitted("google__gemma-3-1b-it", "-m g.gguf", &[], Starts::Maybe, "state it with --weights")]
+#[case::stated("google__gemma-3-1b-it", "-m g.gguf -ngl 99 -np 1 -c 32768", &[("memory.weights", "2GB")], Starts::Yes, ": starts ")]
+#[case::assumed("meta-llama__Llama-3.1-8B-Instruct", "-m l-Q4_K_M.gguf -ngl 99 -np 1 -c 131072", &[("memory.reserve", "'1.5GiB'")], Starts::Maybe, "from the file's name; state it with --weights REASON at worst: cudaMalloc failed")]
+fn what_may_start_says_what_would_tell(
+    #[case] name: &str,
+    #[case] flags: &str,
+    #[case] stated: &[(&str, &str)],
+    #[case] starts: Starts,
+    #[case] said: &str,
+) {
+    let found = of(name, flags, stated);
+    assert_eq!(found.starts, starts, "{}", found.text());
+    assert!(joined(&found).contains(said), "{}", found.text());
+}
+
+#[rstest]
+#[case("-c 16384", true)]
+#[case("-c 16384 -ngl 0", false)]
+fn devices_that_nobody_names_are_asked_for(#[case] flags: &str, #[case] asks: bool) {
+    let words = format!("llama-server -m q.gguf {flags}");
+    let options = Options { model_is_given: true, ..Options::default() };
+    let found = answer(&launch(&words), models(QWEN), &options).unwrap();
+    assert_eq!(found.starts, Starts::Yes);
+    assert_eq!(joined(&found).contains("--device says which these are"), asks, "{}", found.text());
+}
+
+/// Where caches are what is too much, 8 bits keep what was asked for.
+#[rstest]
+#[case::of_caches("-m q.gguf -ngl 99 -np 4 -c 65536", true)]
+#[case::in_eight_bits_already("-m q.gguf -ngl 99 -np 4 -c 262144 -ctk q8_0 -ctv q8_0", false)]
+#[case::without_flash_attention("-m q.gguf -ngl 99 -np 4 -c 65536 -fa off", false)]
+fn caches_of_8_bits_are_offered_where_caches_are_too_much(#[case] flags: &str, #[case] offered: bool) {
+    let found = of(QWEN, flags, &[("memory.reserve", "'1.5GiB'")]);
+    assert_ne!(found.starts, Starts::Yes, "{}", found.text());
+    let narrow =
+        found.changes.iter().find(|change| change.command.ends_with(&["--cache-type-v", "q8_0"].map(str::to_owned)));
+    assert_eq!(narrow.is_some(), offered, "{}", found.text());
+    assert!(narrow.is_none_or(|change| change.starts == Starts::Yes));
+}

@@ -6,7 +6,7 @@ use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_planner::{Budget, Config, DeviceInfo, EngineSpec, Override, PlanRequest};
 use cacheplan_serve::fit::{Asks, By};
 use cacheplan_serve::{Options, Starts, answer};
-use common::{launch, models, on, question};
+use common::{as_asked, launch, models, on, question};
 use rstest::rstest;
 
 const HYBRID: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
@@ -46,7 +46,7 @@ fn a_row_holds_what_its_command_surely_holds(
     let (model, question) = (of(name), question(&[device], 32_768, sequences));
     let found = fitted(&model, &question, engine);
     for row in rows(&found).filter(|row| row.sequences >= sequences && engine.engine.name() != "llama.cpp") {
-        let words = format!("{} m {}", engine.program(), found.told(row, engine).unwrap());
+        let words = format!("{} m {}", engine.program(), as_asked(&found, row, engine));
         let answer = said(&words, name, &Options { devices: Some(device.parse().unwrap()), ..Options::default() });
         let between = answer.sequences.unwrap();
         let least = if answer.starts == Starts::Yes { between.low } else { 0 };

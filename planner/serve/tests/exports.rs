@@ -1,6 +1,8 @@
 //! Every export of the zoo to vLLM, put back as a command, starts; or it is refused before, in the engine's words. What an export
 //! of windows admits the command does.
 
+mod common;
+
 use std::path::Path;
 
 use cacheplan_planner::export::Setting;
@@ -134,4 +136,29 @@ fn every_export_to_vllm_starts_as_a_command_or_is_refused() {
     assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), wrong.len() + started, wrong.join("\n"));
     println!("{started} start, {refused} are refused, of {unread} nothing is known");
     assert!(started > 900 && refused > 0 && unread < started / 10, "{started} {refused} {unread}");
+}
+
+/// Slots of a llama.cpp server have cells of their own where the plan's sequences are whole, as `plan --as` says, and pass as many
+/// tokens at once as that.
+#[rstest]
+#[case::whole(4096, "", true)]
+#[case::of_fewer_tokens(8192, "[workload]\nprompt = { fixed = 1024 }\noutput = { fixed = 256 }\n", false)]
+fn an_export_to_llama_cpp_is_the_plan_beside_it(#[case] length: u64, #[case] workload: &str, #[case] own: bool) {
+    let (target, engine): (Target, EngineSpec) = ("llama.cpp".parse().unwrap(), "llama.cpp".parse().unwrap());
+    let text = format!("max_seq_len = {length}\nmax_batch_size = 4\nmax_num_tokens = 2048\n{workload}");
+    let budget = Budget::from_toml(&text, "b.toml").unwrap();
+    let request = PlanRequest::of(common::models("Qwen__Qwen3-8B").model).with_budget(budget);
+    let export = request.plan().unwrap().export(target, None, &serving()).unwrap();
+    let said =
+        |key: &str| export.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.clone());
+    assert_eq!(said("kv-unified").is_none(), own, "{}", export.text);
+    assert_eq!((said("ubatch-size"), said("n-gpu-layers")), (Some(512.into()), Some(99.into())));
+    let predicted = request.predict(engine).unwrap();
+    assert_eq!(said("ctx-size") == predicted.tokens.map(Into::into), own, "{} {:?}", export.text, predicted.tokens);
+    let options = Options { devices: Some(roomy()), model_is_given: true, ..Options::default() };
+    let command = command("llama-server -m m", &export.settings);
+    let found = answer(&command, common::models("Qwen__Qwen3-8B"), &options).unwrap();
+    let held = found.sequences.map(|all| (all.low, all.high));
+    // A command says nothing of sequences that are shorter.
+    assert!(!own || held == export.admits.map(|all| (all, all)), "{held:?} {:?}", command.words);
 }

@@ -8,7 +8,7 @@ use cacheplan_planner::fit::{Answer, Fit, FitQuestion};
 use cacheplan_planner::{Config, EngineSpec, Override, PlanRequest};
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::{Options, ServeError, Starts, request};
-use common::{launch, models, on, question};
+use common::{as_asked, launch, models, on, question};
 use rstest::rstest;
 
 /// One of each kind: keys, experts, states of two kinds, windows, latents, convolutions.
@@ -60,8 +60,7 @@ fn a_row_is_what_its_own_command_admits(
         // Not every engine has every model.
         let Ok(answer) = fitted(&model, &question, engine) else { continue };
         for row in of_engine(&answer) {
-            let Some(told) = answer.told(row, engine) else { panic!("{name}: {row:?} cannot be told") };
-            let words = format!("{} org/model {told}", engine.program());
+            let words = format!("{} org/model {}", engine.program(), as_asked(&answer, row, engine));
             let options = Options { version: Some(engine.version_name()), model_is_given: true, ..on(device) };
             rows += 1;
             if row.sequences == 0 {
@@ -163,7 +162,7 @@ fn the_engine_that_is_asked_is_told_what_it_admits(#[case] engine: EngineSpec, #
     let table = answer.table();
     assert!(table.contains(expected), "{table}");
     let told = answer.told(best, engine).unwrap();
-    let sequences = if engine.engine.name() == "llama.cpp" { 8 } else { best.sequences };
+    let sequences = if engine.engine.name() == "llama.cpp" { 8 } else { best.sequences_between.unwrap()[0] };
     assert!(told.split_whitespace().any(|word| word == sequences.to_string()), "{told}");
 }
 

@@ -53,7 +53,8 @@ fn assert_is_true(name: &str, found: &Answer, best: &Fit) {
         // It takes the cells of all that it is told, and is told what is asked for.
         assert_eq!(held, [found.sequences.min(best.sequences); 2], "{words}");
     } else {
-        assert_eq!(Some(held), best.sequences_between, "{words}\n{table}");
+        // It is told of no more than it surely holds, so that nobody is preempted.
+        assert_eq!(held, [best.sequences_between.unwrap()[0]; 2], "{words}\n{table}");
     }
     assert!(held[0] >= found.sequences, "{words}");
 }
@@ -152,4 +153,30 @@ fn what_serves_the_model_can_be_pasted(#[case] model: &str, #[case] expected: &s
     let question = FitQuestion { model: Some(model.to_owned()), ..question(&["h200"], 4_096, 1) };
     let table = asked("meta-llama__Llama-2-7b-hf", &[], &question, &[]).table();
     assert!(table.contains(expected), "{table}");
+}
+
+/// Flags that cost neither devices nor precision are tried before more is paid, and their command holds what is said of it.
+#[rstest]
+#[case(HYBRID, &[("h200", 3.5), ("h100", 2.5)], (32_768, 205), None, "2 x h200")]
+#[case(HYBRID, &[("h200", 3.5), ("h100", 2.5)], (32_768, 100), Some("fp8"), "1 x h200")]
+fn what_flags_alone_hold_is_named_with_its_command(
+    #[case] name: &str,
+    #[case] prices: &[(&str, f64)],
+    #[case] (context, sequences): (u64, u64),
+    #[case] weights: Option<&str>,
+    #[case] said: &str,
+    #[values(2, 8)] max_devices: u32,
+) {
+    let devices: Vec<&str> = prices.iter().map(|(device, _)| *device).collect();
+    let mut asked_for = FitQuestion { max_devices, ..question(&devices, context, sequences) };
+    asked_for.weights = weights.map(|bits| bits.parse().unwrap());
+    prices.iter().for_each(|(device, price)| asked_for.prices.state(device, *price).unwrap());
+    let found = asked(name, &[], &asked_for, &[]);
+    let freed = found.freed.as_ref().unwrap_or_else(|| panic!("{}", found.table()));
+    assert!(found.best().is_none_or(|best| best.per_hour > freed.fit.per_hour), "{}", found.table());
+    let changes = format!("BEST\n{}", found.table().split_once("CHANGES\n").unwrap().1);
+    assert!(changes.contains(said), "{changes}");
+    let (held, starts, words) = pasted(name, &changes);
+    assert_eq!((Some(held), starts), (freed.fit.sequences_between, Starts::Yes), "{words}");
+    assert!(held[0] >= sequences, "{words}");
 }

@@ -6,7 +6,7 @@ use cacheplan_planner::fit::{FitQuestion, Prices};
 use cacheplan_planner::{EngineSpec, PlanRequest};
 use cacheplan_serve::fit::Asks;
 use cacheplan_serve::{Options, Starts};
-use common::{launch, models, on};
+use common::{as_asked, launch, models, on};
 use rstest::rstest;
 
 /// Hybrids whose stages have several numbers of attention layers, some of them none.
@@ -46,7 +46,7 @@ fn fit_and_plan_and_command_say_what_the_poorest_stage_holds(
         let rows = found.fits.iter().filter(|row| row.engine.is_some() && row.kv_dtype.or(row.state_dtype).is_none());
         for row in rows.filter(|row| row.sequences > 0) {
             held += 1;
-            let words = format!("{} org/model {}", engine.program(), found.told(row, engine).unwrap());
+            let words = format!("{} org/model {}", engine.program(), as_asked(&found, row, engine));
             let options = Options { version: Some(engine.version_name()), ..on(&format!("{pp}x{device}")) };
             let said = cacheplan_serve::answer(&launch(&words), models(name), &options).unwrap();
             let sequences = said.sequences.unwrap_or_else(|| panic!("{name}: {words}: {:?}", said.reason));

@@ -285,6 +285,12 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "-h prints something and ends",
     "llama-server -m m -c 8192"
 )]
+#[case::a_context_with_one_dash(
+    "llama-server -m m -ctx 8192",
+    "h100",
+    "invalid argument: -ctx",
+    "llama-server -m m --ctx-size 8192"
+)]
 #[case::llama_removed(
     "llama-server -m m -c 8192 --draft-max 16",
     "h100",

@@ -163,13 +163,18 @@ impl DeviceInfo {
         }
     }
 
-    /// How many devices, and what each of them is: `8xh100`, the cloud's `p5.48xlarge`, or one where no count is written.
+    /// How many devices, and what each of them is: `8xh100`, `h100x8`, the cloud's `p5.48xlarge`, or one where no count is written.
     ///
     /// # Errors
     /// As reading a device, and a count that is none.
     pub fn several(text: &str) -> Result<(u32, Self), BadDevice> {
-        let counted = text.split_once(['x', 'X', '*']).map(|(count, device)| (count.trim(), device.trim()));
-        match counted.filter(|(count, device)| is_number(count) && !device.is_empty()) {
+        const TIMES: [char; 3] = ['x', 'X', '*'];
+        let trimmed = |(count, device): (&str, &str)| (count.trim().to_owned(), device.trim().to_owned());
+        let is_counted = |(count, device): &(String, String)| is_number(count) && !device.is_empty();
+        let is_known = |(_, device): &(String, String)| device.parse::<Self>().is_ok();
+        let before = text.split_once(TIMES).map(trimmed).filter(is_counted);
+        let behind = text.rsplit_once(TIMES).map(|(device, count)| trimmed((count, device))).filter(is_counted);
+        match before.clone().filter(is_known).or(behind.filter(is_known)).or(before) {
             None => match names::instance(text) {
                 Some((count, name)) => Ok((count, name.parse()?)),
                 None => Ok((1, text.parse()?)),
@@ -217,8 +222,8 @@ impl FromStr for DeviceInfo {
             return Err(BadDevice::Part(text.to_owned()));
         }
         let meant = names::meant(text);
-        if is_number(text) {
-            // 4090 bytes and 80 bytes are nobody's device.
+        // 80 bytes are nobody's device, and neither are 4090, which are what one is called.
+        if is_number(text) && meant.len() != 1 {
             let mut choices: Vec<String> = meant.iter().map(|known| known.name.to_lowercase()).collect();
             choices.push(if text.len() > 6 { format!("{text}B") } else { format!("{text}GiB") });
             return Err(BadDevice::Bare { text: text.to_owned(), choices });
@@ -248,6 +253,7 @@ mod tests {
     #[case("A100-80GB", "NVIDIA A100 80GB (nominal)", 80 << 30)]
     #[case("rtx 4090", "NVIDIA RTX 4090 (nominal)", 24_564 << 20)]
     #[case("RTX4090", "NVIDIA RTX 4090 (nominal)", 24_564 << 20)]
+    #[case("4090", "NVIDIA RTX 4090 (nominal)", 24_564 << 20)]
     #[case("h100-80gb", "NVIDIA H100 (nominal)", 81_559 << 20)]
     #[case("mi300x", "AMD MI300X (nominal)", 196_592 << 20)]
     #[case("h20", "NVIDIA H20 (nominal)", 97_871 << 20)]
@@ -356,7 +362,6 @@ mod tests {
     #[rstest]
     #[case("a100", "`a100` is several devices; write a100-40gb or a100-80gb")]
     #[case("80", "`80` does not say what it is; write 80GiB")]
-    #[case("4090", "`4090` does not say what it is; write rtx-4090 or 4090GiB")]
     #[case("85899345920", "`85899345920` does not say what it is; write 85899345920B")]
     fn what_may_be_several_things_is_refused_with_what_would_do(#[case] text: &str, #[case] expected: &str) {
         assert_eq!(text.parse::<DeviceInfo>().unwrap_err().to_string(), expected);
@@ -366,6 +371,10 @@ mod tests {
     #[case("8xh100", 8, "NVIDIA H100 (nominal)")]
     #[case("h100", 1, "NVIDIA H100 (nominal)")]
     #[case("2 x 24GiB", 2, "stated")]
+    #[case("h100x2", 2, "NVIDIA H100 (nominal)")]
+    #[case("4090 x 2", 2, "NVIDIA RTX 4090 (nominal)")]
+    #[case("2x5090", 2, "NVIDIA RTX 5090 (nominal)")]
+    #[case("mi300x", 1, "AMD MI300X (nominal)")]
     #[case("l40s", 1, "NVIDIA L40S (nominal)")]
     #[case("p5.48xlarge", 8, "NVIDIA H100 (nominal)")]
     #[case("g6.xlarge", 1, "NVIDIA L4 (nominal)")]

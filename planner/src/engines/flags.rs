@@ -267,16 +267,21 @@ pub(crate) static TENSORRT_LLM: Dialect = Dialect {
     refuses: |_| None,
 };
 
-/// llama.cpp's server: read in `common/arg.cpp`. Its slots share their cells as a plan's sequences share pages.
+/// llama.cpp's server: read in `common/arg.cpp`. Each slot has cells of its own where the plan's pages hold its sequences whole; else
+/// they share them as sequences share pages.
 pub(crate) static LLAMA_CPP: Dialect = Dialect {
     name: "llama.cpp",
     versions: &["b11549"],
     keys: &[
-        flag("ctx-size", "engine.context", cells),
-        own("kv-unified", |_| Some((json!(true), "slots share the cells, as sequences share pages".into()))),
+        flag("ctx-size", "engine.context", cells).beside("kv-unified"),
+        own("kv-unified", |input| {
+            let shares = whole_cells(input).is_none();
+            shares.then(|| (json!(true), "slots share the cells, as sequences share pages".into()))
+        }),
         plan("parallel", "max_batch_size"),
         plan("batch-size", "max_num_tokens"),
-        flag("ubatch-size", "engine.ubatch", tokens_of_step),
+        flag("ubatch-size", "engine.ubatch", tokens_of_pass),
+        own("n-gpu-layers", |_| Some((json!(99), "all layers lie on the device, where the plan's caches do".into()))),
         dtype("cache-type-k", Class::Kv, None, LLAMA_CPP_KV),
         dtype("cache-type-v", Class::Kv, None, LLAMA_CPP_KV),
         // Values of fewer bits are read by no other attention.
@@ -288,7 +293,8 @@ pub(crate) static LLAMA_CPP: Dialect = Dialect {
     gaps: &[
         |input| {
             let limit = input.plan.limits.max_seq_len;
-            Some(format!("max_seq_len {limit}: slots share the cells, so that one alone may take more"))
+            let shares = whole_cells(input).is_none();
+            shares.then(|| format!("max_seq_len {limit}: slots share the cells, so that one alone may take more"))
         },
         |input| {
             let pools = || input.pools().map(|pool| format!("{} ({} units)", pool.id, pool.units));
@@ -316,16 +322,35 @@ const LLAMA_CPP_KV: &[DTypeName] = &{
     names
 };
 
-/// llama.cpp computes so many tokens at a time.
-fn tokens_of_step(input: &Input<'_>) -> Sourced {
-    input.max_num_tokens()
+/// llama.cpp computes so many tokens at a time, of a step that may have more.
+fn tokens_of_pass(input: &Input<'_>) -> Sourced {
+    let step = input.plan.limits.max_num_tokens.min(llama_cpp::DEFAULT_UBATCH);
+    Some((json!(step), "of the plan's max_num_tokens as many as it computes at a time".into()))
 }
 
-/// llama.cpp's cells: the tokens of the plan's pages, in the steps in which it takes them.
-fn cells(input: &Input<'_>) -> Sourced {
+/// The pool whose tokens are llama.cpp's cells: the least.
+fn of_cells<'a>(input: &Input<'a>) -> Option<&'a Pool> {
     let pools: Vec<&Pool> = if full(input).count() > 0 { full(input).collect() } else { windows(input).collect() };
+    pools.into_iter().min_by_key(|pool| tokens(pool))
+}
+
+/// The cells of slots that each have a whole sequence's; none where the plan's pages do not hold as many.
+fn whole_cells(input: &Input<'_>) -> Option<u64> {
+    let (slots, _) = input.max_batch_size()?;
+    let each = input.plan.limits.max_seq_len.checked_next_multiple_of(llama_cpp::CELLS)?;
+    let all = slots.as_u64()?.checked_mul(each)?;
+    full(input).next()?;
+    of_cells(input).filter(|pool| tokens(pool) >= all).map(|_| all)
+}
+
+/// llama.cpp's cells: those of whole sequences, else the tokens of the plan's pages, in the steps in which it takes them.
+fn cells(input: &Input<'_>) -> Sourced {
+    if let Some(cells) = whole_cells(input) {
+        let source = format!("the plan's sequences, each in steps of {} cells", llama_cpp::CELLS);
+        return Some((json!(cells), source));
+    }
     let step = |tokens: u64| (tokens / llama_cpp::CELLS).max(1) * llama_cpp::CELLS;
-    Some(match pools.into_iter().min_by_key(|pool| tokens(pool)) {
+    Some(match of_cells(input) {
         Some(least) => {
             let source = format!("tokens in {} beside its padding, in steps of {} cells", least.id, llama_cpp::CELLS);
             (json!(step(tokens(least))), source)

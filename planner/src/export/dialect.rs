@@ -34,6 +34,8 @@ pub(crate) struct Key {
     says: Says,
     /// The first version that has it.
     since: Version,
+    /// The flag without which it says something else than its key of the budget.
+    beside: Option<&'static str>,
 }
 
 /// What an engine's key says in terms of the budget.
@@ -69,12 +71,12 @@ enum Says {
 
 /// A key that says the plan's value as it stands there.
 pub(crate) const fn plan(name: &'static str, path: &'static str) -> Key {
-    Key { name, path, says: Says::Plan, since: Version::EVER }
+    Key { name, path, says: Says::Plan, since: Version::EVER, beside: None }
 }
 
 /// A key that says a value of the budget in a way of its own.
 pub(crate) const fn flag(name: &'static str, path: &'static str, value: fn(&Input<'_>) -> Sourced) -> Key {
-    Key { name, path, says: Says::Own(value), since: Version::EVER }
+    Key { name, path, says: Says::Own(value), since: Version::EVER, beside: None }
 }
 
 /// A key that says what no key of the budget does.
@@ -89,13 +91,18 @@ pub(crate) const fn dtype(
     own: Option<&'static str>,
     names: &'static [DTypeName],
 ) -> Key {
-    Key { name, path: "", says: Says::DType(of, own, names), since: Version::EVER }
+    Key { name, path: "", says: Says::DType(of, own, names), since: Version::EVER, beside: None }
 }
 
 impl Key {
     /// The same of versions from this one on.
     pub(crate) const fn since(self, since: Version) -> Self {
         Self { since, ..self }
+    }
+
+    /// The same where its own key of the budget is meant beside another flag alone.
+    pub(crate) const fn beside(self, other: &'static str) -> Self {
+        Self { beside: Some(other), ..self }
     }
 
     /// The plan's value and where it comes from.
@@ -125,6 +132,10 @@ impl Key {
 
     /// What the engine's own rules are told by the setting of this key.
     fn told(&self, settings: &[Setting]) -> Option<Setting> {
+        let is_said = |name: &str| settings.iter().any(|setting| setting.key == name);
+        if self.beside.is_some_and(|other| !is_said(other)) {
+            return None;
+        }
         let said = settings.iter().find(|setting| setting.key == self.name).map(|setting| setting.value.clone());
         let (path, value) = match self.path.strip_prefix('!') {
             Some(path) => (path, json!(said != Some(json!(true)))),

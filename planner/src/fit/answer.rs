@@ -1,5 +1,7 @@
 //! What was asked, and what each layout that was tried holds.
 
+use std::cmp::Ordering;
+
 use cacheplan_handlers::DType;
 use serde::Serialize;
 
@@ -47,6 +49,9 @@ pub struct Answer {
     /// What weights of fewer bits would take, where they are wider and nobody states them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub fewer_bits: Vec<FewerBits>,
+    /// What costs less than the best, or holds what nothing else does, by flags that take neither devices nor precision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub freed: Option<Freed>,
 }
 
 /// Weights that are stated in place of the model's own.
@@ -122,22 +127,55 @@ impl Answer {
         fit.engine.is_some() || !self.fits.iter().any(|other| other.engine.is_some() && other.device == fit.device)
     }
 
+    /// The rows of engines that cost less than the best and are short of what was asked for by a part of it, those first that cost
+    /// least: flags of theirs may make it up.
+    pub fn nearly(&self) -> Vec<&Fit> {
+        let best = self.best().map(cost);
+        let is_cheaper = |fit: &Fit| best.is_none_or(|best| cost(fit) < best);
+        let is_near = |fit: &Fit| fit.most().saturating_mul(NEAR) >= self.needed();
+        let mut rows: Vec<&Fit> = self.fits.iter().filter(|fit| fit.engine.is_some() && !fit.holds).collect();
+        rows.retain(|fit| is_cheaper(fit) && is_near(fit));
+        rows.sort_by(|one, other| {
+            let cost = cost(one).partial_cmp(&cost(other)).unwrap_or(Ordering::Equal);
+            cost.then(one.changed_dtypes().cmp(&other.changed_dtypes())).then(other.most().cmp(&one.most()))
+        });
+        rows
+    }
+
+    /// Sequences that a layout must have room for.
+    pub fn needed(&self) -> u64 {
+        needed(self.sequences, self.margin)
+    }
+
+    /// A row as it is printed to be started: for as many as it surely holds, so that nobody is preempted; where what was asked for
+    /// is among those that it may hold, for these.
+    pub fn printed(&self, fit: &Fit, engine: EngineSpec) -> Layout {
+        let layout = self.layout_of(fit, engine);
+        let (least, most) = (fit.least(), fit.most());
+        let sequences = match least {
+            _ if fit.sequences_between.is_none() || takes_all(engine) => layout.sequences,
+            _ if least < self.sequences && self.sequences <= most => self.sequences,
+            0 => layout.sequences,
+            least => least,
+        };
+        Layout { sequences, ..layout }
+    }
+
     /// A row as an engine is told it: for as many sequences as it holds, or where cells are taken at the start, as are asked for.
     pub fn layout_of(&self, fit: &Fit, engine: EngineSpec) -> Layout {
-        let takes_all = engine.engine.name() == "llama.cpp";
         Layout {
             parallel: fit.parallel,
             kv_dtype: fit.kv_dtype.or(self.dtypes.kv),
             state_dtype: fit.state_dtype.or(self.dtypes.ssm),
             context: self.context,
-            sequences: if takes_all { fit.sequences.min(self.sequences) } else { fit.sequences },
+            sequences: if takes_all(engine) { fit.sequences.min(self.sequences) } else { fit.sequences },
             quantizes: self.weights.as_ref().is_some_and(|weights| weights.are_made_by(Some(engine))),
         }
     }
 
-    /// The flags by which an engine is told a row; `None` where it cannot be.
+    /// The flags by which an engine is told a row as it is [`printed`](Self::printed); `None` where it cannot be.
     pub fn told(&self, fit: &Fit, engine: EngineSpec) -> Option<String> {
-        let flags = engine.flags_of(&self.layout_of(fit, engine))?;
+        let flags = engine.flags_of(&self.printed(fit, engine))?;
         let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
         Some(words.flatten().collect::<Vec<_>>().join(" "))
     }
@@ -188,6 +226,40 @@ impl Answer {
             }
         }
         best
+    }
+}
+
+/// How many times as much flags may make of what a row holds.
+const NEAR: u64 = 4;
+
+/// Sequences with so many percent more.
+pub(super) fn needed(sequences: u64, margin: u32) -> u64 {
+    let needed = (u128::from(sequences) * u128::from(100 + u64::from(margin))).div_ceil(100);
+    u64::try_from(needed).unwrap_or(u64::MAX)
+}
+
+/// Whether it takes cells for all that it is told.
+fn takes_all(engine: EngineSpec) -> bool {
+    engine.engine.name() == "llama.cpp"
+}
+
+/// A layout that surely holds what was asked for once its engine is told more flags.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Freed {
+    /// The layout, with what it holds then of those that it is told of.
+    pub fit: Fit,
+    /// The flags.
+    pub flags: Vec<String>,
+    /// The words of its command.
+    pub command: Vec<String>,
+}
+
+impl Freed {
+    /// A row whose command, told these flags, holds so many at least and at most.
+    pub fn of(fit: &Fit, between: [u64; 2], flags: Vec<String>, command: Vec<String>) -> Self {
+        let fit =
+            Fit { sequences: between[0], sequences_between: Some(between), holds: true, may_hold: true, ..fit.clone() };
+        Self { fit, flags, command }
     }
 }
 

@@ -7,7 +7,7 @@ use cacheplan_handlers::DType;
 use super::columns::{WIDTH, align, wrap};
 use crate::engines::EngineSpec;
 use crate::export::file::quoted;
-use crate::fit::{Answer, AtBest, FewerBits, Fit, cost, money};
+use crate::fit::{Answer, AtBest, FewerBits, Fit, Freed, cost, money};
 use crate::size::{ByteSize, sequences};
 
 impl Answer {
@@ -44,7 +44,31 @@ impl Answer {
                 self.without_best().iter().for_each(|said| text.push_str(&wrap(said, 0)));
             }
         }
+        text.extend(self.freed.as_ref().map(|freed| self.changes(freed)));
         text
+    }
+
+    /// What surely holds it by flags alone, and its command.
+    fn changes(&self, freed: &Freed) -> String {
+        let fit = &freed.fit;
+        let price = fit.per_hour.map(|hour| format!(", {}", self.price(hour))).unwrap_or_default();
+        let lost = if freed.flags.iter().any(|flag| flag.contains("-prefix-") || flag.contains("radix")) {
+            ", and reuses no prefix"
+        } else {
+            ""
+        };
+        let (flags, held) = (freed.flags.join(" and "), fit.held());
+        let said = format!(
+            "with {flags}: {} x {}, {}, surely holds {held}{price}{lost}",
+            fit.devices,
+            fit.device,
+            fit.division()
+        );
+        let Some(engine) = fit.engine.as_deref().and_then(|engine| engine.parse().ok()) else { return String::new() };
+        let mut words = self.words_beside(engine);
+        words.push("--".to_owned());
+        words.extend(freed.command.iter().map(|word| quoted(word).into_owned()));
+        format!("\nCHANGES\n{}", wrap(&said, 2)) + &lines(format!("cacheplan plan --device {}", fit.counted()), words)
     }
 
     /// Whose rules the rows go by, and what their short words mean.
@@ -105,11 +129,12 @@ impl Answer {
         let may = self.fits.iter().filter(decides).find(|fit| fit.may_hold);
         said.push(match may {
             Some(fit) => format!(
-                "{tried} surely holds that; {} x {}, {}, holds {}, as what it finds at its start decides: more devices (--max-gpus), or a larger share of them, would surely",
+                "{tried} surely holds that; {} x {}, {}, holds {}, as what it finds at its start decides: {} would surely",
                 fit.devices,
                 fit.device,
                 fit.division(),
-                fit.held()
+                fit.held(),
+                if self.freed.is_some() { "what CHANGES says" } else { "more devices (--max-gpus)" }
             ),
             None if self.fewer_bits.is_empty() => format!("{tried} holds that; raise --max-gpus, or ask for less"),
             None => {
@@ -228,19 +253,26 @@ impl Answer {
             let named = [&self.model].into_iter().chain(&self.stated).chain(&weights);
             return command("cacheplan plan", named, &best.plan_flags(self.context));
         };
+        let mut words = self.words_beside(engine);
+        let name = if self.model == "-" { "MODEL" } else { &self.model };
+        words.push("--".to_owned());
+        words.extend(engine.program().split_whitespace().chain([name]).map(|word| quoted(word).into_owned()));
+        words.extend(told.split_whitespace().map(str::to_owned));
+        lines(format!("cacheplan plan --device {}", best.counted()), words)
+    }
+
+    /// What stands beside an engine's own command.
+    fn words_beside(&self, engine: EngineSpec) -> Vec<String> {
         let mut words = [self.stated_of_files(), self.stated_weights(Some(engine))].concat();
-        if engine.version != engine.engine.newest() {
+        let is_said = words.iter().any(|word| word == "--engine-version");
+        if engine.version != engine.engine.newest() && !is_said {
             words.extend(["--engine-version".to_owned(), engine.version_name()]);
         }
         // What is piped in has no name.
         if self.model == "-" {
             words.extend(["--model-config", "-"].map(str::to_owned));
         }
-        let name = if self.model == "-" { "MODEL" } else { &self.model };
-        words.push("--".to_owned());
-        words.extend(engine.program().split_whitespace().chain([name]).map(|word| quoted(word).into_owned()));
-        words.extend(told.split_whitespace().map(str::to_owned));
-        lines(format!("cacheplan plan --device {}", best.counted()), words)
+        words
     }
 
     /// What is stated of the model's files; dtypes are told the engine.

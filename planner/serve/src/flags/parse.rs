@@ -287,7 +287,11 @@ impl Grammar {
         let known = self.flags.iter().flat_map(|flag| flag.names());
         let near =
             known.map(|known| (Shown(written).distance(known), known)).filter(|(far, known)| *far * 3 <= known.len());
-        let near = near.min_by_key(|(far, _)| *far).map(|(_, known)| known);
+        // One dash and a name's first word mean that name, and no other of as many letters: `-ctx` is `--ctx-size`, not `-ctk`.
+        let begun = |known: &&str| known.strip_prefix(&format!("-{written}")).is_some_and(|rest| rest.starts_with('-'));
+        let begun = self.flags.iter().flat_map(|flag| flag.names()).filter(begun);
+        let begun = begun.filter(|_| !written.starts_with("--")).min_by_key(|known| known.len());
+        let near = begun.or(near.min_by_key(|(far, _)| *far).map(|(_, known)| known));
         let shown = secret::shown_flag(self.engine.engine, written);
         let said = match self.engine.engine.name() {
             "llama.cpp" => format!("invalid argument: {shown}"),

@@ -19,7 +19,9 @@ pub(super) fn ends(
     let ends = held(request, engine, placed, limits)?;
     // What is too much for the devices swaps, where it would fail.
     let takes = |end: End| End { lacks: end.lacks.filter(|_| !placed.swaps || !placed.short.fails()), ..end };
-    Ok(ends.map(takes))
+    let [mut least, most] = ends.map(takes);
+    least.lacks = least.lacks.or_else(|| placed.unknown_weights());
+    Ok([least, most])
 }
 
 /// The same where its devices hold all that it allocates on them.

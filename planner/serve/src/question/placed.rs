@@ -54,6 +54,8 @@ pub(crate) struct Placed {
     cut: u64,
     /// Whether the name of its file says that it is quantised, and its weights are taken to be those of the config.
     pub(crate) doubts_weights: bool,
+    /// Whether nobody knows what its weights take.
+    lacks_weights: bool,
     /// Whether caches stay on the host whatever lies on the devices.
     stays: bool,
     /// What it does where that is too little.
@@ -116,7 +118,8 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let stated_weights = either(stated.weights, measured(lines.weights));
     // Told no budget, it has them as those of the model.
     question.weights = stated_weights.map(|bytes| WeightBytes::new(bytes, false));
-    let own = stated_weights.or(model.info().weights.map(|weights| weights.bytes)).unwrap_or(0);
+    let own = stated_weights.or(model.info().weights.map(|weights| weights.bytes));
+    let (own, lacks_weights) = (own.unwrap_or(0), own.is_none());
     let compute = either(stated.activations, measured(lines.activations));
     let context = either(stated.context, measured(lines.context));
     let graphs = either(stated.graphs, measured(lines.graphs)).unwrap_or(0);
@@ -193,6 +196,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
         states,
         cut,
         doubts_weights,
+        lacks_weights,
         stays,
         short,
         swaps,
@@ -373,6 +377,28 @@ impl Placed {
             false => "",
         };
         Some(format!("{} on the devices: {}; {left} are left{estimated}", ByteSize(room), least.words(most, ", ")))
+    }
+
+    /// What is not known of that which its devices must hold, where that decides whether they do, and what would state it.
+    pub(crate) fn unknown_weights(&self) -> Option<String> {
+        let is_open = self.lacks_weights && self.is_judged() && !self.swaps;
+        is_open.then(|| "the size of its weights is not known: state it with --weights".to_owned())
+    }
+
+    /// What states that which is assumed.
+    pub(crate) fn stated_by(&self) -> &'static str {
+        match () {
+            () if self.lacks_weights => "the size of its weights is not known; state it with --weights",
+            () if self.weights[0] < self.weights[2] => {
+                "what its weights take is assumed from the file's name; state it with --weights"
+            }
+            () => "steps and the device's context are estimated; state them with --activations",
+        }
+    }
+
+    /// Whether it takes devices that nobody names.
+    pub(crate) fn lacks_devices(&self) -> bool {
+        self.devices.iter().any(|device| device.room.is_none())
     }
 
     /// Whether it is known what lies on the devices: all layers, on devices that are named.

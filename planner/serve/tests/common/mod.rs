@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use cacheplan_planner::fit::{FitQuestion, Prices};
+use cacheplan_planner::EngineSpec;
+use cacheplan_planner::fit::{Answer, Fit, FitQuestion, Prices};
 use cacheplan_serve::{Launch, Models, Options};
 use cacheplan_transforms::{Model, ReadOptions};
 
@@ -28,6 +29,13 @@ pub(crate) fn changed(name: &str, change: impl Fn(&mut serde_json::Value)) -> Mo
 
 pub(crate) fn on(device: &str) -> Options {
     Options { devices: Some(device.parse().unwrap()), ..Options::default() }
+}
+
+/// The flags by which the engine of a row was asked for it, which tell it of all that the row may hold.
+#[allow(dead_code, reason = "not every test asks what devices hold")]
+pub(crate) fn as_asked(answer: &Answer, row: &Fit, engine: EngineSpec) -> String {
+    let flags = engine.flags_of(&answer.layout_of(row, engine)).unwrap().into_iter();
+    flags.flat_map(|(name, value)| [Some(name.to_owned()), value]).flatten().collect::<Vec<_>>().join(" ")
 }
 
 /// What shall be held on at most four of some devices.
