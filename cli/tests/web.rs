@@ -125,7 +125,8 @@ fn what_else_is_asked_is_what_the_command_says() {
     by_engine.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let flags = ["--context", "32k", "--sequences", "32", "--gpus", "h100", "--max-gpus", "1", "--format", "json"];
     let stated = ["fit", path, "--as", "vllm", "--weights", "40GiB", "--reserve", "8GiB"];
-    assert_eq!(ask(&models, &by_engine, &[])["answer"], said(&[&stated[..], &flags[..]].concat()));
+    let answer = ask(&models, &by_engine, &[]);
+    assert_eq!(answer["answer"], said(&[&stated[..], &flags[..]].concat()), "{}", answer["error"]);
 }
 
 const HYBRID: &str = "../tests/fixtures/configs/Qwen__Qwen3-Next-80B-A3B-Thinking.json";
@@ -197,7 +198,7 @@ fn engines_are_asked_beside_a_reserve_or_it_is_said_why_not() {
 #[test]
 fn engines_answer_what_the_planner_refuses() {
     let path = "../tests/fixtures/configs/Qwen__Qwen3-8B.json";
-    let asked = json!({ "budget": "max_seq_len = 40960\n[memory]\nreserve = '1.5GiB'\n", "device": "rtx-4090" });
+    let asked = json!({ "budget": "max_seq_len = 32768\n[memory]\nreserve = '1.5GiB'\n", "device": "rtx-4090" });
     let models = by_disk();
     let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
     let of = json!({ "model": opened["model"], "budget": asked["budget"], "device": "rtx-4090" });
@@ -205,7 +206,7 @@ fn engines_answer_what_the_planner_refuses() {
     let found = admits(path, asked, 1);
     let row = found["engines"].as_array().unwrap().iter().find(|row| row["engine"] == "llama.cpp").unwrap();
     assert_eq!(row["sequences"], json!({ "low": 1, "high": 1 }), "{found}");
-    assert!(row["command"].as_str().unwrap().contains("-m MODEL.gguf -ngl 99 --ctx-size 40960 --parallel 1"), "{row}");
+    assert!(row["command"].as_str().unwrap().contains("-m MODEL.gguf -ngl 99 --ctx-size 32768 --parallel 1"), "{row}");
 }
 
 #[test]

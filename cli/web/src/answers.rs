@@ -303,14 +303,19 @@ pub(crate) fn flags(request: &PlanRequest, model: Option<String>) -> Result<Valu
 pub(crate) fn on_any_device(
     request: PlanRequest,
     budget: &str,
+    devices: &[String],
 ) -> Result<(PlanRequest, Option<StatedWeights>), Refused> {
-    let memory = Budget::from_toml(budget, "the budget")?.memory.unwrap_or_default();
+    let device = devices.first().and_then(|name| name.parse::<DeviceInfo>().ok());
+    let stated = Config::resolve_on(device.as_ref(), Some((budget, "the budget")), &[], &[])?;
+    let memory = stated.budget.memory.unwrap_or_default();
     let reserve = memory.reserve.map(|size| Override::by_argument("memory.reserve", size.stated(), "what others take"));
     let weights = memory.weights.map(StatedWeights::Bytes);
     match reserve {
         // Where nobody says anything of memory each device is planned as if alone.
         None => Ok((request, weights)),
-        Some(reserve) => Ok((request.with_config(Config::resolve(None, &[], &[reserve])?), weights)),
+        Some(reserve) => {
+            Ok((request.with_config(Config::resolve_on(device.as_ref(), None, &[], &[reserve])?), weights))
+        }
     }
 }
 

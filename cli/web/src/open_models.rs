@@ -108,7 +108,7 @@ impl OpenModels {
                 prices.map(|prices| json!({ "prices": prices.to_string() })).map_err(Refused::usage)
             }
             Question::Fit { model, context, sequences, devices, max_devices, prices, bits, budget, by, width } => {
-                let (request, stated) = answers::on_any_device(PlanRequest::of(self.model(model)?), &budget)?;
+                let (request, stated) = answers::on_any_device(PlanRequest::of(self.model(model)?), &budget, &devices)?;
                 let assumed = || bits.map(|bits| answers::of_bits(&request, bits)).transpose();
                 let asked = answers::FitAsked {
                     context,

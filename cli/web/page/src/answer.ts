@@ -70,7 +70,7 @@ export function answerCard(found: Planned, people: number, { title, currency, by
   return [
     title === undefined ? '' : h('p', { class: 'card-title' }, title),
     by === ''
-      ? h('p', { class: `verdict ${yes ? 'yes' : 'no'}` }, h('b', {}, yes ? 'Yes' : 'No'), `, it holds ${count(all)}${yes ? '' : ` of ${count(people)}`} `, meant('sequences', all === 1 && yes ? 'sequence' : 'sequences'), ` of ${tokens} tokens at once, in `, meant('own pools', 'the planner’s own pools'), '.')
+      ? h('p', { class: `verdict ${yes ? 'yes' : 'no'}` }, h('b', {}, yes ? 'Yes' : 'No'), `, it holds ${count(all)}${yes ? '' : ` of ${count(people)}`} `, meant('sequences', (yes ? all : people) === 1 ? 'sequence' : 'sequences'), ` of ${tokens} tokens at once, in `, meant('own pools', 'the planner’s own pools'), '.')
       : asking(by),
     h('dl', { class: 'facts-row' }, ...cells),
   ].filter((node) => node !== '') as Node[];
@@ -87,7 +87,7 @@ export function engineVerdict(row: EngineRow | undefined, by: string, why: strin
   const { low, high } = row.sequences;
   const [kind, word] = low >= people ? ['yes', 'Yes'] : high >= people ? ['maybe', 'Perhaps'] : ['no', 'No'];
   const of = kind === 'yes' ? '' : ` of ${count(people)}`;
-  return h('p', { class: `verdict ${kind}` }, h('b', {}, word), `, ${row.engine} ${row.version} holds ${range(row.sequences)}${of} `, meant('sequences', high === 1 && of === '' ? 'sequence' : 'sequences'), ` of ${short(tokens)} tokens at once.`);
+  return h('p', { class: `verdict ${kind}` }, h('b', {}, word), `, ${row.engine} ${row.version} holds ${range(row.sequences)}${of} `, meant('sequences', (of === '' ? high : people) === 1 ? 'sequence' : 'sequences'), ` of ${short(tokens)} tokens at once.`);
 }
 
 /** What engines are asked with. */
