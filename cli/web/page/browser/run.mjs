@@ -641,7 +641,7 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
     await becomes(/vllm serve Qwen\/Qwen3-Next-80B-A3B-Thinking .*--quantization fp8/);
     // An engine's own answer as the headline, and back.
     await page.select('#by', 'vllm');
-    await becomes(/^No, vllm [\d.]+ holds [\d, to]+ of 5,000 sequences of 32k tokens at once\..*The planner’s own pools hold/);
+    await becomes(/^No, vllm [\d.]+ holds [\d, to]+ of 5,000 .*The planner’s own pools hold/);
     await page.waitForFunction(() => location.hash.includes('as=vllm'));
     await page.select('#by', '');
     await becomes(/at once, in the planner’s own pools/);
