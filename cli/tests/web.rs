@@ -118,6 +118,131 @@ fn what_else_is_asked_is_what_the_command_says() {
         "json",
     ]);
     assert_eq!(ask(&models, &asked, &[])["answer"], fit);
+    // By an engine's rules, of weights that are typed beside what others take.
+    let budget = "max_seq_len = 32768\n[memory]\nweights = '40GiB'\nreserve = '8GiB'\n";
+    let mut by_engine = asked;
+    let more = json!({ "as": "vllm", "budget": budget, "devices": ["h100"], "max_devices": 1 });
+    by_engine.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let flags = ["--context", "32k", "--sequences", "32", "--gpus", "h100", "--max-gpus", "1", "--format", "json"];
+    let stated = ["fit", path, "--as", "vllm", "--weights", "40GiB", "--reserve", "8GiB"];
+    let answer = ask(&models, &by_engine, &[]);
+    assert_eq!(answer["answer"], said(&[&stated[..], &flags[..]].concat()), "{}", answer["error"]);
+}
+
+const HYBRID: &str = "../tests/fixtures/configs/Qwen__Qwen3-Next-80B-A3B-Thinking.json";
+const GEMMA: &str = "../tests/fixtures/configs/google__gemma-3-1b-it.json";
+
+fn by_disk() -> OpenModels {
+    OpenModels::with_disk(Vec::new(), |path| {
+        Model::read(Path::new(path), &ReadOptions::default()).map_err(|error| (1, error.to_string()))
+    })
+}
+
+/// What engines hold of a model by the page.
+fn admits(path: &str, more: Value, people: u64) -> Value {
+    let models = by_disk();
+    let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
+    let mut of = json!({ "model": opened["model"] });
+    of.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    ask(&models, &json!({ "ask": "admits", "of": of, "people": people }), &[])
+}
+
+/// With weights as they are, and of fewer bits: the engine makes them itself, or is to be given others.
+#[rstest]
+#[case::as_stored(2, "vllm", None, "MODEL --tensor-parallel-size 2 --max-model-len")]
+#[case::made_by_the_engine(1, "vllm", Some(8), "MODEL --quantization fp8 --max-model-len")]
+#[case::also_by_another(1, "sglang", Some(8), "MODEL --quantization fp8 --context-length")]
+#[case::of_a_checkpoint(1, "vllm", Some(4), "CHECKPOINT --max-model-len")]
+fn engines_of_the_page_are_asked_as_fit_asks_them(
+    #[case] devices: usize,
+    #[case] engine: &str,
+    #[case] bits: Option<u32>,
+    #[case] words: &str,
+) {
+    let device = format!("{devices}xh200");
+    let asked = json!({ "budget": "max_seq_len = 32768\n", "device": device, "bits": bits });
+    let found = admits(HYBRID, asked, 100);
+    let row = found["engines"].as_array().unwrap().iter().find(|row| row["engine"] == engine).unwrap();
+    let count = devices.to_string();
+    let mut fit = vec!["fit", HYBRID, "--as", engine, "--context", "32k", "--sequences", "100", "--gpus", "h200"];
+    fit.extend(["--max-gpus", &count, "--format", "json"]);
+    fit.extend(bits.map(|bits| ["--weights", if bits == 8 { "fp8" } else { "int4" }]).into_iter().flatten());
+    let said: Value = serde_json::from_slice(&Command::new(COMMAND).args(&fit).output().unwrap().stdout).unwrap();
+    let is_plain = |fit: &&Value| {
+        fit["devices"] == json!(devices) && fit["parallel"]["tp"] == json!(devices) && fit["parallel"]["ep"] == 1
+    };
+    let mut fits = said["fits"].as_array().unwrap().iter().filter(is_plain);
+    let fit = fits.find(|fit| fit["kv_dtype"].is_null() && fit["state_dtype"].is_null()).unwrap();
+    assert_eq!(json!([row["sequences"]["low"], row["sequences"]["high"]]), fit["sequences_between"], "{row}");
+    let command = row["command"].as_str().unwrap();
+    assert!(command.contains(words) && command.ends_with(&format!(" {}", fit["sequences"])), "{command}");
+    assert_eq!(row["others"].is_null(), bits != Some(4), "{row}");
+}
+
+/// What is left to others is said beside a command; what no shortest command says is named.
+#[test]
+fn engines_are_asked_beside_a_reserve_or_it_is_said_why_not() {
+    let held = |budget: &str| {
+        let found = admits(HYBRID, json!({ "budget": budget, "device": "2xh200" }), 100);
+        let low = found["engines"].get(0).map(|row| row["sequences"]["low"].as_u64().unwrap());
+        (low, found["unasked"].to_string())
+    };
+    let (all, _) = held("max_seq_len = 32768\n");
+    let (left, _) = held("max_seq_len = 32768\n[memory]\nreserve = '20GiB'\n");
+    assert!(left.unwrap() < all.unwrap(), "{left:?} {all:?}");
+    let (none, why) = held("max_seq_len = 32768\n[speculation]\ndraft_tokens = 4\n");
+    assert!(none.is_none() && why.contains("speculation.draft_tokens"), "{why}");
+}
+
+/// Where the planner's own pools do not fit an engine may start all the same.
+#[test]
+fn engines_answer_what_the_planner_refuses() {
+    let path = "../tests/fixtures/configs/Qwen__Qwen3-8B.json";
+    let asked = json!({ "budget": "max_seq_len = 32768\n[memory]\nreserve = '1.5GiB'\n", "device": "rtx-4090" });
+    let models = by_disk();
+    let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
+    let of = json!({ "model": opened["model"], "budget": asked["budget"], "device": "rtx-4090" });
+    assert_eq!(ask(&models, &json!({ "ask": "plan", "of": of }), &[])["error"]["code"], 3);
+    let found = admits(path, asked, 1);
+    let row = found["engines"].as_array().unwrap().iter().find(|row| row["engine"] == "llama.cpp").unwrap();
+    assert_eq!(row["sequences"], json!({ "low": 1, "high": 1 }), "{found}");
+    assert!(row["command"].as_str().unwrap().contains("-m MODEL.gguf -ngl 99 --ctx-size 32768 --parallel 1"), "{row}");
+}
+
+#[test]
+fn typed_weights_stand_above_those_of_chosen_bits() {
+    let models = by_disk();
+    let plan = |path: &str, budget: &str, bits: Option<u32>| {
+        let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
+        let of = json!({ "model": opened["model"], "budget": budget, "device": "rtx-4090", "bits": bits });
+        ask(&models, &json!({ "ask": "plan", "of": of }), &[])
+    };
+    let (typed, path) =
+        ("max_seq_len = 8192\n[memory]\nweights = '5GB'\n", "../tests/fixtures/configs/Qwen__Qwen3-8B.json");
+    let both = plan(path, typed, Some(4));
+    assert_eq!((&both["plan"], &both["weights_typed"]), (&plan(path, typed, None)["plan"], &json!("5GB")));
+    let chosen = plan(path, "max_seq_len = 8192\n", Some(4));
+    assert!(chosen["plan"] != both["plan"] && chosen["weights_typed"].is_null(), "{}", chosen["weights_typed"]);
+    // Of a model whose own are not known it is said what is not, and what would do; that does.
+    let error = plan(GEMMA, "max_seq_len = 8192\n", Some(4))["error"].clone();
+    let why = error["message"].as_str().unwrap();
+    assert!(error["code"] == 2 && why.contains("is not known") && why.contains("memory.weights"), "{error}");
+    assert!(plan(GEMMA, "max_seq_len = 8192\n[memory]\nweights = '2GB'\n", Some(4))["plan"].is_object());
+}
+
+#[test]
+fn prices_are_taken_as_the_command_takes_them() {
+    let typed = |text: &str| {
+        let asked = json!({ "ask": "prices", "text": text, "stated": "h100=$2", "device": "h200" });
+        ask(&OpenModels::default(), &asked, &[])
+    };
+    assert_eq!(typed("$3.50")["prices"], "h100=$2 h200=$3.5");
+    assert_eq!(typed("h100=$2.50, h200=$3.50")["prices"], "h100=$2.5 h200=$3.5");
+    let error = typed("h200=2.5/h")["error"].clone();
+    let output = Command::new(COMMAND).args(["fit", HYBRID, "--price", "h200=2.5/h"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error["code"].as_i64(), output.status.code().map(i64::from));
+    assert!(said.contains(error["message"].as_str().unwrap()), "{error}\n{said}");
 }
 
 /// A workload that the command knows, and the text of a trace behind the question.

@@ -11,7 +11,7 @@ pub(crate) use answer::cost;
 use answer::{Weights, in_order, needed};
 use trial::{Asking, Tried, Variant, tried};
 
-pub use answer::{Answer, AtBest, Curve, FewerBits, Fit, Freed};
+pub use answer::{Answer, AtBest, Curve, FewerBits, Fit, Freed, OtherWeights, Served};
 pub(crate) use prices::money;
 pub use prices::{Price, Prices};
 
@@ -125,28 +125,9 @@ impl PlanRequest {
     /// As [`fit`](Self::fit).
     pub fn fit_beside(&self, question: &FitQuestion, engines: Engines<'_>) -> Result<Answer, PlanError> {
         self.refuse_sought()?;
-        if self.info().weights.is_none() && question.weights.is_none() {
-            let why = self.model().model().and_then(|model| model.weights_unknown.as_ref());
-            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
-            return Err(PlanError::Budget(format!(
-                "the size of the model's weights is unknown{why}, so what they leave for caches is too; state it with --weights"
-            )));
-        }
-        let weights = question.weights.map(|stated| {
-            self.weights_as(stated, None).ok_or_else(|| {
-                PlanError::Budget(
-                    "what weights of so many bits take is not known of this model; state a size with --weights".into(),
-                )
-            })
-        });
-        let weights = weights.transpose()?;
-        // What the passes refuse, or no cache takes, is no layout that does not fit.
-        self.settled()?;
-        let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
-        let dtypes = self.budget()?.dtypes;
+        let (asked, work) = self.asked_of(question)?;
         let own = engines.own.then_some(None);
         let asks: Vec<Option<EngineSpec>> = own.into_iter().chain(engines.asked.iter().copied().map(Some)).collect();
-        let work = self.with_weights(weights).work();
         let layouts = asked.layouts(question)?;
         let mut fits = Vec::new();
         for (name, device, layouts) in &layouts {
@@ -167,27 +148,72 @@ impl PlanRequest {
             (!has_row).then(|| format!("{} has no row: {}", named(*engine), why()))
         };
         let unasked: Vec<String> = engines.asked.iter().filter_map(unasked).collect();
+        let notes = asked.notes().into_iter().chain(unasked).collect();
+        let mut answer = Answer { notes, ..asked.rows(question, fits)? };
+        answer.fewer_bits = asked.in_fewer_bits(&layouts, answer.best(), question, engines);
+        answer.curves =
+            answer.best_of_each().into_iter().filter_map(|fit| self.curve(fit, question, engines)).collect();
+        Ok(answer)
+    }
+
+    /// The row that [`fit_beside`](Self::fit_beside) has of the request's own layout on the one device of a question, by the rules of
+    /// the engine that is asked and in the dtypes that the request states; `None` where that can be told no such layout.
+    ///
+    /// # Errors
+    /// As [`fit`](Self::fit); what is looked for the request may state, since the question says it.
+    pub fn fit_as_divided(&self, question: &FitQuestion, engines: Engines<'_>) -> Result<Option<Answer>, PlanError> {
+        let parallel = self.budget()?.parallel;
+        let unsought = self.changed(|budget| (budget.max_seq_len, budget.max_batch_size) = (None, None));
+        let (asked, work) = unsought.asked_of(question)?;
+        let ([(name, device)], [engine]) = (&*question.devices, engines.asked) else { return Ok(None) };
+        let variant = Variant::plain(Some(*engine));
+        let tried = asked.varied(variant, device, parallel, question, engines, work.as_ref());
+        let row = tried.map(|tried| tried.priced(name, device, variant, question));
+        row.map(|row| asked.rows(question, vec![row])).transpose()
+    }
+
+    /// The request for sequences of the question's length, and the work of its weights.
+    fn asked_of(&self, question: &FitQuestion) -> Result<(Self, Option<Work>), PlanError> {
+        if self.weights().is_none() && question.weights.is_none() {
+            let why = self.model().model().and_then(|model| model.weights_unknown.as_ref());
+            let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+            return Err(PlanError::Budget(format!(
+                "the size of the model's weights is unknown{why}, so what they leave for caches is too; state it with --weights"
+            )));
+        }
+        let weights = question.weights.map(|stated| {
+            self.weights_as(stated, None).ok_or_else(|| {
+                PlanError::Budget(
+                    "what weights of so many bits take is not known of this model; state a size with --weights".into(),
+                )
+            })
+        });
+        let weights = weights.transpose()?;
+        // What the passes refuse, or no cache takes, is no layout that does not fit.
+        self.settled()?;
+        let asked = self.changed(|budget| budget.max_seq_len = Some(question.context));
+        Ok((asked, self.with_weights(weights).work()))
+    }
+
+    /// Rows of a question, with nothing else that is said of them.
+    fn rows(&self, question: &FitQuestion, fits: Vec<Fit>) -> Result<Answer, PlanError> {
         let currency = (!question.prices.per_hour.is_empty()).then(|| question.prices.currency.clone());
-        let mut answer = Answer {
+        Ok(Answer {
             model: question.model.clone().unwrap_or_else(|| self.info().model_type.clone()),
             stated: question.stated.clone(),
             weights: question.weights.map(|stated| Weights::of(self, stated)),
             command: None,
-            dtypes,
+            dtypes: self.budget()?.dtypes,
             context: question.context,
             sequences: question.sequences,
             margin: question.margin,
-            notes: asked.notes().into_iter().chain(unasked).collect(),
+            notes: Vec::new(),
             currency,
             fits,
             curves: Vec::new(),
             fewer_bits: Vec::new(),
             freed: None,
-        };
-        answer.fewer_bits = asked.in_fewer_bits(&layouts, answer.best(), question, engines);
-        answer.curves =
-            answer.best_of_each().into_iter().filter_map(|fit| self.curve(fit, question, engines)).collect();
-        Ok(answer)
+        })
     }
 
     /// The longest sequences of which some layout holds as many as are asked for, in the model's own dtypes and by the rules that are

@@ -48,7 +48,7 @@ pub(crate) struct Args {
     margin: u32,
 
     /// What an hour of one device costs, such as h100=2.49,l40s=0.86, or 'h100=$2.49'; stands above --prices
-    #[arg(long, value_name = "DEVICE=PRICE", value_delimiter = ',', value_parser = price)]
+    #[arg(long, value_name = "DEVICE=PRICE", value_delimiter = ',', value_parser = Price::of_device)]
     price: Vec<(String, Price)>,
 
     /// The same as TOML: `currency = "USD"` and `[per_hour]` with a number for each device
@@ -368,15 +368,6 @@ fn tokens(text: &str) -> Result<Context, String> {
     let TokenCount(count) = text.parse().map_err(|error: BadTokenCount| error.to_string())?;
     let is_sane = (1..=1 << 32).contains(&count);
     if is_sane { Ok(Context::Tokens(count)) } else { Err(format!("{count} is not in 1..=4294967296")) }
-}
-
-/// A device and what an hour of it costs.
-fn price(text: &str) -> Result<(String, Price), String> {
-    // A comma parts prices, so that what stands behind one of a number is a number alone.
-    let point = if text.parse::<u64>().is_ok() { ", with a point before the cents" } else { "" };
-    let expected = || format!("`{text}` is no price; write one such as h100=2.49{point}");
-    let (device, price) = text.split_once('=').ok_or_else(expected)?;
-    Ok((device.trim().to_lowercase(), price.trim().parse()?))
 }
 
 /// Those that are tried where none are named.

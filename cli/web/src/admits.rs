@@ -1,58 +1,92 @@
-//! What engines would hold of a plan: each by the command that its layout comes to, answered as one that was pasted.
+//! What engines would hold of a plan: each asked as `fit` asks it, by the command that the plan's layout comes to.
 
-use cacheplan_planner::engines::Layout;
-use cacheplan_planner::{Devices, Engine, EngineSpec, Override, PlanRequest};
-use cacheplan_serve::{Launch, Models, Options, Starts, line, outcome};
+use std::collections::BTreeMap;
+
+use cacheplan_planner::fit::Answer;
+use cacheplan_planner::{Devices, Engine, EngineSpec, FitQuestion, PlanRequest, Prices};
+use cacheplan_serve::fit::Asks;
 use serde_json::{Value, json};
 
-use crate::answers::Refused;
+use crate::answers::{self, Refused};
 use crate::question::PlanQuestion;
 
-/// The engines that can be told the layout, each with the least and the most that it holds; none where the budget states what no
-/// command says.
+/// The engines that can be told the layout, each with the least and the most that it holds, and why others are not asked.
 pub(crate) fn admits(request: &PlanRequest, of: &PlanQuestion, people: u64) -> Result<Value, Refused> {
-    let config = request.config();
-    let is_said = |key: &str| {
-        matches!(key, "max_seq_len" | "memory.weights" | "dtypes.kv" | "dtypes.ssm") || key.starts_with("parallel.")
+    let not_asked = |why: String| Ok(json!({ "engines": [], "unasked": [why] }));
+    let Ok(devices) = of.device.trim().parse::<Devices>() else {
+        return not_asked("no engine is asked: it would be by a command on a GPU, and none is named".into());
     };
-    let mut stated = config.settings.iter().filter(|setting| setting.origin.is_stated());
-    let devices = of.device.trim().parse::<Devices>().ok();
-    let Some(devices) = devices.filter(|_| of.draft.is_none() && stated.all(|setting| is_said(setting.key))) else {
-        return Ok(json!({ "engines": [] }));
+    if of.draft.is_some() {
+        return not_asked("no engine is asked: what it takes with a draft model “Read a command” says".into());
+    }
+    let settings = request.config().settings.iter().filter(|set| set.origin.is_stated());
+    let unsaid: Vec<&str> = settings.map(|set| set.key).filter(|key| !is_said(key)).collect();
+    if !unsaid.is_empty() {
+        let keys = unsaid.join(", ");
+        return not_asked(format!(
+            "no engine is asked: their shortest commands do not say {keys}, which the budget states; “Read a command” takes yours"
+        ));
+    }
+    let budget = request.budget()?;
+    let longest = request.model().model().and_then(|model| model.info.max_position_embeddings);
+    let Some(context) = budget.max_seq_len.or(longest) else {
+        return not_asked("no engine is asked: of how many tokens a sequence is, nobody says".into());
     };
-    let ranks = request.ranks()?;
-    let parallel = ranks.parallel;
-    let plan = ranks.into_stage(request.stage())?;
-    let planned = plan.deployment.as_ref().map_or(plan.capacity.sequences, |all| all.sequences);
-    let told = |sequences: u64| {
-        let alone = Layout::alone(plan.limits.max_seq_len, sequences, config.budget.dtypes);
-        Layout { parallel, ..alone }
+    let device = devices.device().clone();
+    let question = FitQuestion {
+        model: Some("MODEL".into()),
+        stated: Vec::new(),
+        context,
+        sequences: people,
+        devices: vec![(device.name.clone(), device)],
+        max_devices: devices.count(),
+        margin: 0,
+        weights: answers::weights_of(request, of)?,
+        prices: Prices::default(),
     };
-    let weights = config.budget.memory.as_ref().and_then(|memory| memory.weights);
-    let weights = weights.map(|size| Override::by_argument("memory.weights", size.stated(), "the weights"));
-    let models = Models { model: request.model().clone(), draft: None };
-    let of_engine = |engine: &Engine| {
-        let spec = EngineSpec::from(*engine);
-        let version = spec.version_name();
-        // llama.cpp takes the cells of all that it is told of; others are told of no fewer than there may be room for.
-        let sequences = if engine.name() == "llama.cpp" { people } else { planned.max(people) };
-        let launch = Launch::serving(spec, "MODEL").told(&told(sequences), Some(&version)).ok()??;
-        let options = Options {
-            version: Some(version.clone()),
-            devices: Some(devices.clone()),
-            overrides: weights.clone().into_iter().collect(),
-            model_is_given: true,
-            ..Options::default()
+    let asks = Asks::of_model(request, question.model.as_deref());
+    let mut engines = Vec::new();
+    // Engines of which the same is said share a sentence.
+    let mut unasked: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for spec in Engine::all().iter().copied().map(EngineSpec::from) {
+        let why = match asks.as_divided(request, &question, spec) {
+            Ok(Some(answer)) => {
+                engines.extend(told(&answer, spec));
+                continue;
+            }
+            Ok(None) => "it can be told no such layout".to_owned(),
+            Err(error) => error.to_string(),
         };
-        let found = outcome(&launch, &models, &options).ok()?;
-        let held = found.sequences.filter(|_| found.starts != Starts::No);
-        let of_all = |sequences: u64| sequences.saturating_mul(found.replicas);
-        let [low, high] = held.map_or([0; 2], |held| [held.low, held.high].map(of_all));
-        let low = if found.starts == Starts::Yes { low } else { 0 };
-        let command = line(&found.command);
-        Some(
-            json!({ "engine": engine.name(), "version": version, "sequences": { "low": low, "high": high }, "command": command }),
-        )
+        let why = why.lines().next().unwrap_or_default().to_owned();
+        unasked.entry(why).or_default().push(format!("{} {}", spec.engine.name(), spec.version_name()));
+    }
+    let said = |(why, names): (String, Vec<String>)| {
+        let are = if names.len() == 1 { "is" } else { "are" };
+        format!("{} {are} not asked: {why}", names.join(", "))
     };
-    Ok(json!({ "engines": Engine::all().iter().filter_map(of_engine).collect::<Vec<_>>() }))
+    let unasked: Vec<String> = unasked.into_iter().map(said).collect();
+    Ok(json!({ "engines": engines, "unasked": unasked }))
+}
+
+/// Whether an engine's own command says a key, or what lies beside that on its devices.
+fn is_said(key: &str) -> bool {
+    matches!(key, "max_seq_len" | "memory.weights" | "memory.reserve" | "dtypes.kv" | "dtypes.ssm")
+        || key.starts_with("parallel.")
+}
+
+/// The row of an engine, and its command where it may hold any.
+fn told(answer: &Answer, spec: EngineSpec) -> Option<Value> {
+    let row = answer.fits.first()?;
+    let [low, high] = row.sequences_between.unwrap_or([row.sequences; 2]);
+    let served = answer.served(row, spec).filter(|_| high > 0);
+    let command = served.as_ref().map(|served| format!("{} {} {}", served.program, served.model, served.flags));
+    let others = served.as_ref().and_then(|served| Some((&served.model, served.others?)));
+    let others = others.map(|(name, others)| json!({ "name": name, "bytes": others.bytes.0, "own": others.own.0 }));
+    Some(json!({
+        "engine": spec.engine.name(),
+        "version": spec.version_name(),
+        "sequences": { "low": low, "high": high },
+        "command": command,
+        "others": others,
+    }))
 }

@@ -1,11 +1,14 @@
 //! What the planner says to each question: the calls that the command makes, as JSON.
 
 use cacheplan_managers::simulate::{Policy, Scenario, Workload};
+use cacheplan_planner::budget::Origin;
 use cacheplan_planner::{
     Budget, BudgetError, BudgetKey, ByteSize, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion,
-    MeasuredLedger, ModelCaches, Override, Parallel, PlanError, PlanRequest, Pool, Prices, Serving, Target, Values,
-    WeightBits,
+    MeasuredLedger, ModelCaches, Override, Parallel, PlanError, PlanRequest, Pool, Prices, Serving, StatedWeights,
+    Target, Values, WeightBits,
 };
+use cacheplan_serve::ServeError;
+use cacheplan_serve::fit::{Asks, By};
 use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::LayerSpec;
 use serde::Serialize;
@@ -72,13 +75,14 @@ pub(crate) fn request(
     };
     let request = PlanRequest::of(model);
     let engine = of.engine.as_deref().map(str::parse::<EngineSpec>).transpose().map_err(Refused::usage)?;
-    let weights = |bits| -> Result<Override, Refused> {
-        let bytes = weights_at(&request, bits, engine)?;
-        Ok(Override::by_argument("memory.weights", bytes.0.to_string(), format!("{bits} weights, assumed")))
-    };
-    let weights = of.bits.map(weights).transpose()?;
     let device = devices.as_ref().map(Devices::device);
-    let mut config = Config::resolve_on(device, Some((&of.budget, "the budget")), &[], weights.as_slice())?;
+    let resolved = |flags: &[Override]| Config::resolve_on(device, Some((&of.budget, "the budget")), &[], flags);
+    let mut config = resolved(&[])?;
+    if let Some(bits) = of.bits.filter(|_| !states_weights(&config)) {
+        let bytes = weights_at(&request, bits, engine)?;
+        let assumed = format!("{bits} weights, assumed");
+        config = resolved(&[Override::by_argument("memory.weights", bytes.0.to_string(), assumed)])?;
+    }
     if let Some(workload) = &mut config.budget.workload {
         let beside = |file: &str| Err(format!("`{file}` is a file; the page reads none beside a budget"));
         workload.load(beside).map_err(Refused::error)?;
@@ -92,14 +96,46 @@ pub(crate) fn request(
     Ok(measured.into_iter().fold(request, PlanRequest::with_measured))
 }
 
+/// Whether somebody typed what the weights take, which stands above what is assumed of them.
+fn states_weights(config: &Config) -> bool {
+    config.budget.memory.as_ref().is_some_and(|memory| memory.weights.is_some())
+}
+
+/// What somebody typed of the weights; what is assumed of bits nobody did.
+fn typed_weights(request: &PlanRequest) -> Option<&str> {
+    let mut settings = request.config().settings.iter();
+    let set = settings.find(|set| set.key == "memory.weights")?;
+    matches!(set.origin, Origin::File { .. }).then(|| set.value.trim_matches('"'))
+}
+
+/// The weights that a request's budget states, or else those of so many bits.
+pub(crate) fn weights_of(request: &PlanRequest, of: &PlanQuestion) -> Result<Option<StatedWeights>, Refused> {
+    let stated = request.config().budget.memory.as_ref().and_then(|memory| memory.weights);
+    match (stated, of.bits) {
+        (Some(size), _) => Ok(Some(size.into())),
+        (None, bits) => bits.map(|bits| of_bits(request, bits)).transpose(),
+    }
+}
+
+/// Weights of so many bits, of a model whose own are known.
+pub(crate) fn of_bits(request: &PlanRequest, bits: WeightBits) -> Result<StatedWeights, Refused> {
+    weights_at(request, bits, None).map(|_| StatedWeights::Bits(bits))
+}
+
 /// What the weights would take with so many bits each.
 pub(crate) fn weights_at(
     request: &PlanRequest,
     bits: WeightBits,
     engine: Option<EngineSpec>,
 ) -> Result<ByteSize, Refused> {
-    let why = "the size of the weights is not known, so what fewer bits would take is not either";
-    request.weights_at(bits, engine.map(|engine| engine.engine)).map(ByteSize).ok_or_else(|| Refused::usage(why))
+    let unknown = || {
+        let why = request.model().model().and_then(|model| model.weights_unknown.as_ref());
+        let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+        Refused::usage(format!(
+            "what {bits} weights of this model take is not known, since the size of its own is not{why}; state what the file takes as memory.weights (--weights)"
+        ))
+    };
+    request.weights_at(bits, engine.map(|engine| engine.engine)).map(ByteSize).ok_or_else(unknown)
 }
 
 fn layers(request: &PlanRequest) -> &[LayerSpec] {
@@ -132,6 +168,7 @@ pub(crate) fn choices(reads_disk: bool) -> Value {
         "keys": keys.collect::<Vec<_>>(),
         "devices": devices,
         "targets": targets,
+        "engines": Engine::all().iter().map(|engine| engine.name()).collect::<Vec<_>>(),
         "reads_disk": reads_disk,
         "version": env!("CARGO_PKG_VERSION"),
     })
@@ -212,6 +249,7 @@ pub(crate) fn plan(
         "devices": devices,
         "per_hour": per_hour,
         "stated": stated,
+        "weights_typed": typed_weights(request),
         "usual": usual,
         "notes": request.notes(),
         "device": json_of(&request.device())?,
@@ -261,17 +299,39 @@ pub(crate) fn flags(request: &PlanRequest, model: Option<String>) -> Result<Valu
     Ok(json!({ "targets": targets? }))
 }
 
-#[expect(clippy::too_many_arguments, reason = "one for each field of the question")]
-pub(crate) fn fit(
-    request: &PlanRequest,
-    context: u64,
-    sequences: u64,
+/// A request with what a budget says that holds of any device, what others take of it, and the weights that it states.
+pub(crate) fn on_any_device(
+    request: PlanRequest,
+    budget: &str,
     devices: &[String],
-    max_devices: u32,
-    weights: Option<ByteSize>,
-    prices: Prices,
-    width: f64,
-) -> Result<Value, Refused> {
+) -> Result<(PlanRequest, Option<StatedWeights>), Refused> {
+    let device = devices.first().and_then(|name| name.parse::<DeviceInfo>().ok());
+    let stated = Config::resolve_on(device.as_ref(), Some((budget, "the budget")), &[], &[])?;
+    let memory = stated.budget.memory.unwrap_or_default();
+    let reserve = memory.reserve.map(|size| Override::by_argument("memory.reserve", size.stated(), "what others take"));
+    let weights = memory.weights.map(StatedWeights::Bytes);
+    match reserve {
+        // Where nobody says anything of memory each device is planned as if alone.
+        None => Ok((request, weights)),
+        Some(reserve) => {
+            Ok((request.with_config(Config::resolve_on(device.as_ref(), None, &[], &[reserve])?), weights))
+        }
+    }
+}
+
+/// What devices are asked to hold, and by whose rules.
+pub(crate) struct FitAsked<'a> {
+    pub(crate) context: u64,
+    pub(crate) sequences: u64,
+    pub(crate) devices: &'a [String],
+    pub(crate) max_devices: u32,
+    pub(crate) weights: Option<StatedWeights>,
+    pub(crate) prices: Prices,
+    pub(crate) by: By,
+}
+
+pub(crate) fn fit(request: &PlanRequest, asked: FitAsked<'_>, width: f64) -> Result<Value, Refused> {
+    let FitAsked { context, sequences, devices, max_devices, weights, prices, by } = asked;
     if !(1..=64).contains(&max_devices) || devices.len() > 32 {
         return Err(Refused::usage("between 1 and 64 of up to 32 kinds of devices are tried"));
     }
@@ -291,12 +351,15 @@ pub(crate) fn fit(
         devices: devices?,
         max_devices,
         margin: 0,
-        weights: weights.map(Into::into),
+        weights,
         prices,
     };
-    // By the planner's own pools, as all else that the page says of a plan.
-    let answer = request.fit(&question)?;
-    // Of an engine there is none: its own number stands beside the plan that a row opens.
+    let found = Asks::of_model(request, None).fit(&[(request, question)], &[by]);
+    let answer = found.map_err(|error| match error {
+        ServeError::Plan(error) => error.into(),
+        other => Refused::new(other.exit_code(), other),
+    })?;
+    let answer = answer.ok_or_else(|| Refused::usage("no device is named"))?;
     let flags = answer.best().map(|fit| fit.plan_flags(context));
     let pictures = json_of(&answer.pictures(width))?;
     let (svg, html) = (answer.svg(), answer.html());

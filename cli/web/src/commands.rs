@@ -93,10 +93,14 @@ pub(crate) fn start(text: &CommandText, at: usize, models: Option<&Models>) -> R
         (Asked::Taken(_), Some(models)) => match answer(&launch, models.clone(), &options) {
             Ok(answer) => {
                 let commands: Vec<String> = answer.changes.iter().map(|change| line(&change.command)).collect();
-                let command = line(&answer.command);
-                return Ok(
-                    json!({ "answer": json_of(&answer)?, "text": answer.text(), "command": command, "changed": commands }),
-                );
+                return Ok(json!({
+                    "answer": json_of(&answer)?,
+                    "text": answer.text(),
+                    "holds": answer.holds(),
+                    "command": line(&answer.command),
+                    "changed": commands,
+                    "said": answer.changes_said(),
+                }));
             }
             Err(error) => error,
         },
@@ -196,6 +200,20 @@ mod tests {
         assert_eq!([&fields["facts"], &fields["starts"]], [&pasted["facts"], &pasted["starts"]]);
         let small = CommandText { weights: "25GB".into(), device: "rtx-4090".into(), ..text("a.sh", &line) };
         assert_eq!(lines(&small)["starts"], "no");
+    }
+
+    /// The tokens that the model was made for, where the command asks for more: as the text of the same answer.
+    #[test]
+    fn what_a_command_holds_is_what_its_text_says() {
+        let of = CommandText { device: "rtx-4090".into(), ..text("a.sh", "llama-server -m a.gguf -np 1 -c 131072") };
+        let said = start(&of, 0, llama().as_ref()).unwrap();
+        assert_eq!(said["holds"], "1 sequence of 8192 tokens", "{said}");
+        let text = said["text"].as_str().unwrap();
+        let told: Vec<&str> = said["said"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+        assert!(
+            text.contains("1 sequence of 8192 tokens") && told.iter().all(|change| text.contains(change)),
+            "{text}"
+        );
     }
 
     #[test]

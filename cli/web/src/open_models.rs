@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use cacheplan_planner::{ModelCaches, PlanRequest};
+use cacheplan_planner::{ModelCaches, PlanRequest, Prices};
 use cacheplan_serve::Models;
+use cacheplan_serve::fit::By;
 use cacheplan_transforms::{Assumption, FrontendError, Model, ReadOptions};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -76,7 +77,11 @@ impl OpenModels {
             Question::Plan { of, into, width, people, price } => {
                 self.about(&of, |about| answers::plan(about, &into, width.0, people, price))
             }
-            Question::Admits { of, people } => self.about(&of, |about| admits::admits(about, &of, people)),
+            // Engines have their own weights of so many bits.
+            Question::Admits { of, people } => {
+                let in_full = PlanQuestion { bits: None, ..of.clone() };
+                self.about(&in_full, |about| admits::admits(about, &of, people))
+            }
             Question::Commands { of } => commands::found(&of),
             Question::Start { of, at, model, draft } => {
                 let draft = draft.map(|draft| self.model(draft)).transpose()?;
@@ -97,11 +102,24 @@ impl OpenModels {
             }
             Question::Rates { of, rates, width } => self.about(&of, |about| answers::rates(about, &rates, width.0)),
             Question::File { of, format } => self.about(&of, |about| answers::file(about, format)),
-            Question::Fit { model, context, sequences, devices, max_devices, prices, bits, width } => {
-                let request = PlanRequest::of(self.model(model)?);
-                let weights = bits.map(|bits| answers::weights_at(&request, bits, None)).transpose()?;
-                let prices = prices.unwrap_or_default();
-                answers::fit(&request, context, sequences, &devices, max_devices, weights, prices, width.0)
+            Question::Prices { text, stated, device } => {
+                // What a link says that is no price is none.
+                let prices = Prices::listed(&stated).unwrap_or_default().typed(&text, &device);
+                prices.map(|prices| json!({ "prices": prices.to_string() })).map_err(Refused::usage)
+            }
+            Question::Fit { model, context, sequences, devices, max_devices, prices, bits, budget, by, width } => {
+                let (request, stated) = answers::on_any_device(PlanRequest::of(self.model(model)?), &budget, &devices)?;
+                let assumed = || bits.map(|bits| answers::of_bits(&request, bits)).transpose();
+                let asked = answers::FitAsked {
+                    context,
+                    sequences,
+                    devices: &devices,
+                    max_devices,
+                    weights: stated.map_or_else(assumed, |stated| Ok(Some(stated)))?,
+                    prices: prices.unwrap_or_default(),
+                    by: by.as_deref().map(str::parse::<By>).transpose().map_err(Refused::usage)?.unwrap_or(By::Plan),
+                };
+                answers::fit(&request, asked, width.0)
             }
         }
     }

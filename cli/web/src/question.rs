@@ -74,9 +74,17 @@ pub(crate) enum Question {
         prices: Option<Prices>,
         #[serde(default)]
         bits: Option<WeightBits>,
+        /// TOML, of which weights and what others take of each device are those of all that are tried.
+        #[serde(default, deserialize_with = "budget")]
+        budget: String,
+        /// Whose rules answer, `vllm@0.33.0` or `plan`; the planner's own where nobody says.
+        #[serde(default, rename = "as")]
+        by: Option<String>,
         #[serde(default)]
         width: Width,
     },
+    /// The prices of devices by what somebody typed: of this one, or of several, beside those that are stated.
+    Prices { text: String, stated: String, device: String },
     /// Hit rates over checkpoints.
     Simulate { of: PlanQuestion, workload: Workload, checkpoints: Vec<usize> },
     /// What was simulated, as a picture: the policies, each with its hit rates by the number of checkpoints.
@@ -160,7 +168,7 @@ impl Default for Width {
 }
 
 /// A model, a budget and a device.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanQuestion {
     /// The number that opening it gave.

@@ -102,7 +102,7 @@ pub struct Change {
     pub sequences: Option<Logged>,
     /// Tokens of each of them at most, where they are others than now.
     #[serde(skip)]
-    pub(crate) tokens_each: Option<Logged>,
+    pub tokens_each: Option<Logged>,
     /// Bytes that the caches take less, where it holds as much.
     #[serde(skip)]
     pub(crate) saves: Option<ByteSize>,
@@ -166,6 +166,25 @@ impl Answer {
         failed.then(|| format!("{} {}; REASON says why", self.engine, self.verdict()))
     }
 
+    /// What it holds, in words: `1 sequence of 32768 tokens`; none where it starts no sequences.
+    pub fn holds(&self) -> Option<String> {
+        let length = self.length();
+        let replicas =
+            if self.replicas > 1 { format!(" on each of {} replicas", self.replicas) } else { String::new() };
+        let tokens = self.facts.get(&Fact::Tokens).filter(|_| self.starts != Starts::No);
+        self.sequences.map(|all| match self.sharing.zip(tokens) {
+            Some((slots, tokens)) => {
+                format!("{slots} slots share {} tokens, at most {} each", range(*tokens), range(length))
+            }
+            None => format!("{} of {} tokens{replicas}", counted(all, "sequence"), range(length)),
+        })
+    }
+
+    /// What each change comes to, beside what the command holds now.
+    pub fn changes_said(&self) -> Vec<String> {
+        self.changes.iter().map(|change| change.said(self)).collect()
+    }
+
     /// As text: whether it starts, the lines of its start, what caps it and what would change that.
     pub fn text(&self) -> String {
         let mut text = format!("{} {}, {}: {starts}\n", self.engine, self.version, self.model, starts = self.verdict());
@@ -179,19 +198,7 @@ impl Answer {
         section("REASON", &self.reason.iter().flat_map(|reason| wrapped(reason)).collect::<Vec<_>>());
         section("READ", &self.read_lines());
         section("LOG", &self.lines);
-        let length = self.length();
-        let holds = self.sequences.map(|all| {
-            let replicas =
-                if self.replicas > 1 { format!(" on each of {} replicas", self.replicas) } else { String::new() };
-            let tokens = self.facts.get(&Fact::Tokens).filter(|_| self.starts != Starts::No);
-            let held = match self.sharing.zip(tokens) {
-                Some((slots, tokens)) => {
-                    format!("{slots} slots share {} tokens, at most {} each", range(*tokens), range(length))
-                }
-                None => format!("{} of {} tokens{replicas}", counted(all, "sequence"), range(length)),
-            };
-            format!("{held}; capped by {}", self.capped_by)
-        });
+        let holds = self.holds().map(|held| format!("{held}; capped by {}", self.capped_by));
         section("HOLDS", holds.as_slice());
         let changes: Vec<String> = self.changes.iter().map(|change| change.text(self)).collect();
         section("CHANGES", &changes);
@@ -214,8 +221,13 @@ impl Answer {
 }
 
 impl Change {
-    /// What it comes to, beside what the command holds now.
+    /// With its command.
     fn text(&self, now: &Answer) -> String {
+        format!("{}\n    {}", self.said(now), line(&self.command))
+    }
+
+    /// What it comes to, beside what the command holds now.
+    fn said(&self, now: &Answer) -> String {
         // What holds no more helps by its start.
         let starts = match self.starts {
             _ if self.sequences != now.sequences || self.starts == now.starts => "",
@@ -230,7 +242,6 @@ impl Change {
             (None, Some(all)) => format!(": {}{each}{now}", counted(all, "sequence")),
             (None, None) => String::new(),
         };
-        let number = number + starts;
-        format!("{}{number}\n    {}", self.change, line(&self.command))
+        format!("{}{number}{starts}", self.change)
     }
 }

@@ -93,7 +93,7 @@ impl Launch {
 
     /// The same command with changes; none where its words start no engine.
     pub(crate) fn changed(&self, remedies: &[Remedy], version: Option<&str>) -> Option<Self> {
-        let Program { engine, start } = Program::of(self, version).ok()?;
+        let Program { engine, start, .. } = Program::of(self, version).ok()?;
         let known = flags(engine.engine, engine.version);
         let apply = |words: Vec<String>, remedy: &Remedy| remedy.applied(&words, start, &known).into_iter().next();
         let words = remedies.iter().try_fold(self.words.clone(), apply)?;

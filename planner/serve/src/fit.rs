@@ -179,6 +179,26 @@ impl Asks {
         [of("vllm", others), of("llama.cpp", files)].into_iter().flatten().collect()
     }
 
+    /// The row of one engine that [`fit`](Self::fit) has of the request's own layout; `None` where it can be told no such layout.
+    ///
+    /// # Errors
+    /// As [`fit`](Self::fit).
+    pub fn as_divided(
+        &self,
+        request: &PlanRequest,
+        question: &FitQuestion,
+        engine: EngineSpec,
+    ) -> Result<Option<Answer>, ServeError> {
+        let admitted = |told: Told<'_>| self.of_layout(told).ok()?;
+        let between = |told: Told<'_>| self.between(told).unwrap_or([0; 2]);
+        let engines = Engines { asked: &[engine], own: false, asks: &admitted, between: &between };
+        let found = request.fit_as_divided(question, engines)?;
+        if found.is_none() {
+            self.refused(engine, request, question)?;
+        }
+        Ok(found)
+    }
+
     /// Why an engine can serve the model in no layout.
     fn refused(&self, engine: EngineSpec, request: &PlanRequest, question: &FitQuestion) -> Result<(), ServeError> {
         let dtypes = request.config().budget.dtypes;

@@ -1,6 +1,7 @@
 //! What was asked, and what each layout that was tried holds.
 
 use std::cmp::Ordering;
+use std::fmt;
 
 use cacheplan_handlers::DType;
 use serde::Serialize;
@@ -180,6 +181,33 @@ impl Answer {
         Some(words.flatten().collect::<Vec<_>>().join(" "))
     }
 
+    /// The command by which an engine serves a row, to be pasted; `None` where it cannot be told it, or the model is a file that it
+    /// does not take. A description without weights is no model that can be served.
+    pub fn served(&self, fit: &Fit, engine: EngineSpec) -> Option<Served> {
+        let is_gguf = self.model.to_lowercase().ends_with(".gguf");
+        let takes_files = engine.engine.name() == "llama.cpp";
+        if !takes_files && (is_gguf || fit.is_integrated()) {
+            return None;
+        }
+        let flags = self.told(fit, engine)?;
+        let model = self.model.as_str();
+        let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
+        let others = self.weights.as_ref().filter(|weights| !weights.are_made_by(Some(engine)));
+        let others = others.and_then(|weights| {
+            Some(OtherWeights { bytes: weights.bytes(Some(engine))?, own: weights.own?, file: takes_files })
+        });
+        let name = match takes_files {
+            true if is_gguf => folder,
+            // Where its layers do not fit it is to say so, in place of running some of them on the host.
+            true => "MODEL.gguf",
+            false if others.is_some() => "CHECKPOINT",
+            false if folder.ends_with(".json") || folder == "-" => "MODEL",
+            false => folder,
+        };
+        let layers = if takes_files { "-ngl 99 " } else { "" };
+        Some(Served { program: engine.program(), model: name.to_owned(), flags: format!("{layers}{flags}"), others })
+    }
+
     /// What people look at first: the best layout of each device and engine, beside it the best in the model's own dtypes, and
     /// none that holds nothing.
     pub(crate) fn best_of_devices(&self) -> Vec<&Fit> {
@@ -260,6 +288,39 @@ impl Freed {
         let fit =
             Fit { sequences: between[0], sequences_between: Some(between), holds: true, may_hold: true, ..fit.clone() };
         Self { fit, flags, command }
+    }
+}
+
+/// A command that serves a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Served {
+    /// Up to the model's name.
+    pub program: &'static str,
+    /// The model, or a word in its place.
+    pub model: String,
+    /// What follows it.
+    pub flags: String,
+    /// What that word stands for, where it is to have other weights than the model.
+    pub others: Option<OtherWeights>,
+}
+
+/// Weights that somebody must have, where an engine does not make them itself of the model's own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OtherWeights {
+    /// What they take.
+    pub bytes: ByteSize,
+    /// What the model's own take.
+    pub own: ByteSize,
+    /// Whether they are a file.
+    pub file: bool,
+}
+
+/// Says what takes the place of the model's own: `CHECKPOINT: one of this model whose weights take …`.
+impl fmt::Display for OtherWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bytes, own, file } = self;
+        let other = if *file { "MODEL.gguf: a file" } else { "CHECKPOINT: one" };
+        write!(f, "{other} of this model whose weights take {bytes}, as --weights says; its own take {own}")
     }
 }
 

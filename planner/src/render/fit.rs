@@ -233,7 +233,7 @@ impl Answer {
             return text + &lines(format!("cacheplan plan --device {}", best.counted()), words);
         }
         text.push_str(&self.asked(best));
-        text.push_str(&self.served(best));
+        text.push_str(&self.serving(best));
         text
     }
 
@@ -293,36 +293,14 @@ impl Answer {
         format!("{} {of}", money(amount, digits, self.currency.as_deref().unwrap_or_default()))
     }
 
-    /// The command that serves it, to be pasted; a description without weights is no model that can be served.
-    fn served(&self, best: &Fit) -> String {
+    /// The command that serves it, and what its words stand for.
+    fn serving(&self, best: &Fit) -> String {
         let named = best.engine.as_deref().map(str::parse::<EngineSpec>);
         // The plan's own pools are no engine's.
         let Some(Ok(engine)) = named else { return String::new() };
-        let is_gguf = self.model.to_lowercase().ends_with(".gguf");
-        let takes_files = engine.engine.name() == "llama.cpp";
-        if !takes_files && (is_gguf || best.is_integrated()) {
-            return String::new();
-        }
-        let Some(flags) = self.told(best, engine) else { return String::new() };
-        let (program, model) = (engine.program(), self.model.as_str());
-        let folder = if model == "config.json" { "." } else { model.strip_suffix("/config.json").unwrap_or(model) };
-        let others =
-            self.weights.as_ref().filter(|weights| !weights.are_made_by(Some(engine)) && weights.own.is_some());
-        let name = match takes_files {
-            true if is_gguf => folder,
-            // Where its layers do not fit it is to say so, in place of running some of them on the host.
-            true => "MODEL.gguf",
-            false if others.is_some() => "CHECKPOINT",
-            false if folder.ends_with(".json") || folder == "-" => "MODEL",
-            false => folder,
-        };
-        let layers = if takes_files { "-ngl 99 " } else { "" };
-        let served = command(program, [&name.to_owned()], &format!("{layers}{flags}"));
-        let said = others.and_then(|weights| Some((weights.bytes(Some(engine))?, weights.own?))).map(|(bytes, own)| {
-            let other = if takes_files { "MODEL.gguf: a file" } else { "CHECKPOINT: one" };
-            wrap(&format!("{other} of this model whose weights take {bytes}, as --weights says; its own take {own}"), 2)
-        });
-        served + &said.unwrap_or_default()
+        let Some(served) = self.served(best, engine) else { return String::new() };
+        let said = served.others.map(|others| wrap(&others.to_string(), 2));
+        command(served.program, [&served.model], &served.flags) + &said.unwrap_or_default()
     }
 
     /// How much more than was asked for it holds.

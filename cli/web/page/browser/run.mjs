@@ -630,12 +630,36 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
     await page.waitForFunction((before) => document.querySelector('#summary .verdict').textContent !== before, {}, stored);
     assert.match(await page.$eval('#bits', (select) => select.selectedOptions[0].textContent), /^4 bit, assumed: [\d.]+ GiB$/);
     await page.waitForFunction(() => location.hash.includes('bits=4'));
-    await page.type('#price', '3.5');
+    await page.type('#price', '$3.5');
     await page.keyboard.press('Enter');
-    await becomes(/14\.00 an hour for 4 GPUs, [\d.]+ a person; [\d.]+ for a million tokens at that bound/);
+    await becomes(/\$14\.00 an hour for 4 GPUs, \$[\d.]+ a person; \$[\d.]+ for a million tokens at that bound/);
     // What vLLM holds by itself, and the command that says so.
     await becomes(/Engines themselves hold.*(\d|none) in vllm [\d.]+/);
-    assert.match(await page.$eval('#summary details.of-engines pre', (pre) => pre.textContent), /^vllm serve Qwen\/Qwen3-Next-80B-A3B-Thinking .*--tensor-parallel-size/);
+    const commands = () => page.$eval('#summary details.of-engines', (told) => told.textContent);
+    assert.match(await commands(), /vllm serve CHECKPOINT .*--tensor-parallel-size.*CHECKPOINT: one of this model whose weights take/s);
+    await page.select('#bits', '8');
+    await becomes(/vllm serve Qwen\/Qwen3-Next-80B-A3B-Thinking .*--quantization fp8/);
+    // An engine's own answer as the headline, and back.
+    await page.select('#by', 'vllm');
+    await becomes(/^No, vllm [\d.]+ holds [\d, to]+ of 5,000 .*The planner’s own pools hold/);
+    await page.waitForFunction(() => location.hash.includes('as=vllm'));
+    await page.select('#by', '');
+    await becomes(/at once, in the planner’s own pools/);
+    // What is no price is said, and nothing changes.
+    await page.$eval('#price', (input) => {
+      input.value = '2.5/h';
+      input.dispatchEvent(new Event('change'));
+    });
+    await page.waitForFunction(() => /`2\.5\/h` is no price/.test(document.querySelector('#error:not([hidden])')?.textContent));
+    // Weights that are typed stand above those that are chosen, and a choice in their place.
+    await page.$$eval('#change .control', (all) => {
+      const input = all.find((control) => control.querySelector('label')?.textContent === 'memory.weights').querySelector('input');
+      input.value = '90GB';
+      input.dispatchEvent(new Event('change'));
+    });
+    await page.waitForFunction(() => document.querySelector('#bits').selectedOptions[0].textContent === 'as typed: 90GB');
+    await page.select('#bits', '4');
+    await page.waitForFunction(() => document.querySelector('#bits').value === '4' && !document.querySelector('#toml').value.includes('90GB'));
     // Prices of several stand in the same place, and are what other devices are chosen of.
     await page.$eval('#price', (input) => {
       input.value = 'h200=3.5, h100=2.5';
@@ -747,6 +771,9 @@ test('a command is answered as the command line does, and its secrets are not sh
     assert.match(refused, /unrecognized arguments: --max-model-lenn/);
     assert.match(refused, /vllm serve Qwen\/Qwen3-8B --max-model-len 16384/);
     // What an answer hangs on is said: to this parser 16k is 16.
+    // What it holds is said as the text below says it.
+    await asksCommand(page, 'llama-server -m google/gemma-3-1b-it -np 1 -c 131072');
+    assert.match(await page.$eval('#command .facts-row', (facts) => facts.textContent), /^Holds.*1 sequence of 32768 tokens/);
     assert.match(await asksCommand(page, 'llama-server -m Qwen/Qwen3-8B -c 16k -np 4'), /Caution: --ctx-size 16k is 16 to its parser/);
     const none = page.waitForFunction(() => /no command that starts an engine/.test(document.querySelector('#error:not([hidden])')?.textContent));
     await page.$eval('#command-text', (area) => {

@@ -3,7 +3,7 @@
 import { byId, folded, h } from './dom';
 import { bytes, devices, devicesText, short, tokensOf } from './format';
 import { chosenBy, filesOf, nameOf, type Chosen } from './model';
-import { priceOf, prices } from './fit';
+import { currencyOf, priceOf, prices } from './fit';
 import { hint, MEANING } from './term';
 import type { Choices, Opened, Place, Planned } from './types';
 import type { State } from './state';
@@ -14,6 +14,7 @@ export interface Asking {
   context(tokens: string): void;
   device(device: string): void;
   bits(bits: State['bits']): void;
+  by(engine: string): void;
   price(price: string): void;
   /** Another question beside it. */
   beside(): void;
@@ -128,19 +129,25 @@ export class Sentence {
   private readonly device: ReturnType<typeof deviceField>;
   private readonly people = h('input', { id: 'people', type: 'number', min: 1, class: 'number-in', 'aria-label': 'How many people at once' });
   private readonly context = h('input', { id: 'context', type: 'text', class: 'number-in', 'aria-label': 'Tokens of each, such as 32k', autocomplete: 'off', spellcheck: 'false' });
-  private readonly bits = h('select', { id: 'bits' }, ...[0, 8, 4].map((bits) => h('option', { value: bits }, bits === 0 ? 'as stored' : `${bits} bit`)));
-  private readonly price = h('input', { id: 'price', type: 'text', class: 'number-in', placeholder: '2.5, or h100=2.5, h200=3.1', autocomplete: 'off' });
+  private readonly persons = h('span', {}, 'people');
+  private readonly by: HTMLSelectElement;
+  /** What somebody typed of the weights; it stands above what is chosen here. */
+  private readonly typed = h('option', { value: 'typed', hidden: true });
+  private readonly bits = h('select', { id: 'bits' }, this.typed, ...[0, 8, 4].map((bits) => h('option', { value: bits }, bits === 0 ? 'as stored' : `${bits} bit`)));
+  private readonly price = h('input', { id: 'price', type: 'text', class: 'number-in', placeholder: '$2.50, or h100=$2.50, h200=$3.10', autocomplete: 'off' });
 
   constructor(choices: Choices, names: string[], places: Place[], on: Asking) {
     this.model = modelField('zoo', names, places, choices, on.choose);
     this.device = deviceField('device', choices, on.device);
+    this.by = h('select', { id: 'by', 'aria-label': 'By whose rules' }, h('option', { value: '' }, 'the planner’s own pools'), ...choices.engines.map((engine) => h('option', { value: engine }, engine)));
+    this.by.addEventListener('change', () => on.by(this.by.value));
     this.people.addEventListener('input', () => {
       const people = Math.trunc(Number(this.people.value));
       fit(this.people);
       if (people >= 1 && people <= 2 ** 32) on.people(people);
     });
     this.context.addEventListener('change', () => this.context.value.trim() !== '' && on.context(this.context.value.trim()));
-    this.bits.addEventListener('change', () => on.bits(Number(this.bits.value) as State['bits']));
+    this.bits.addEventListener('change', () => this.bits.value !== 'typed' && on.bits(Number(this.bits.value) as State['bits']));
     this.price.addEventListener('change', () => on.price(this.price.value));
     const files = h('input', { id: 'files', type: 'file', multiple: true, accept: '.json,.gguf,.safetensors,.onnx' });
     files.addEventListener('change', () => {
@@ -150,7 +157,7 @@ export class Sentence {
     pasted.addEventListener('change', () => pasted.value.trim() !== '' && on.choose({ from: 'text', name: 'config.json', text: pasted.value }));
     const labelled = (label: string, input: HTMLElement, ...more: HTMLElement[]) => h('div', { class: 'side' }, h('label', { for: input.id }, label), ...more, input);
     byId('ask').append(
-      h('p', { class: 'sentence' }, 'Does ', ...this.model.nodes, ' serve ', this.people, ' people at ', this.context, ' tokens on ', ...this.device.nodes, '?'),
+      h('p', { class: 'sentence' }, 'Does ', ...this.model.nodes, ' serve ', this.people, ' ', this.persons, ' at ', this.context, ' tokens on ', ...this.device.nodes, ' in ', this.by, '?'),
     );
     const more = folded(
       'Weights, price, another beside it',
@@ -186,10 +193,13 @@ export class Sentence {
   showModel(chosen: Chosen, opened: Opened | null): void {
     this.model.show(chosen);
     for (const option of this.bits.options) {
+      if (option === this.typed) continue;
       const bits = option.value as '0' | '8' | '4';
       const taken = opened?.weights[bits === '0' ? 'stored' : bits] ?? null;
       const said = bits === '0' ? 'as stored' : `${bits} bit, assumed`;
-      option.textContent = taken === null ? said : `${said}: ${bytes(taken)}`;
+      const unknown = opened !== null && taken === null && bits !== '0';
+      option.textContent = unknown ? `${bits} bit: not known of this model` : taken === null ? said : `${said}: ${bytes(taken)}`;
+      option.disabled = unknown;
     }
   }
 
@@ -203,19 +213,25 @@ export class Sentence {
     if (document.activeElement !== this.people) this.people.value = String(state.people);
     fit(this.people);
     this.device.show(state.device);
-    this.bits.value = String(state.bits);
+    this.by.value = state.by;
+    this.persons.textContent = state.people === 1 ? 'person' : 'people';
+    if (this.typed.hidden) this.bits.value = String(state.bits);
     // What the planner makes of it follows, where it makes anything of it.
     const [, stated] = /^\s*max_seq_len\s*=\s*["']?([^"'\s#]+)/m.exec(state.budget) ?? [];
     if (stated && document.activeElement !== this.context) this.context.value = /^\d+$/.test(stated) ? short(Number(stated)) : stated;
     fit(this.context);
     const [all, price] = [prices(state.fit.prices), priceOf(state.fit.prices, devices(state.device).name)];
-    const listed = Object.entries(all).map(([name, each]) => `${name}=${each}`).join(', ');
+    const currency = currencyOf(state.fit.prices);
+    const listed = Object.entries(all).map(([name, each]) => `${name}=${currency}${each}`).join(', ');
     // One alone that is another device's has to say whose it is.
-    const shown = Object.keys(all).length === 1 && price !== null ? String(price) : listed;
+    const shown = Object.keys(all).length === 1 && price !== null ? `${currency}${price}` : listed;
     if (document.activeElement !== this.price) this.price.value = shown;
   }
 
-  showPlan({ plan, devices: planned }: Planned, state: State): void {
+  showPlan({ plan, devices: planned, weights_typed: typed }: Planned, state: State): void {
+    this.typed.hidden = typed === null;
+    this.typed.textContent = `as typed: ${typed}`;
+    this.bits.value = typed === null ? String(state.bits) : 'typed';
     // Ranks that the budget states are GPUs too.
     this.device.show(devicesText(planned, devices(state.device).name));
     const text = short(plan.limits.max_seq_len);

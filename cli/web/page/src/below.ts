@@ -3,7 +3,7 @@
 import { admitted, showEngines } from './answer';
 import { showCapacity } from './capacity';
 import { byId, h, type Drawing } from './dom';
-import { fitAnswer, layout, prices, showFit, tried } from './fit';
+import { currencyOf, fitAnswer, layout, priceOf, prices, showFit, tried } from './fit';
 import type { Flags } from './flags';
 import { count, devices } from './format';
 import { Later, type Part } from './later';
@@ -33,8 +33,8 @@ export interface Asked {
 export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
   const { planner, state, ask, width } = asked;
   const part = (run: () => Promise<void>, always = false): Part => ({ due: false, seen: always, always, run });
-  const fits = (names: string[], most: number): Promise<Fits> => {
-    const { fit, people, bits } = state();
+  const fits = (names: string[], most: number, by: string): Promise<Fits> => {
+    const { fit, people, bits, budget } = state();
     const per_hour = prices(fit.prices);
     return asked.model().ask<Fits>(planner, (model) => ({
       ask: 'fit',
@@ -43,8 +43,10 @@ export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
       sequences: people,
       devices: names,
       max_devices: most,
-      prices: Object.keys(per_hour).length > 0 ? { currency: '', per_hour } : null,
+      prices: Object.keys(per_hour).length > 0 ? { currency: currencyOf(fit.prices), per_hour } : null,
       bits: bits || null,
+      budget,
+      as: by || 'plan',
       width: width(),
     }));
   };
@@ -56,7 +58,7 @@ export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
     const planned = asked.planned();
     const isPlain = planned && Object.keys(planned.stated).every((key) => key === 'max_seq_len' || key === 'memory.weights');
     if (!isPlain || number === 1 || number > 64) return;
-    const alike = (await fits([name], number)).answer.fits.filter((fit) => fit.devices === number && fit.kv_dtype === null && fit.state_dtype === null);
+    const alike = (await fits([name], number, '')).answer.fits.filter((fit) => fit.devices === number && fit.kv_dtype === null && fit.state_dtype === null);
     const best = alike.reduce<Fit | null>((best, fit) => (fit.sequences > (best?.sequences ?? admitted(planned)) ? fit : best), null);
     if (!best || asked.planned() !== planned) return;
     const knobs = byId('change').querySelector('.knobs')!;
@@ -66,7 +68,7 @@ export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
     knobs.prepend(divide(`${said} would admit ${count(best.sequences)}`));
     // A No that another layout turns is a Yes.
     const [held, verdict] = [admitted(planned), byId('summary').querySelector('.verdict')];
-    if (held < people && best.sequences >= people && verdict) {
+    if (state().by === '' && held < people && best.sequences >= people && verdict) {
       verdict.replaceChildren(h('b', {}, 'Yes'), `, divided otherwise: as ${layout(planned.plan)} it holds ${count(held)} of ${count(people)}.`);
       verdict.className = 'verdict yes';
       verdict.after(h('p', { class: 'otherwise' }, divide(`${said} hold ${count(best.sequences)}`)));
@@ -75,10 +77,14 @@ export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
 
   /** What engines hold by themselves. It stands in the answer. */
   async function engines(): Promise<void> {
-    const { chosen, people } = state();
-    const planned = asked.planned();
+    const { chosen, people, by, fit, device } = state();
+    const [planned, of] = [asked.planned(), devices(device)];
     const found = await ask<Admits>(planner, { ask: 'admits', people });
-    if (asked.planned() === planned) showEngines(found, people, chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : 'MODEL');
+    if (asked.planned() === planned) {
+      const price = priceOf(fit.prices, of.name);
+      const model = chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : 'MODEL';
+      showEngines(found, { people, tokens: asked.tokens(), model, by, currency: currencyOf(fit.prices), per_hour: planned?.per_hour ?? (price === null ? null : price * of.count) });
+    }
   }
 
   async function prefix(): Promise<void> {
@@ -100,9 +106,9 @@ export function below(asked: Asked, flags: Flags, tiers: TierForm): Later {
       change: part(change, true),
       capacity: part(async () => showCapacity((await ask<Curves>(planner, { ask: 'curves', width: width() })).pictures)),
       fit: part(async () => {
-        const { chosen, fit } = state();
+        const { chosen, fit, by } = state();
         const name = chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : '<MODEL>';
-        showFit(fitAnswer(await fits(tried(fit), fit.most), name, asked.apply));
+        showFit(fitAnswer(await fits(tried(fit), fit.most, by), name, by, asked.apply));
         await asked.remember();
       }),
       prefix: part(prefix),

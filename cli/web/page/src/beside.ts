@@ -6,6 +6,7 @@ import { deviceField, modelField } from './ask';
 import { nameOf, type Chosen } from './model';
 import { Refused } from './planner';
 import type { State } from './state';
+import { currencyOf } from './fit';
 import type { Choices, Pictures, Place, Planned } from './types';
 
 export class Beside {
@@ -49,10 +50,10 @@ export class Beside {
     const title = `${nameOf(chosen)} on ${beside.device}`;
     try {
       const found = await plan(chosen, beside.device);
-      this.card.replaceChildren(...answerCard(found, state.people, title), smallMap(found.pictures));
+      this.card.replaceChildren(...answerCard(found, state.people, { title, currency: currencyOf(state.fit.prices), by: '' }), smallMap(found.pictures));
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.card.replaceChildren(...noCard(error.message, title), h('p', { class: 'refused' }, error.message.split('\n')[0]));
+      this.card.replaceChildren(...noCard(error.failure, { title, by: '' }), h('p', { class: 'refused' }, error.message.split('\n')[0]));
     }
   }
 }

@@ -2,12 +2,12 @@
 
 import { fact } from './answer';
 import { byId, folded, h } from './dom';
-import { count } from './format';
+import { counted, range } from './format';
 import { modelField } from './ask';
 import { Model, chosenBy, meantBy, nameOf, placeNamed, plainName, type Chosen } from './model';
 import { Refused, type Planner } from './planner';
 import { hint, meant, MEANING, type Meant } from './term';
-import type { Change, Choices, Interval, Found, Place, Started } from './types';
+import type { Change, Choices, Found, Place, Started } from './types';
 
 export interface Surroundings {
   planner: Planner;
@@ -23,10 +23,6 @@ export interface Surroundings {
 export function isCommand(text: string): boolean {
   const isJson = text.trimStart().startsWith('{');
   return isJson ? /"apiVersion"\s*:/.test(text) : /\b(vllm|sglang|trtllm-serve|llama-server)\b|^(apiVersion|services)\s*:/m.test(text);
-}
-
-export function range({ low, high }: Interval): string {
-  return low === high ? count(low) : `${count(low)} to ${count(high)}`;
 }
 
 const EXAMPLE = 'vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2 --max-model-len 32768';
@@ -240,11 +236,11 @@ export class Command {
     return given ? nameOf(given) : model_config;
   }
 
-  private started({ answer, text, changed }: Started, found: Found, instead: string | null): Node[] {
-    const { engine, version, model, starts, reason, cautions = [], sequences, replicas = 1, capped_by, lines, changes, notes, read, limits } = answer!;
+  private started({ answer, text, changed, holds, said }: Started, found: Found, instead: string | null): Node[] {
+    const { engine, version, model, starts, reason, cautions = [], capped_by, lines, changes, notes, read } = answer!;
     const words = { yes: ['yes', 'Yes', ', it starts.'], maybe: ['maybe', 'Perhaps', ': the bytes for caches are not known exactly.'], no: ['no', 'No', ', it would not start.'] }[starts];
     const cells = [
-      sequences ? fact(meant('sequences', 'Holds'), range(sequences), ` at once of ${count(limits.max_seq_len)} tokens${replicas > 1 ? ` on each of ${replicas} replicas` : ''}`) : '',
+      holds ? fact(meant('sequences', 'Holds'), holds) : '',
       fact(meant('capped by', 'Capped by'), '', capped_by in MEANING ? meant(capped_by as Meant) : h('span', {}, capped_by)),
       fact('Engine', '', h('span', {}, `${engine} ${version}`)),
       fact('Model', '', h('span', {}, instead === null ? model : `${instead}, for ${model}`)),
@@ -256,7 +252,7 @@ export class Command {
       h('dl', { class: 'facts-row' }, ...cells),
       lines.length > 0 ? h('h2', {}, 'Lines of its start') : '',
       lines.length > 0 ? h('pre', { class: 'log', tabindex: 0 }, lines.join('\n')) : '',
-      ...this.changes(changes, changed ?? []),
+      ...this.changes(changes, changed ?? [], said ?? []),
       notes.length > 0 ? h('h2', {}, 'To know') : '',
       notes.length > 0 ? h('ul', {}, ...notes.map((note) => h('li', {}, note))) : '',
       folded(
@@ -273,18 +269,19 @@ export class Command {
     return [
       h('p', { class: 'verdict no' }, h('b', {}, 'No'), ', it would not start.'),
       h('pre', { class: 'refused', tabindex: 0 }, `error: ${refused!.message} (exit code ${refused!.code})`),
-      ...this.changes(changes ?? [], changed ?? []),
+      ...this.changes(changes ?? [], changed ?? [], []),
       h('pre', { tabindex: 0 }, found.shown),
     ];
   }
 
-  private changes(changes: Change[], commands: string[]): Node[] {
+  private changes(changes: Change[], commands: string[], said: string[]): Node[] {
     if (changes.length === 0) return [];
-    const row = ({ change, sequences, starts }: Change, at: number) =>
+    const own = ({ change, sequences, starts }: Change) => `${change}${sequences ? `: ${sequences.low === sequences.high ? counted(sequences.low, 'sequence') : `${range(sequences)} sequences`}` : ''}${starts === 'maybe' ? ', may start' : ''}`;
+    const row = (change: Change, at: number) =>
       h(
         'li',
         {},
-        h('p', {}, h('b', {}, change), sequences ? `: ${range(sequences)} sequences` : '', starts === 'maybe' ? ', may start' : ''),
+        h('p', {}, said[at] ?? own(change)),
         h('pre', { tabindex: 0 }, commands[at]),
         h('button', { type: 'button', click: () => this.set(commands[at]!.replaceAll('<hidden>', 'hidden')) }, 'Put it into the field'),
       );

@@ -1,7 +1,7 @@
 // Devices by layout: how many sequences each holds, and what it costs where prices are given.
 
 import { byId, download, draw, h, usable } from './dom';
-import { bytes, count, price } from './format';
+import { bytes, count, counted, price, range } from './format';
 import { START, type State } from './state';
 import type { Fit, Fits } from './types';
 
@@ -32,35 +32,28 @@ export function tried({ devices, prices: text }: Asked): string[] {
   return devices === START.fit.devices && priced.length > 0 ? priced : devices.split(/[\s,]+/).filter(Boolean);
 }
 
-/** What is typed as the price: of this device, or of several, `h100=2.5, h200=3.1`. */
-export function pricesTyped(text: string, before: string, device: string): string {
-  if (!text.includes('=')) return withPrice(before, device, text.trim().replace(',', '.'));
-  return Object.entries(prices(text)).map(([name, each]) => `${name}=${each}`).join(' ');
-}
-
-/** `h100=2.5 h200=3.1`. */
+/** `h100=$2.5 h200=$3.1`, as the planner writes what was typed. */
 export function prices(text: string): Record<string, number> {
   const found: Record<string, number> = {};
   for (const pair of text.split(/[\s,;]+/)) {
     const [name, price] = pair.split('=');
-    const number = Number(price);
+    const number = Number(price?.replace(SIGN, ''));
     if (name && price && Number.isFinite(number) && number >= 0) found[name.toLowerCase()] = number;
   }
   return found;
 }
 
+/** The sign of a currency. */
+const SIGN = /[$€£¥]/;
+
+/** What prices are in; nothing where nobody says. */
+export function currencyOf(text: string): string {
+  return SIGN.exec(text)?.[0] ?? '';
+}
+
 /** The price of one device, where it is stated. */
 export function priceOf(text: string, device: string): number | null {
   return prices(text)[device.toLowerCase()] ?? null;
-}
-
-/** The prices with another one for this device, or without one. */
-export function withPrice(text: string, device: string, price: string): string {
-  const all = prices(text);
-  delete all[device.toLowerCase()];
-  const value = Number(price);
-  if (price !== '' && Number.isFinite(value) && value >= 0) all[device.toLowerCase()] = value;
-  return Object.entries(all).map(([name, each]) => `${name}=${each}`).join(' ');
 }
 
 /** How GPUs are divided: `tp 4 dp 2`. */
@@ -69,19 +62,31 @@ export function layout({ parallel }: Pick<Fit, 'parallel'>): string {
   return sizes.map(([name, size]) => `${name} ${size}`).join(' ') || 'one';
 }
 
-/** `model` is what a command calls it. */
-export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void): Node[] {
+/** How many it holds. */
+function held({ sequences, sequences_between: between }: Fit): string {
+  return between ? `${range({ low: between[0], high: between[1] })} sequences` : counted(sequences, 'sequence');
+}
+
+/** Whose rules answered, in a sentence. */
+export function byRules(by: string): string {
+  return by === '' ? 'By the planner’s own pools, which are no engine’s; name an engine in the question to have its rules.' : `By the rules of ${by}, as \`cacheplan fit --as ${by}\` has them.`;
+}
+
+/** `model` is what a command calls it, `by` whose rules answered. */
+export function fitAnswer(fits: Fits, model: string, by: string, apply: (fit: Fit) => void): Node[] {
   const { answer, pictures } = fits;
+  const currency = answer.currency ?? '';
   const best = answer.fits[0]?.holds ? answer.fits[0] : undefined;
   const said = best
-    ? `Best: ${best.devices} × ${best.device}, ${[layout(best), best.kv_dtype && `${best.kv_dtype} keys and values`, best.state_dtype && `${best.state_dtype} states`].filter(Boolean).join(', ')}: ${count(best.sequences)} sequences`
-    : `Nothing tried holds ${count(answer.sequences)} sequences of ${count(answer.context)} tokens.`;
+    ? `Best: ${best.devices} × ${best.device}, ${[layout(best), best.kv_dtype && `${best.kv_dtype} keys and values`, best.state_dtype && `${best.state_dtype} states`].filter(Boolean).join(', ')}: ${held(best)}`
+    : `Nothing tried ${answer.fits.some((fit) => fit.may_hold) ? 'surely ' : ''}holds ${counted(answer.sequences, 'sequence')} of ${count(answer.context)} tokens.`;
   const told = h('p', { class: 'told', 'aria-live': 'polite' }, 'Point at a layout, or click it to plan it.');
   const map = draw(pictures.more);
   usable(map, (facts) => told.replaceChildren(facts.join('; ')), (part) => apply(answer.fits[Number(part.dataset['at'])]!));
   return [
-    h('p', {}, said, best?.per_hour ? `; ${price(best.per_hour)} an hour, ${price(best.per_hour / answer.sequences)} for each of the sequences asked for` : ''),
-    ...(answer.fewer_bits ?? []).flatMap(({ bits, weights_bytes, fit }) => fewer(bits, weights_bytes, fit)),
+    h('p', { class: 'rules' }, byRules(by)),
+    h('p', {}, said, best?.per_hour ? `; ${price(best.per_hour, currency)} an hour, ${price(best.per_hour / answer.sequences, currency)} for each of the sequences asked for` : ''),
+    ...(answer.fewer_bits ?? []).flatMap(({ bits, weights_bytes, fit }) => fewer(bits, weights_bytes, fit, currency)),
     ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
     fits.flags ? h('pre', { tabindex: 0 }, `cacheplan plan ${model} ${fits.flags}`) : h('span'),
     draw(pictures.curves),
@@ -93,11 +98,11 @@ export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void):
 }
 
 /** What weights of fewer bits would need, where that costs less. */
-function fewer(bits: number, weights: number, fit: Fit | null): Node[] {
+function fewer(bits: number, weights: number, fit: Fit | null, currency: string): Node[] {
   if (!fit) return [];
   const sizes = [layout(fit), fit.kv_dtype && `${fit.kv_dtype} keys and values`].filter(Boolean).join(', ');
-  const cost = fit.per_hour ? `, ${price(fit.per_hour)} an hour` : '';
-  return [h('p', { class: 'note' }, `With ${bits}-bit weights, assumed ${bytes(weights)}: ${fit.devices} × ${fit.device}, ${sizes}: ${count(fit.sequences)} sequences${cost}`)];
+  const cost = fit.per_hour ? `, ${price(fit.per_hour, currency)} an hour` : '';
+  return [h('p', { class: 'note' }, `With ${bits}-bit weights, assumed ${bytes(weights)}: ${fit.devices} × ${fit.device}, ${sizes}: ${counted(fit.sequences, 'sequence')}${cost}`)];
 }
 
 /** Where fits are shown, below their form. */

@@ -34,8 +34,19 @@ export function rate(value: number): string {
   return value.toLocaleString('en', value >= 100 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 3 });
 }
 
-export function price(value: number): string {
-  return value.toLocaleString('en', value >= 0.1 ? { minimumFractionDigits: 2, maximumFractionDigits: 2 } : { maximumSignificantDigits: 3 });
+/** `1 sequence`, `2 sequences`. */
+export function counted(value: number, what: string): string {
+  return `${count(value)} ${what}${value === 1 ? '' : 's'}`;
+}
+
+/** A number that is only known to lie between two. */
+export function range({ low, high }: { low: number; high: number }): string {
+  return high === 0 ? 'none' : low === high ? count(low) : `${count(low)} to ${count(high)}`;
+}
+
+/** An amount, behind the sign of its currency where one is stated. */
+export function price(value: number, currency = ''): string {
+  return currency + value.toLocaleString('en', value >= 0.1 ? { minimumFractionDigits: 2, maximumFractionDigits: 2 } : { maximumSignificantDigits: 3 });
 }
 
 /** How many devices, and which: `8xh100` is eight of `h100`. */

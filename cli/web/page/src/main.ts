@@ -9,7 +9,7 @@ import { Command } from './command';
 import { byId, download, h } from './dom';
 import { listen } from './drop';
 import { clearError, showError, showInSection } from './errors';
-import { fitForm, priceOf, pricesTyped } from './fit';
+import { currencyOf, fitForm, priceOf } from './fit';
 import { Flags } from './flags';
 import { count, devices, devicesText } from './format';
 import { makeInputs } from './inputs';
@@ -95,6 +95,8 @@ async function start(): Promise<void> {
   };
   const set = (key: string, value: string | null): void => {
     edits.set(key, value);
+    // What is typed of the weights stands above what was chosen of them.
+    if (key === 'memory.weights' && value !== null) state = { ...state, bits: 0 };
     // A share is of something, which must be said; of the device as its maker counts it, unless it is stated.
     if (key === 'memory.fraction' && value !== null && !planned?.stated['memory.of']) edits.set('memory.of', 'total');
     if (key === 'memory.fraction' && value === null) edits.set('memory.of', null);
@@ -112,8 +114,17 @@ async function start(): Promise<void> {
       if (before !== after && state.budget.includes('parallel')) for (const name of ['tp', 'pp', 'dp', 'ep', 'cp', 'dcp']) edits.set(`parallel.${name}`, null);
       change({ device, stage: 0 });
     },
-    bits: (bits) => change({ bits }),
-    price: (price) => change({ fit: { ...state.fit, prices: pricesTyped(price, state.fit.prices, devices(state.device).name) } }),
+    bits: (bits) => {
+      if (state.budget.includes('weights')) edits.set('memory.weights', null);
+      change({ bits });
+    },
+    by: (by) => change({ by }),
+    price: (text) =>
+      void guarded(async () => {
+        const question = { ask: 'prices', text, stated: state.fit.prices, device: devices(state.device).name };
+        const { prices } = await quick.ask<{ prices: string }>(question);
+        change({ fit: { ...state.fit, prices } });
+      }),
     // Twice as many of the same, until somebody says otherwise.
     beside: () => {
       const { count, name } = devices(state.device);
@@ -229,7 +240,12 @@ async function start(): Promise<void> {
     try {
       found = await planOn(asked, state.device, into, width());
     } catch (error) {
-      if (asked === model && error instanceof Refused) byId('summary').replaceChildren(...noCard(error.message, heading()));
+      if (asked === model && error instanceof Refused) {
+        planned = null;
+        byId('summary').replaceChildren(...noCard(error.failure, { title: heading(), by: state.by }));
+        // Engines have rules of their own.
+        later.due('answers');
+      }
       await besidePlan();
       throw error;
     }
@@ -266,7 +282,7 @@ async function start(): Promise<void> {
     inputs.show(found);
     inputs.showStages(found.stages, state.stage);
     sentence.showPlan(found, state);
-    byId('summary').replaceChildren(...answerCard(found, state.people, heading()), ...(state.beside ? [smallMap(pictures)] : []));
+    byId('summary').replaceChildren(...answerCard(found, state.people, { title: heading(), currency: currencyOf(state.fit.prices), by: state.by }), ...(state.beside ? [smallMap(pictures)] : []));
     why.showPlan(found);
     byId('change')
       .querySelector('.knobs')!

@@ -9,6 +9,8 @@ export interface State {
   /** How many are to be served at once. */
   people: number;
   device: string;
+  /** The engine whose answer is the headline; the planner's own where it is empty. */
+  by: string;
   /** Bits of a weight; 0 as they are stored. */
   bits: 0 | 8 | 4;
   budget: string;
@@ -26,6 +28,7 @@ export const START: State = {
   draft: null,
   people: 100,
   device: '2xh200',
+  by: '',
   bits: 0,
   budget: 'max_seq_len = 32768\n',
   stage: 0,
@@ -49,6 +52,7 @@ export async function toFragment(state: State): Promise<string> {
   }
   fields.set('people', String(state.people));
   fields.set('device', state.device);
+  if (state.by !== '') fields.set('as', state.by);
   if (state.bits > 0) fields.set('bits', String(state.bits));
   fields.set('budget', state.budget);
   if (state.stage > 0) fields.set('stage', String(state.stage));
@@ -72,6 +76,7 @@ export async function fromFragment(fragment: string, first = START.chosen): Prom
     draft: await chosenOf(fields, 'draft.'),
     people: number('people', START.people, 2 ** 32) || 1,
     device: fields.get('device') ?? START.device,
+    by: fields.get('as') ?? START.by,
     bits: bitsOf(fields.get('bits')),
     budget: fields.get('budget') ?? START.budget,
     stage: number('stage', 0, 4096),

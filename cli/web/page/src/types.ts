@@ -79,6 +79,8 @@ export interface Planned {
   /** What all of them cost an hour, where that of one is stated. */
   per_hour: number | null;
   stated: Record<string, string>;
+  /** What somebody typed of the weights. */
+  weights_typed: string | null;
   /** What holds of a device where nobody states it. */
   usual: Record<string, string>;
   notes: string[];
@@ -102,6 +104,7 @@ export interface Choices {
   keys: Key[];
   devices: string[];
   targets: string[];
+  engines: string[];
   reads_disk: boolean;
   version: string;
 }
@@ -122,7 +125,10 @@ export interface Fit {
   kv_dtype: string | null;
   state_dtype: string | null;
   holds: boolean;
+  may_hold: boolean;
   sequences: number;
+  /** Of an engine at least and at most. */
+  sequences_between?: [number, number];
   capped_by: string;
   outside_bytes: number;
   cache_bytes: number;
@@ -220,7 +226,19 @@ export interface Found {
 
 /** What engines would hold, each by its own command. */
 export interface Admits {
-  engines: { engine: string; version: string; sequences: Interval; command: string }[];
+  engines: EngineRow[];
+  /** Why others, or all of them, are not asked. */
+  unasked: string[];
+}
+
+export interface EngineRow {
+  engine: string;
+  version: string;
+  sequences: Interval;
+  /** None where it holds none. */
+  command: string | null;
+  /** The word of the command in whose place weights of the model are to stand that it does not have itself. */
+  others: { name: string; bytes: number; own: number } | null;
 }
 
 /** A number that is only known to lie between two. */
@@ -259,6 +277,10 @@ export interface Started {
   refused?: Failure;
   wants_device?: boolean;
   changes?: Change[];
+  /** What it holds, in words. */
+  holds?: string | null;
+  /** What each change comes to. */
+  said?: string[];
   /** The changed commands, as lines of a shell. */
   changed?: string[];
 }

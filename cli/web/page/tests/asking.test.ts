@@ -1,6 +1,6 @@
 import { expect, test } from 'vitest';
 import { bytes } from '../src/format';
-import { prices, pricesTyped, tried } from '../src/fit';
+import { currencyOf, prices, tried } from '../src/fit';
 import { plain } from '../src/inputs';
 import { Model } from '../src/model';
 import { Planner, Refused, encode } from '../src/planner';
@@ -12,6 +12,7 @@ test('a link holds a whole state', async () => {
     draft: { from: 'hub', name: 'org/small@main', asked: false },
     people: 7,
     device: '8xh100',
+    by: 'llama.cpp',
     bits: 4,
     budget: "max_seq_len = 8192 # a & b\n[dtypes]\nkv = 'fp8'\n",
     stage: 2,
@@ -92,9 +93,9 @@ test('numbers are written as the command writes them', () => {
 });
 
 test('prices and values are read as they are typed', () => {
-  expect(prices('h100=2.5, H200=3 x=-1 y= z=a')).toEqual({ h100: 2.5, h200: 3 });
-  expect(pricesTyped('h100=2.5, h200=3,1', 'l40s=1', 'h200')).toBe('h100=2.5 h200=3');
-  expect([pricesTyped('3,5', 'h100=2', 'h200'), pricesTyped('', 'h100=2', 'h100')]).toEqual(['h100=2 h200=3.5', '']);
+  expect(prices('h100=2.5, H200=3 x=-1 y= z=a w=2.5/h')).toEqual({ h100: 2.5, h200: 3 });
+  expect(prices('h100=$2.5 h200=$3.5')).toEqual({ h100: 2.5, h200: 3.5 });
+  expect(['h100=$2.5 h200=$3.5', 'h100=2.5', ''].map(currencyOf)).toEqual(['$', '', '']);
   expect(tried({ ...START.fit, prices: 'h100=2 h200=3' })).toEqual(['h100', 'h200']);
   expect([tried(START.fit).length, tried({ ...START.fit, devices: 'b200', prices: 'h100=2' })]).toEqual([5, ['b200']]);
   expect([plain('"fp8"'), plain('8'), plain('{ fixed = 3 }')]).toEqual(['fp8', '8', '{ fixed = 3 }']);

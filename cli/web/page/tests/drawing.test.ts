@@ -2,8 +2,8 @@ import { expect, test } from 'vitest';
 import { needed, nameOf } from '../src/hub';
 import { isCommand } from '../src/command';
 import { changeOf, inWords, proposed } from '../src/change';
-import { priceOf, withPrice } from '../src/fit';
-import { devices, devicesText, short, tokensOf } from '../src/format';
+import { byRules, priceOf } from '../src/fit';
+import { counted, devices, devicesText, price, range, short, tokensOf } from '../src/format';
 import { chosenBy, inOrder, isOfModel, meantBy, placeNamed } from '../src/model';
 import { rates } from '../src/prefix';
 import { isTrace, rateOf } from '../src/tiers';
@@ -89,8 +89,9 @@ test('counts of devices, tokens and prices are said as people do', () => {
   expect([devicesText(8, 'h100'), devicesText(1, 'h100'), devicesText(2, '')]).toEqual(['8xh100', 'h100', '']);
   expect([short(32768), short(1 << 20), short(1000), short(1536)]).toEqual(['32k', '1m', '1,000', '1,536']);
   expect(['32k', '1,000', '2M', '8kb', ''].map(tokensOf)).toEqual([32768, 1000, 2 << 20, null, null]);
-  expect(withPrice('h100=2 h200=3', 'H200', '4.5')).toBe('h100=2 h200=4.5');
-  expect(withPrice('h100=2', 'h100', '')).toBe('');
+  expect([price(3.5, '$'), price(3.5), price(0.035, '€')]).toEqual(['$3.50', '3.50', '€0.035']);
+  expect([counted(1, 'sequence'), counted(1200, 'sequence')]).toEqual(['1 sequence', '1,200 sequences']);
+  expect([range({ low: 2, high: 2 }), range({ low: 0, high: 0 }), range({ low: 97, high: 1030 })]).toEqual(['2', 'none', '97 to 1,030']);
   expect(priceOf('h100=2', 'H100')).toBe(2);
   expect(priceOf('h100=2', 'b200')).toBeNull();
 });
@@ -106,4 +107,9 @@ test('a file of weights is of the model that its name begins with', () => {
     expect(placeNamed(name, places)).toEqual({ from: 'path', path: '/m/Qwen__Qwen3-8B.json' });
   }
   expect(placeNamed('Qwen3-8B-Q4_K_M.gguf', places)).toBeNull();
+});
+
+test('it is said by whose rules devices are chosen', () => {
+  expect(byRules('')).toContain('planner’s own pools');
+  expect(byRules('vllm')).toContain('rules of vllm');
 });

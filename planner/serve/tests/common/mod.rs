@@ -27,6 +27,7 @@ pub(crate) fn changed(name: &str, change: impl Fn(&mut serde_json::Value)) -> Mo
     Model::read_config("config.json", &config.to_string(), &ReadOptions::default()).unwrap().into()
 }
 
+#[allow(dead_code, reason = "not every test asks of a device")]
 pub(crate) fn on(device: &str) -> Options {
     Options { devices: Some(device.parse().unwrap()), ..Options::default() }
 }
