@@ -94,7 +94,9 @@ fn what_would_do_for_a_side_is_said_in_flags_of_that_side(
 ) {
     let output = disaggregate(&[sides, REQUEST, both]);
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
-    let tries = error.lines().filter_map(|line| Some(line.trim_start_matches([' ', '│']).strip_prefix("try ")?.split(": ").next()?.to_owned()));
+    let tries = error.lines().filter_map(|line| {
+        Some(line.trim_start_matches([' ', '│']).strip_prefix("try ")?.split(": ").next()?.to_owned())
+    });
     let tries: Vec<String> = tries.collect();
     assert!(output.status.code() == Some(3) && tries.iter().any(|change| change.starts_with(side)), "{error}");
     for change in tries {
