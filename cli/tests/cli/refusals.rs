@@ -122,7 +122,6 @@ fn a_missing_file_is_told_once(#[case] args: &[&str]) {
 
 #[rstest]
 #[case("80", "80GiB")]
-#[case("4090", "rtx-4090")]
 #[case("a100", "a100-80gb")]
 fn a_device_that_may_be_two_things_is_refused_with_what_would_do(#[case] stated: &str, #[case] instead: &str) {
     let output = cacheplan(&["plan", config(NANO).to_str().unwrap(), "--device-memory", stated]);

@@ -244,7 +244,7 @@ impl Told {
             (Fact::MemoryShare, Some(SHARE)),
             (Fact::Tp, engine.engine.ranks_flag()),
             (Fact::Pp, stages_flag(name)),
-            (Fact::PrefixCaching, prefixes.map(|(flag, ..)| flag)),
+            (Fact::PrefixCaching, prefixes.as_ref().map(|(flag, ..)| *flag)),
             (length, Some(engine.engine.length_flag())),
             (Fact::MaxBatchSize, sequences),
             (Fact::MaxNumTokens, step_flag(name)),
@@ -260,9 +260,9 @@ impl Told {
                 Unit::Hundredths => format!("{:.2}", logged.low as f64 / 100.0),
                 _ => logged.low.to_string(),
             };
-            let remedy = match prefixes.filter(|_| fact == Fact::PrefixCaching) {
-                Some((_, on, _)) if logged.low == 1 => on(),
-                Some((.., off)) => off(),
+            let remedy = match prefixes.as_ref().filter(|_| fact == Fact::PrefixCaching) {
+                Some((_, on, _)) if logged.low == 1 => on.clone(),
+                Some((.., off)) => off.clone(),
                 None => Remedy::Set(flag, value),
             };
             let Some(changed) = remedy.applied(&words, start, &known).into_iter().next() else {
@@ -325,12 +325,12 @@ fn stages_flag(engine: &str) -> Option<&'static str> {
 }
 
 /// The flag that says whether prefixes are kept, and the changes by which they are and are not.
-fn prefix_switch(engine: &str) -> Option<(&'static str, fn() -> Remedy, fn() -> Remedy)> {
+fn prefix_switch(engine: &str) -> Option<(&'static str, Remedy, Remedy)> {
     const ON: &str = "--enable-prefix-caching";
     const OFF: &str = "--disable-radix-cache";
     match engine {
-        "vllm" => Some((ON, || Remedy::Set(ON, String::new()), || Remedy::Set(NO_PREFIXES, String::new()))),
-        "sglang" => Some((OFF, || Remedy::Remove(OFF), || Remedy::Set(OFF, String::new()))),
+        "vllm" => Some((ON, Remedy::Set(ON, String::new()), Remedy::Set(NO_PREFIXES, String::new()))),
+        "sglang" => Some((OFF, Remedy::Remove(OFF), Remedy::Set(OFF, String::new()))),
         _ => None,
     }
 }
@@ -379,7 +379,7 @@ fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) 
         values.iter().map(|value| vec![Remedy::Set(flag, (*value).to_owned())]).collect()
     };
     let prefixes = prefix_switch(engine.engine.name());
-    let prefixes = prefixes.map_or(Vec::new(), |(_, on, off)| vec![vec![on()], vec![off()]]);
+    let prefixes = prefixes.map_or(Vec::new(), |(_, on, off)| vec![vec![on], vec![off]]);
     let guesses = match engine.engine.name() {
         "vllm" => [
             values("--kv-cache-dtype", &["auto", "fp8"]),

@@ -465,7 +465,7 @@ fn what_ends_the_longest_sequence_is_said_alike_by_plan_and_fit(
     let asked = FitQuestion { max_devices: 1, ..question(&[device], 1, 2) };
     let fitted = request.longest_that_fits(&asked, Engines::NONE).unwrap();
     let alone = request
-        .with_budget(budget(&format!("max_batch_size = 2\n[memory]\nfraction = 0.9\nof = 'total'")))
+        .with_budget(budget("max_batch_size = 2\n[memory]\nfraction = 0.9\nof = 'total'"))
         .with_devices(asked.devices[0].1.clone());
     let planned = alone.longest_sequence().unwrap();
     assert_eq!([alone.longest_is(fitted), alone.longest_is(planned)], [said, said]);

@@ -46,11 +46,11 @@ pub enum FrontendError {
         "{file}: `{what}` of model_type `{model_type}` cannot be told: {untold}; state it, or pass --assume KEY=VALUE", file = Shown(.file), what = Shown(.what), model_type = Shown(.model_type), untold = Untold::new(.keys, .near, .unsaid, &"there"))]
     Missing {
         /// The file.
-        file: String,
+        file: Box<str>,
         /// The model_type.
         model_type: String,
         /// The dimension.
-        what: String,
+        what: Box<str>,
         /// The keys that would tell it and are not there.
         keys: Box<str>,
         /// Those that are and say nothing, with their values, such as a null.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use cacheplan_files::Shown;
+
 use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
@@ -109,7 +111,7 @@ fn environment(before: &[String], variables: &mut Variables, origin: &Origin<'_>
                 Some((name, value)) if is_name(name) => variables.set(name, vec![value.to_owned()], true),
                 _ if states && word.starts_with(MARKS) => {
                     origin.reading.charge(variables.weight(), &origin.at)?;
-                    variables.unread(origin.unread("env".to_owned()));
+                    variables.unread(origin.unread("env"));
                 }
                 _ => states = false,
             },
@@ -138,7 +140,7 @@ const OF_SUDO: [&str; 11] = [
 /// # Errors
 /// Such flags without a program: an image hands them to its engine, and none that is known.
 pub(super) fn pass_over(words: &[String], origin: &Origin<'_>) -> Result<(), ManifestError> {
-    let written = |text: &str| unknown::written(text).chars().take(200).collect::<String>();
+    let written = |text: &str| Shown(&unknown::written(text)).to_string().chars().take(200).collect::<String>();
     if engine::is_named(words) {
         let line = origin.at.line.map_or(String::new(), |line| format!(" (line {line})"));
         origin.reading.pass_over(format!("`{}`{line}", written(base(&words[0]))));

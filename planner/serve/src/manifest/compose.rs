@@ -101,7 +101,7 @@ fn environment(service: &Service<'_>) -> Result<Variables, ManifestError> {
         let files = if files.raw().is_some() { vec![files] } else { files.items()? };
         for file in files {
             let name = interpolated(&file.get("path").unwrap_or_else(|| file.clone()))?;
-            of_files.unread(kubernetes::unread(&file, format!("env_file {name}")));
+            of_files.unread(kubernetes::unread(&file, &format!("env_file {name}")));
         }
     }
     variables.stand_over(of_files);

@@ -71,7 +71,7 @@ pub(super) fn run(
             },
             "--env-file" => {
                 let file = if value.contains(MARKS) { "" } else { &value };
-                of_files.unread(origin.unread(format!("--env-file {file}")));
+                of_files.unread(origin.unread(&format!("--env-file {file}")));
             }
             "--gpus" => (gpus, is_asked) = (devices(&value), true),
             "--runtime" => by_runtime = value == RUNTIME,

@@ -190,7 +190,7 @@ fn environment_of_maps(container: &Spot<'_>, variables: &mut Variables) -> Resul
         }
         if !is_here {
             let name = named("configMapRef").or_else(|| named("secretRef")).unwrap_or_default();
-            taken.unread(unread(&source, format!("envFrom {name}")));
+            taken.unread(unread(&source, &format!("envFrom {name}")));
         }
     }
     variables.stand_over(taken);
@@ -198,8 +198,8 @@ fn environment_of_maps(container: &Spot<'_>, variables: &mut Variables) -> Resul
 }
 
 /// What sets variables and is not read, where it is named.
-pub(super) fn unread(at: &Spot<'_>, what: String) -> Unread {
-    let what = unknown::written(&what).trim().chars().take(120).collect();
+pub(super) fn unread(at: &Spot<'_>, what: &str) -> Unread {
+    let what = unknown::written(what).trim().chars().take(120).collect();
     Unread { what, why: Why::InFile, line: at.place().line }
 }
 
@@ -208,7 +208,7 @@ pub(super) fn environment_of_secret(spot: &Spot<'_>, variables: &mut Variables) 
     let Some(secret) = spot.get("envFromSecret") else { return };
     let name = secret.get("name").unwrap_or_else(|| secret.clone()).raw().unwrap_or_default();
     let mut taken = Variables::default();
-    taken.unread(unread(&secret, format!("envFromSecret {name}")));
+    taken.unread(unread(&secret, &format!("envFromSecret {name}")));
     variables.stand_over(taken);
 }
 

@@ -55,7 +55,7 @@ impl<'a> Origin<'a> {
     }
 
     /// What sets variables here and is not read.
-    pub(super) fn unread(&self, what: String) -> Unread {
+    pub(super) fn unread(&self, what: &str) -> Unread {
         let what = what.trim().chars().take(120).collect();
         Unread { what, why: Why::Sourced, line: self.at.line }
     }

@@ -293,7 +293,7 @@ fn sought_by(error: FrontendError, text: &str) -> FrontendError {
     let is_there = |key: &String| Source::find_toml(text, key, "").is_some();
     let (model_type, place, reason) = match &error {
         FrontendError::Missing { file, model_type, what, keys, unsaid, near } => {
-            let key = if what == KINDS { "pattern".to_owned() } else { format!("blocks.{what}") };
+            let key = if **what == *KINDS { "pattern".to_owned() } else { format!("blocks.{what}") };
             if !is_there(&key) {
                 return error;
             }

@@ -611,9 +611,9 @@ impl<'a> Values<'a> {
         let near = keys.iter().map(|key| near(key, there.iter().map(String::as_str)));
         let near: Vec<String> = near.filter(|near| !near.is_empty() && !absent.is_empty()).collect();
         FrontendError::Missing {
-            file: self.file.to_owned(),
+            file: self.file.into(),
             model_type: self.model_type.clone(),
-            what: what.to_owned(),
+            what: what.into(),
             keys: absent.join(", ").into(),
             unsaid: unsaid.join(", ").into(),
             near: near.join(", ").into(),

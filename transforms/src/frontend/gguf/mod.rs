@@ -32,9 +32,9 @@ pub(super) fn read(source: &Source, beside: &Files<'_>, options: &ReadOptions) -
     }
 
     let architecture = header.text("general.architecture").ok_or_else(|| FrontendError::Missing {
-        file: name.clone(),
+        file: name.as_str().into(),
         model_type: "gguf".to_owned(),
-        what: "the architecture".to_owned(),
+        what: "the architecture".into(),
         keys: "`general.architecture`".into(),
         unsaid: Box::default(),
         near: Box::default(),

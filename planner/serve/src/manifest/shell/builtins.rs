@@ -63,7 +63,7 @@ impl Shell<'_> {
                     for text in self.expansion().words(word)? {
                         match crate::words::assignment(&text) {
                             // `export $(cat file)` may set any of them.
-                            None if text.contains(MARKS) => self.unread(command.to_owned())?,
+                            None if text.contains(MARKS) => self.unread(command)?,
                             None => self.variables.export(&text),
                             Some(_) => self.assign(&Word::of(&text), exports)?,
                         }

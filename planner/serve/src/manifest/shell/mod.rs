@@ -359,7 +359,7 @@ impl Shell<'_> {
         const HOOKS: [&str; 6] = ["conda", "mamba", "pyenv", "hook", "shellenv", "ssh-agent"];
         let printed = unknown::written(&text);
         if text.trim_start().starts_with(MARKS) && !HOOKS.iter().any(|hook| printed.contains(hook)) {
-            self.unread("eval".to_owned())?;
+            self.unread("eval")?;
         }
         self.run_text(&text)
     }
@@ -396,11 +396,11 @@ impl Shell<'_> {
         if let Some(text) = written.map(|(_, text)| text.clone()) {
             return self.run_text(&text);
         }
-        self.unread(format!("source {}", if file.contains(MARKS) { "" } else { &file }))
+        self.unread(&format!("source {}", if file.contains(MARKS) { "" } else { &file }))
     }
 
     /// Something may set any variable here; a function does so whenever it is called.
-    fn unread(&mut self, what: String) -> Result<(), ManifestError> {
+    fn unread(&mut self, what: &str) -> Result<(), ManifestError> {
         if let Some((_, function)) = self.defining.last() {
             self.functions.entry(function.clone()).or_default().insert(UNREAD.to_owned());
         }
@@ -424,7 +424,7 @@ impl Shell<'_> {
             self.origin.reading.charge(32 * sets.len(), &self.origin.at)?;
             for name in sets.clone() {
                 match &*name {
-                    UNREAD => self.unread(words[0].bare().unwrap_or_default().to_owned())?,
+                    UNREAD => self.unread(words[0].bare().unwrap_or_default())?,
                     name => self.forget_value(name, Why::Function),
                 }
             }

@@ -336,7 +336,7 @@ impl<'a> Batch<'a> {
                     .map_or(rest, |inside| inside.rfind('"').map_or(inside, |end| &inside[..end]));
                 match stated.split_once('=') {
                     // `for /f %%i in (.env) do set %%i`: which it sets is in the file.
-                    found if found.map_or(stated, |(name, _)| name).starts_with('%') => self.unread("set".to_owned()),
+                    found if found.map_or(stated, |(name, _)| name).starts_with('%') => self.unread("set"),
                     Some((name, value)) if !name.is_empty() => self.assign(name, Ok(value), stand),
                     _ => Ok(()),
                 }
@@ -392,13 +392,13 @@ impl<'a> Batch<'a> {
         let is_sure = stand.when.is_none() && stand.is_certain;
         self.jumps.get_mut(&name).filter(|_| is_sure).into_iter().for_each(|state| state.is_certain = true);
         if self.labels.get(&name).is_some_and(|line| *line <= self.last_set) {
-            self.unread(format!("call :{name}"))?;
+            self.unread(&format!("call :{name}"))?;
         }
         Ok(())
     }
 
     /// Something that is called may set any variable.
-    fn unread(&mut self, what: String) -> Result<(), ManifestError> {
+    fn unread(&mut self, what: &str) -> Result<(), ManifestError> {
         let unread = self.origin.unread(what);
         let Some(state) = self.state.as_mut() else { return Ok(()) };
         self.origin.reading.charge(state.variables.weight(), &self.origin.at)?;
@@ -446,7 +446,7 @@ impl<'a> Batch<'a> {
                 // Another script takes the place of this one.
                 false => self.jump("eof", stand)?,
                 true if ENVIRONMENTS.contains(&crate::started::base(&program)) => {}
-                true => self.unread(format!("call {}", super::super::unknown::written(&words[0])))?,
+                true => self.unread(&format!("call {}", super::super::unknown::written(&words[0])))?,
             }
             return Ok(true);
         }

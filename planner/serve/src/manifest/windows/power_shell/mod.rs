@@ -388,7 +388,7 @@ impl<'a> Script<'a> {
         match low.strip_prefix("env:") {
             // Which it sets is in a file, or anywhere else.
             Some(name) if name.contains(unknown::MARKS) => {
-                self.scope.environment.unread(self.origin.unread("$env:".to_owned()));
+                self.scope.environment.unread(self.origin.unread("$env:"));
             }
             Some(name) => {
                 let text = value.text();
@@ -412,7 +412,7 @@ impl<'a> Script<'a> {
         let low = name.to_ascii_lowercase();
         match low.strip_prefix("env:") {
             Some(name) if name.contains(unknown::MARKS) => {
-                self.scope.environment.unread(self.origin.unread("$env:".to_owned()));
+                self.scope.environment.unread(self.origin.unread("$env:"));
             }
             Some(name) => self.scope.environment.set(&name.to_ascii_uppercase(), vec![mark], true),
             None => {
@@ -460,7 +460,7 @@ impl<'a> Script<'a> {
                 for (name, value) in &mut self.scope.variables {
                     *value = Value::Unknown(Why::Sourced.mark_of(&format!("${name}"), line));
                 }
-                self.scope.environment.unread(self.origin.unread(format!(". {}", unknown::written(&program))));
+                self.scope.environment.unread(self.origin.unread(&format!(". {}", unknown::written(&program))));
             }
             return Ok(false);
         }
