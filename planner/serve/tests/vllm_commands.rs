@@ -152,7 +152,7 @@ fn ours(command: &Command) -> Verdict {
 }
 
 /// Why an answer of either says nothing of the other: in which of them words are, and which.
-const BESIDE: [(bool, &str, &str); 9] = [
+const BESIDE: [(bool, &str, &str); 10] = [
     (true, "Arctic Inference is required", "a package that is not installed"),
     (true, "Failed to import Ray", "a package that is not installed"),
     (true, "hpc module", "a package that is not installed"),
@@ -162,6 +162,7 @@ const BESIDE: [(bool, &str, &str); 9] = [
     (false, "exceeds available Mamba cache blocks", "only a worker looks at it"),
     (false, "CUDA out of memory", "only a worker looks at it"),
     (false, "Load format", "only a worker looks at it"),
+    (false, "prefix_cache_retention_interval", "only the scheduler looks at it"),
 ];
 
 /// Why a question is none for both.
