@@ -44,6 +44,12 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// The same of a pod on each of so many nodes, which are joined for it.
+    pub(crate) fn on_nodes(self, nodes: u32) -> Self {
+        let gpus = self.gpus.map(|gpus| gpus.saturating_mul(nodes.max(1)));
+        Self { gpus, nodes: Some(nodes).filter(|nodes| *nodes > 1), ..self }
+    }
+
     /// The shortest command by which an engine serves a model.
     pub fn serving(engine: EngineSpec, model: &str) -> Self {
         let words = engine.program().split_whitespace().chain([model]);

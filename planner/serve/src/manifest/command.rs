@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use cacheplan_files::Shown;
-
 use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
-use super::unknown::{self, DOLLAR, MARKS, known};
+use super::unknown::{DOLLAR, MARKS, known};
 use super::variables::{Variables, is_name};
 use super::wheel::Wheels;
-use super::{engine, shell};
+use super::{engine, passed, shell};
 use crate::started::base;
 use crate::words::assignment;
 use crate::{Launch, secret};
@@ -135,38 +133,6 @@ const OF_SUDO: [&str; 11] = [
     "chroot",
 ];
 
-/// Notes words that start no engine which is read, and yet name an engine's command, or have flags that engines alone have.
-///
-/// # Errors
-/// Such flags without a program: an image hands them to its engine, and none that is known.
-pub(super) fn pass_over(words: &[String], origin: &Origin<'_>) -> Result<(), ManifestError> {
-    let written = |text: &str| Shown(&unknown::written(text)).to_string().chars().take(200).collect::<String>();
-    if engine::is_named(words) {
-        let line = origin.at.line.map_or(String::new(), |line| format!(" (line {line})"));
-        origin.reading.pass_over(format!("`{}`{line}", written(base(&words[0]))));
-    } else if let Some(flag) = engine::own_flag(words) {
-        let at = origin.at.clone();
-        let of = if origin.object.is_empty() { String::new() } else { format!(" of {}", origin.object) };
-        let what = |program: String| format!("{program}{of}, which is told `{flag}` as engines are,");
-        if words[0].starts_with('-') && !origin.through_shell {
-            let image = origin
-                .image
-                .as_deref()
-                .map_or("no image".to_owned(), |image| format!("the image `{}`", written(image)));
-            let instead =
-                "state an engine's own image or its command, such as [vllm, serve, ...]; render what is patched first";
-            return Err(ManifestError::NotRead { at, what: what(image), instead });
-        }
-        let program = format!("`{}`", written(base(&words[0])));
-        origin.reading.doubt(ManifestError::NotRead {
-            at,
-            what: what(program),
-            instead: "state the engine's own command",
-        });
-    }
-    Ok(())
-}
-
 /// The engines that these words start; `depth` more commands may stand in each other.
 fn launches(
     words: &[String],
@@ -175,7 +141,7 @@ fn launches(
     depth: usize,
 ) -> Result<Vec<Launch>, ManifestError> {
     let Some((index, start)) = engine::start(words) else {
-        pass_over(words, origin)?;
+        passed::pass_over(words, origin)?;
         return engine::open(words).map_or(Ok(Vec::new()), |word| known(word, &origin.at).map(|_| Vec::new()));
     };
     let Some(depth) = depth.checked_sub(1) else {

@@ -2,7 +2,6 @@
 
 use super::command;
 use super::error::ManifestError;
-use super::kinds::on_nodes;
 use super::kubernetes::{self, Objects};
 use super::reading::Spot;
 use super::variables::Variables;
@@ -31,7 +30,7 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         }
         let nodes = nodes(&service)?;
         let launches = command::of_container(kubernetes::container_of(&container, variables)?, &origin)?;
-        found.extend(launches.into_iter().map(|launch| on_nodes(launch, nodes)));
+        found.extend(launches.into_iter().map(|launch| launch.on_nodes(nodes)));
     }
     for component in spec.list("components")? {
         let name = component.get("name").and_then(|name| name.raw()).unwrap_or("");
@@ -39,7 +38,7 @@ pub(super) fn launches(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<L
         if let Some(pod) = component.dig(&["podTemplate", "spec"]) {
             let launches = kubernetes::pod_launches(&pod, &title, objects, &shared)?;
             let nodes = nodes(&component)?;
-            found.extend(launches.into_iter().map(|launch| on_nodes(launch, nodes)));
+            found.extend(launches.into_iter().map(|launch| launch.on_nodes(nodes)));
         }
     }
     Ok(found)

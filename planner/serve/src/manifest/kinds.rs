@@ -41,12 +41,6 @@ pub(super) fn in_group(size: u32, index: &str) -> Variables {
     variables
 }
 
-/// A launch of a pod on each of so many nodes, which are joined for it.
-pub(super) fn on_nodes(launch: Launch, nodes: u32) -> Launch {
-    let gpus = launch.gpus.map(|gpus| gpus.saturating_mul(nodes.max(1)));
-    Launch { gpus, nodes: Some(nodes).filter(|nodes| *nodes > 1), ..launch }
-}
-
 /// The engines of a group, of which each pod is a node: what its leader starts, and what the first of its workers does.
 fn leader_worker_set(object: &Spot<'_>, objects: &Objects<'_>) -> Result<Vec<Launch>, ManifestError> {
     let title = kubernetes::title(object);

@@ -1,7 +1,6 @@
 //! KServe: `InferenceService` and `LLMInferenceService`, whose commands are made of what they state of a model.
 
 use super::error::ManifestError;
-use super::kinds::on_nodes;
 use super::kubernetes::{self, Objects};
 use super::origin::{Origin, launch};
 use super::reading::Spot;
@@ -43,7 +42,7 @@ pub(super) fn inference_service(object: &Spot<'_>, objects: &Objects<'_>) -> Res
         }
         // The words are not those of `args`.
         let origin = Origin { items: Vec::new(), ..kubernetes::origin(&model, &predictor, &title, objects)? };
-        found.push(on_nodes(launch(&words, &container.variables, &origin)?, nodes));
+        found.push(launch(&words, &container.variables, &origin)?.on_nodes(nodes));
     }
     Ok(found)
 }
@@ -163,5 +162,5 @@ fn pool_launch(
         words.extend(container.arguments);
         variables = container.variables;
     }
-    Ok(vec![on_nodes(launch(&words, &variables, &origin)?, nodes)])
+    Ok(vec![launch(&words, &variables, &origin)?.on_nodes(nodes)])
 }

@@ -17,6 +17,7 @@ mod kinds;
 mod kserve;
 mod kubernetes;
 mod origin;
+mod passed;
 mod ray;
 mod reading;
 mod shell;
