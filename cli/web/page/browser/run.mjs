@@ -557,7 +557,7 @@ test('what is refused leaves nothing of the plan before', async ({ address }) =>
     await page.evaluate((hash) => { location.hash = hash; }, fragment({ device: '1GiB' }));
     assert.match(await refusal(page), /exit code 3/);
     assert.deepEqual(await shown(page), ['summary', 'why', 'chosen', 'change', 'fit']);
-    assert.match(await page.$eval('#summary', (card) => card.textContent), /^No, it does not fit: short of [\d.]+ \w+\.$/);
+    assert.match(await page.$eval('#summary', (card) => card.textContent), /^No, it does not fit: short of [\d.]+ \w+, in the planner’s own pools/);
     // No model: nothing stays.
     await page.$eval('#pasted', (area) => {
       area.value = '{';
