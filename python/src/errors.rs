@@ -37,7 +37,7 @@ pub(crate) fn model(error_: FrontendError) -> PyErr {
     let said = match &error_ {
         FrontendError::Missing { what, keys, unsaid, .. } => {
             let hint = if keys.is_empty() { unsaid.to_string() } else { format!("one of {keys}") };
-            Said { key: Some(what.clone()), hint: Some(hint), found: None }
+            Said { key: Some(what.to_string()), hint: Some(hint), found: None }
         }
         FrontendError::BadValue { key, found, expected, .. } => {
             Said { key: Some(key.clone()), found: Some(found.clone()), hint: Some(expected.clone()) }
