@@ -278,7 +278,8 @@ pub struct Freed {
     pub fit: Fit,
     /// The flags.
     pub flags: Vec<String>,
-    /// The words of its command.
+    /// The words of its command, whose model is as each door names it.
+    #[serde(skip)]
     pub command: Vec<String>,
 }
 
