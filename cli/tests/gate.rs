@@ -1,30 +1,15 @@
 //! Commands in the files of a repository, as they are checked before they are merged: the action, the hook, what is expected of each.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
+use common::{cacheplan, config, root, said};
 use rstest::rstest;
 
 const QWEN: &str = "Qwen__Qwen3-8B";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn config(model: &str) -> String {
-    root().join(format!("tests/fixtures/configs/{model}.json")).display().to_string()
-}
-
-fn cacheplan(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_cacheplan")).args(args).env("NO_COLOR", "1").output().unwrap()
-}
-
-fn said(output: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
 
 /// The text below `key: |` in a file of an action, without its indentation.
 fn block(text: &str, key: &str) -> String {

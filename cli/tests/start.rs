@@ -1,34 +1,19 @@
 //! Commands that start an engine, behind `--`, in files and piped in.
 
+mod common;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use common::{cacheplan, config, root, said};
 use rstest::rstest;
 
 const QWEN: &str = "Qwen__Qwen3-8B";
 
 /// Of 24 GiB, of which the weights take 15.3, what the engine measures leaves room for so long a sequence or does not.
 const MAY_START: [&str; 2] = ["--max-model-len", "36864"];
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn config(model: &str) -> String {
-    root().join(format!("tests/fixtures/configs/{model}.json")).display().to_string()
-}
-
-fn cacheplan(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_cacheplan")).args(args).env("NO_COLOR", "1").output().unwrap()
-}
-
-fn said(output: &Output) -> (Option<i32>, String, String) {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (output.status.code(), text(&output.stdout), text(&output.stderr))
-}
 
 #[test]
 fn plan_writes_the_log_that_the_engine_would() {

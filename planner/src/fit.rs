@@ -20,7 +20,6 @@ use crate::config::Config;
 use crate::device::{DeviceInfo, DeviceKind};
 use crate::engines::{EngineSpec, Layout};
 use crate::error::PlanError;
-use crate::limits::MAX_COUNT;
 use crate::parallel::Parallel;
 use crate::request::PlanRequest;
 use crate::size::ByteSize;
@@ -244,8 +243,7 @@ impl PlanRequest {
             let asked = || engines.asked.iter().any(|engine| tries.iter().any(|layout| told(*engine, *layout)));
             engines.own && tries.iter().any(|layout| own(*layout)) || asked()
         };
-        let most = self.info().max_position_embeddings.unwrap_or(MAX_COUNT);
-        Ok(last(most.min(MAX_COUNT), |context| context == 0 || holds(context)))
+        Ok(last(self.most_tokens(), |context| context == 0 || holds(context)))
     }
 
     /// What a layout admits in some dtypes, or by an engine that is told it.

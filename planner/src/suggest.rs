@@ -52,8 +52,7 @@ impl PlanRequest {
             request.planned().is_some_and(|found| found.plan.capacity.sequences >= asked)
                 && self.engine().is_none_or(admits)
         };
-        let longest =
-            last(self.info().max_position_embeddings.unwrap_or(MAX_COUNT), |length| length == 0 || holds(length));
+        let longest = last(self.most_tokens(), |length| length == 0 || holds(length));
         if longest > 0 {
             return Ok(longest);
         }
@@ -80,6 +79,11 @@ impl PlanRequest {
                 }
             }
         })
+    }
+
+    /// The longest sequences that are planned.
+    pub fn most_tokens(&self) -> u64 {
+        self.info().max_position_embeddings.unwrap_or(MAX_COUNT).min(MAX_COUNT)
     }
 
     /// What ends the longest sequences, of which so many tokens were found.

@@ -15,7 +15,7 @@ use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::{Models, Options};
 use crate::remedy::Remedy;
-use crate::search::NO_PREFIXES;
+use crate::search::prefix_switch;
 
 /// The log of a start beside the command that it is of.
 #[derive(Debug, Serialize)]
@@ -239,11 +239,11 @@ impl Told {
         let sequences = engine.engine.sequences_flag();
         let sequences = Some(sequences).filter(|flag| name != "sglang" || said.settings.contains_key(flag));
         let length = if name == "llama.cpp" { Fact::Tokens } else { Fact::MaxSeqLen };
-        let prefixes = prefix_switch(name);
+        let prefixes = prefix_switch(engine.engine);
         let told = [
             (Fact::MemoryShare, Some(SHARE)),
             (Fact::Tp, engine.engine.ranks_flag()),
-            (Fact::Pp, stages_flag(name)),
+            (Fact::Pp, engine.engine.stages_flag()),
             (Fact::PrefixCaching, prefixes.as_ref().map(|(flag, ..)| *flag)),
             (length, Some(engine.engine.length_flag())),
             (Fact::MaxBatchSize, sequences),
@@ -308,31 +308,11 @@ fn settings(launch: &Launch, models: &Models, options: &Options) -> Result<BTree
     let found = [
         (Fact::MemoryShare, share.map(|share| (f64::from(share) * 100.0).round() as u64)),
         (Fact::Tp, engine.engine.ranks_flag().and_then(size)),
-        (Fact::Pp, stages_flag(engine.engine.name()).and_then(size)),
+        (Fact::Pp, engine.engine.stages_flag().and_then(size)),
         (Fact::DraftTokens, Some(drafts)),
         (Fact::PrefixCaching, budget.engine.prefix_caching.map(u64::from)),
     ];
     Ok(found.into_iter().filter_map(|(fact, value)| Some((fact, Logged::exact(value?)))).collect())
-}
-
-/// The flag for the stages of a pipeline.
-fn stages_flag(engine: &str) -> Option<&'static str> {
-    match engine {
-        "vllm" => Some("--pipeline-parallel-size"),
-        "sglang" => Some("--pp-size"),
-        _ => None,
-    }
-}
-
-/// The flag that says whether prefixes are kept, and the changes by which they are and are not.
-fn prefix_switch(engine: &str) -> Option<(&'static str, Remedy, Remedy)> {
-    const ON: &str = "--enable-prefix-caching";
-    const OFF: &str = "--disable-radix-cache";
-    match engine {
-        "vllm" => Some((ON, Remedy::Set(ON, String::new()), Remedy::Set(NO_PREFIXES, String::new()))),
-        "sglang" => Some((OFF, Remedy::Remove(OFF), Remedy::Set(OFF, String::new()))),
-        _ => None,
-    }
 }
 
 /// What a log says of a fact.
@@ -373,12 +353,12 @@ impl Compare<'_> {
 
 /// The first of usual changes with which a command is as logged.
 fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) -> bool) -> Option<String> {
-    let Program { engine, start, .. } = Program::of(launch, options.version.as_deref()).ok()?;
-    let known = flags(engine.engine, engine.version);
+    let version = options.version.as_deref();
+    let Program { engine, .. } = Program::of(launch, version).ok()?;
     let values = |flag: &'static str, values: &[&str]| -> Vec<Vec<Remedy>> {
         values.iter().map(|value| vec![Remedy::Set(flag, (*value).to_owned())]).collect()
     };
-    let prefixes = prefix_switch(engine.engine.name());
+    let prefixes = prefix_switch(engine.engine);
     let prefixes = prefixes.map_or(Vec::new(), |(_, on, off)| vec![vec![on], vec![off]]);
     let guesses = match engine.engine.name() {
         "vllm" => [
@@ -394,15 +374,10 @@ fn explained(launch: &Launch, options: &Options, is_as_logged: impl Fn(&Launch) 
         _ => Vec::new(),
     };
     let found = guesses.into_iter().find(|remedies| {
-        let apply = |words: Vec<String>, remedy: &Remedy| remedy.applied(&words, start, &known).into_iter().next();
-        let words = remedies.iter().try_fold(launch.words.clone(), apply);
-        words.is_some_and(|words| words != launch.words && is_as_logged(&Launch { words, ..launch.clone() }))
+        let changed = launch.changed(remedies, version);
+        changed.is_some_and(|changed| changed.words != launch.words && is_as_logged(&changed))
     })?;
-    let said = found.iter().map(|remedy| match remedy {
-        Remedy::Set(flag, value) => format!("{flag} {value}").trim_end().to_owned(),
-        remedy => format!("without {}", remedy.flag()),
-    });
-    let said: Vec<String> = said.collect();
+    let said: Vec<String> = found.iter().map(Remedy::written).collect();
     Some(format!(
         "it would be as logged {}{}",
         if said[0].starts_with("without") { "" } else { "with " },

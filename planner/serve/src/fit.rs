@@ -9,6 +9,7 @@ use cacheplan_planner::fit::{Answer, AskedOf, Engines, Freed, Told};
 use cacheplan_planner::{DeviceInfo, Engine, EngineSpec, FitQuestion, Override, PlanRequest, Prices, StatedWeights};
 
 use crate::answer::Starts;
+use crate::bisect::last;
 use crate::error::ServeError;
 use crate::found::{asked_of, outcome};
 use crate::launch::Launch;
@@ -16,8 +17,6 @@ use crate::question::{Models, Options};
 use crate::remedy::Remedy;
 use crate::search::free;
 
-/// Tokens that are looked at where a model states no maximum.
-const MOST_TOKENS: u64 = 1 << 20;
 /// The most rows of which more flags are tried.
 const MOST_FREED: usize = 16;
 
@@ -128,14 +127,14 @@ impl Asks {
             let stated = question.weights.filter(|_| !layout.quantizes);
             let weights = stated.and_then(|stated| request.weights_as(stated, Some(engine.engine)));
             let (launch, options) = self.told(Told { engine, device, layout: &layout, weights }).ok()??;
-            free(engine.engine).into_iter().find_map(|remedies| {
+            free(engine.engine).into_iter().find_map(|(remedies, reuses_prefixes)| {
                 let launch = launch.changed(&remedies, options.version.as_deref())?;
                 let found = outcome(&launch, &self.models, &options).ok()?;
                 let between = found.sequences?;
                 let between = [between.low, between.high].map(|of| of.saturating_mul(replicas));
                 let flags = remedies.iter().map(Remedy::written).collect();
                 let holds = found.starts == Starts::Yes && between[0] >= needed;
-                holds.then(|| Freed::of(fit, between, flags, launch.shown()))
+                holds.then(|| Freed::of(fit, between, flags, reuses_prefixes, launch.shown()))
             })
         })
     }
@@ -289,13 +288,9 @@ impl Asks {
             let launch = launch.changed(&all, options.version.as_deref())?;
             Some(outcome(&launch, &self.models, &options).ok()?.starts == Starts::Yes)
         };
-        let most = request.model().info().max_position_embeddings.unwrap_or(MOST_TOKENS) / CELLS;
-        let (mut fitting, mut failing) = (0, most + 1);
-        while failing - fitting > 1 {
-            let middle = fitting + (failing - fitting) / 2;
-            if starts(middle).unwrap_or(false) { fitting = middle } else { failing = middle }
-        }
-        (fitting > 0).then_some(fitting * CELLS)
+        let most = request.most_tokens() / CELLS;
+        let longest = last(most, |steps| starts(steps).unwrap_or(false)) * CELLS;
+        Some(longest).filter(|longest| *longest > 0)
     }
 
     /// What the rules that are asked leave free beside the longest that they hold, and what is longer without that, in words.

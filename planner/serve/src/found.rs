@@ -12,6 +12,7 @@ use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
 
 use crate::answer::{Answer, Starts};
+use crate::bisect::last;
 use crate::cap::Cap;
 use crate::error::ServeError;
 use crate::launch::Launch;
@@ -403,12 +404,7 @@ pub(crate) fn told(request: &PlanRequest, bytes: u64, length: u64) -> PlanReques
 /// The longest sequence that so many bytes hold.
 pub(crate) fn longest(request: &PlanRequest, engine: EngineSpec, bytes: u64, most: u64) -> Option<u64> {
     let fits = |length: u64| told(request, bytes, length).predict(engine).is_ok();
-    let (mut fitting, mut failing) = (0, most);
-    while failing - fitting > 1 {
-        let middle = fitting + (failing - fitting) / 2;
-        if fits(middle) { fitting = middle } else { failing = middle }
-    }
-    (fitting > 0).then_some(fitting)
+    Some(last(most.saturating_sub(1), fits)).filter(|longest| *longest > 0)
 }
 
 /// Weights that no device holds end before any cache.

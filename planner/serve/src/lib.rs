@@ -9,6 +9,7 @@
 
 mod answer;
 mod asked;
+mod bisect;
 mod cap;
 mod change;
 mod check;

@@ -5,6 +5,7 @@ use cacheplan_planner::logs::Fact;
 use cacheplan_planner::{ByteSize, Devices, Engine};
 
 use crate::answer::{Answer, Change, Starts};
+use crate::bisect::last;
 use crate::cap::Cap;
 use crate::flags::parse::Parsed;
 use crate::flags::table::flags;
@@ -24,19 +25,27 @@ const SHARES: [&str; 6] = ["0.95", "0.93", "0.9", "0.88", "0.85", "0.8"];
 const KEYS: &str = "--cache-type-k";
 const VALUES: &str = "--cache-type-v";
 
-/// Tells vLLM to keep no prefixes.
-pub(crate) const NO_PREFIXES: &str = "--no-enable-prefix-caching";
+/// The flag that says whether prefixes are kept, and the changes by which they are and are not.
+pub(crate) fn prefix_switch(engine: Engine) -> Option<(&'static str, Remedy, Remedy)> {
+    const ON: &str = "--enable-prefix-caching";
+    const OFF: &str = "--disable-radix-cache";
+    match engine.name() {
+        "vllm" => Some((ON, Remedy::Set(ON, String::new()), Remedy::Set("--no-enable-prefix-caching", String::new()))),
+        "sglang" => Some((OFF, Remedy::Remove(OFF), Remedy::Set(OFF, String::new()))),
+        _ => None,
+    }
+}
 
-/// Changes that cost neither devices nor precision, with which an engine may hold more: the least first.
-pub(crate) fn free(engine: Engine) -> Vec<Vec<Remedy>> {
-    let (share, prefixes) = match engine.name() {
-        "vllm" => (("--gpu-memory-utilization", "0.95"), NO_PREFIXES),
-        "sglang" => (("--mem-fraction-static", SHARES[2]), "--disable-radix-cache"),
+/// Changes that cost neither devices nor precision, with which an engine may hold more, and whether prefixes are reused with them: what
+/// costs least first.
+pub(crate) fn free(engine: Engine) -> Vec<(Vec<Remedy>, bool)> {
+    let share = match engine.name() {
+        "vllm" => Remedy::Set("--gpu-memory-utilization", "0.95".to_owned()),
+        "sglang" => Remedy::Set("--mem-fraction-static", SHARES[2].to_owned()),
         _ => return Vec::new(),
     };
-    let share = Remedy::Set(share.0, share.1.to_owned());
-    let prefixes = Remedy::Set(prefixes, String::new());
-    vec![vec![share.clone()], vec![prefixes.clone()], vec![prefixes, share]]
+    let none = prefix_switch(engine).map(|(_, _, off)| [(vec![off.clone()], false), (vec![off, share.clone()], false)]);
+    std::iter::once((vec![share], true)).chain(none.into_iter().flatten()).collect()
 }
 
 /// What is asked, and how it is answered as it stands.
@@ -171,15 +180,8 @@ impl Search<'_> {
         if limits.max_batch_size.is_some_and(|most| most < expected) {
             return None;
         }
-        let (mut low, mut fails, mut holds) = (0, limits.max_seq_len.div_ceil(STEP), None);
-        while fails - low > 1 {
-            let middle = low.midpoint(fails);
-            match told(middle) {
-                Some(changed) => (low, holds) = (middle, Some(changed)),
-                None => fails = middle,
-            }
-        }
-        holds
+        let most = last(limits.max_seq_len.div_ceil(STEP).saturating_sub(1), |steps| told(steps).is_some());
+        Some(most).filter(|steps| *steps > 0).and_then(told)
     }
 
     fn takes_devices(&self, remedies: &[Remedy]) -> bool {
@@ -212,7 +214,7 @@ impl Search<'_> {
             let number = |flag: &str| u64::try_from(parsed.settings.get(flag)?.whole()?).ok();
             let Remedy::Set(flag, ranks) = &remedy else { return None };
             let ranks = ranks.parse::<u64>().ok().filter(|_| Some(*flag) == engine.engine.ranks_flag())?;
-            let stages = ["--pipeline-parallel-size", "--pp-size"].into_iter().find_map(number).unwrap_or(1);
+            let stages = engine.engine.stages_flag().and_then(number).unwrap_or(1);
             let nodes = ranks.saturating_mul(stages).div_ceil(self.node().into());
             (nodes > number(NODES).unwrap_or(1)).then(|| Remedy::Set(NODES, nodes.to_string()))
         };
@@ -357,8 +359,6 @@ impl Search<'_> {
                 // Fewer states are kept for reuse.
                 Remedy::Set("--mamba-cache-mode", "align".into()),
                 Remedy::Remove("--enable-prefix-caching"),
-                // Where it keeps prefixes by default.
-                Remedy::Set(NO_PREFIXES, String::new()),
             ]),
             "sglang" => {
                 tries.push(Remedy::Set("--kv-cache-dtype", "fp8_e4m3".into()));
@@ -367,6 +367,8 @@ impl Search<'_> {
             }
             _ => {}
         }
+        // Where it keeps prefixes by default.
+        tries.extend(self.engine().filter(|_| name == "vllm").and_then(prefix_switch).map(|(_, _, off)| off));
         // Other weights are another model, which is offered where this one is too large.
         let is_short = answer.starts != Starts::Yes || answer.least() < expected;
         if is_short
@@ -390,12 +392,7 @@ impl Search<'_> {
         let most = self.answer.tokens_each.map_or(cells, |each| each.saturating_mul(slots).min(cells)) / step;
         let of = |steps: u64| Remedy::Set(length, (steps * step).to_string());
         let starts = |steps: u64| self.outcome(&[of(steps)]).is_some_and(|(_, answer)| answer.starts == Starts::Yes);
-        let (mut fitting, mut failing) = (0, most + 1);
-        while failing - fitting > 1 {
-            let middle = fitting + (failing - fitting) / 2;
-            if starts(middle) { fitting = middle } else { failing = middle }
-        }
-        let fewer = (fitting > 0).then(|| of(fitting));
+        let fewer = Some(last(most, starts)).filter(|steps| *steps > 0).map(of);
         let narrow = Remedy::Set(KEYS, "q8_0".to_owned());
         fewer.into_iter().chain([narrow, Remedy::Remove("--n-gpu-layers")]).collect()
     }

@@ -156,6 +156,11 @@ impl Engine {
         self.0.told.sizes.first().copied()
     }
 
+    /// The flag for the stages of a pipeline.
+    pub fn stages_flag(self) -> Option<&'static str> {
+        self.0.told.sizes.get(1).copied()
+    }
+
     /// The flag for the tokens of a sequence; of llama.cpp for those of all.
     pub const fn length_flag(self) -> &'static str {
         self.0.told.length

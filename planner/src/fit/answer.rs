@@ -278,6 +278,8 @@ pub struct Freed {
     pub fit: Fit,
     /// The flags.
     pub flags: Vec<String>,
+    /// Whether the engine goes on reusing prefixes.
+    pub reuses_prefixes: bool,
     /// The words of its command, whose model is as each door names it.
     #[serde(skip)]
     pub command: Vec<String>,
@@ -285,10 +287,10 @@ pub struct Freed {
 
 impl Freed {
     /// A row whose command, told these flags, holds so many at least and at most.
-    pub fn of(fit: &Fit, between: [u64; 2], flags: Vec<String>, command: Vec<String>) -> Self {
+    pub fn of(fit: &Fit, between: [u64; 2], flags: Vec<String>, reuses_prefixes: bool, command: Vec<String>) -> Self {
         let fit =
             Fit { sequences: between[0], sequences_between: Some(between), holds: true, may_hold: true, ..fit.clone() };
-        Self { fit, flags, command }
+        Self { fit, flags, reuses_prefixes, command }
     }
 }
 

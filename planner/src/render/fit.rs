@@ -52,11 +52,7 @@ impl Answer {
     fn changes(&self, freed: &Freed) -> String {
         let fit = &freed.fit;
         let price = fit.per_hour.map(|hour| format!(", {}", self.price(hour))).unwrap_or_default();
-        let lost = if freed.flags.iter().any(|flag| flag.contains("-prefix-") || flag.contains("radix")) {
-            ", and reuses no prefix"
-        } else {
-            ""
-        };
+        let lost = if freed.reuses_prefixes { "" } else { ", and reuses no prefix" };
         let (flags, held) = (freed.flags.join(" and "), fit.held());
         let said = format!(
             "with {flags}: {} x {}, {}, surely holds {held}{price}{lost}",

@@ -6,6 +6,7 @@ use cacheplan_planner::plan::{LedgerItem, LedgerLine};
 use cacheplan_planner::{EngineSpec, PlanError, PlanRequest};
 
 use super::{At, End};
+use crate::bisect::last;
 use crate::error::ServeError;
 use crate::question::{Held, Limits, Placed, Short};
 
@@ -47,12 +48,8 @@ fn held(request: &PlanRequest, engine: EngineSpec, placed: &Placed, limits: &Lim
             if lacks(&stated, whole)[at].is_none() {
                 return Some(all);
             }
-            let (mut fitting, mut failing) = (fewest / CELLS, all / CELLS + 1);
-            while failing - fitting > 1 {
-                let middle = fitting + (failing - fitting) / 2;
-                if fits(middle * CELLS) { fitting = middle } else { failing = middle }
-            }
-            fits(fewest).then(|| (fitting * CELLS).max(fewest))
+            let most = last(all / CELLS, |steps| steps <= fewest / CELLS || fits(steps * CELLS));
+            fits(fewest).then(|| (most * CELLS).max(fewest))
         };
         if let Some(most) = most_cells(0) {
             let fewer = most_cells(1).unwrap_or(fewest);

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use super::docker::{self, Container};
 use super::error::ManifestError;
 use super::origin::{Origin, launch};
+use super::passed_over::pass_over;
 use super::unknown::{DOLLAR, MARKS, known};
 use super::variables::{Variables, is_name};
 use super::wheel::Wheels;
-use super::{engine, passed, shell};
+use super::{engine, shell};
 use crate::started::base;
 use crate::words::assignment;
 use crate::{Launch, secret};
@@ -141,7 +142,7 @@ fn launches(
     depth: usize,
 ) -> Result<Vec<Launch>, ManifestError> {
     let Some((index, start)) = engine::start(words) else {
-        passed::pass_over(words, origin)?;
+        pass_over(words, origin)?;
         return engine::open(words).map_or(Ok(Vec::new()), |word| known(word, &origin.at).map(|_| Vec::new()));
     };
     let Some(depth) = depth.checked_sub(1) else {

@@ -199,8 +199,7 @@ fn environment_of_maps(container: &Spot<'_>, variables: &mut Variables) -> Resul
 
 /// What sets variables and is not read, where it is named.
 pub(super) fn unread(at: &Spot<'_>, what: &str) -> Unread {
-    let what = unknown::written(what).trim().chars().take(120).collect();
-    Unread { what, why: Why::InFile, line: at.place().line }
+    Unread::new(what, Why::InFile, at.place().line)
 }
 
 /// The secret whose keys are variables, by the word that charts and operators have for it.

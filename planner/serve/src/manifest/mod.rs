@@ -17,7 +17,7 @@ mod kinds;
 mod kserve;
 mod kubernetes;
 mod origin;
-mod passed;
+mod passed_over;
 mod ray;
 mod reading;
 mod shell;

@@ -56,8 +56,7 @@ impl<'a> Origin<'a> {
 
     /// What sets variables here and is not read.
     pub(super) fn unread(&self, what: &str) -> Unread {
-        let what = what.trim().chars().take(120).collect();
-        Unread { what, why: Why::Sourced, line: self.at.line }
+        Unread::new(what, Why::Sourced, self.at.line)
     }
 
     /// What a script starts, which has to stand in no block that may not run.

@@ -7,7 +7,7 @@ use super::command;
 use super::error::{ManifestError, Place};
 use super::origin::Origin;
 use super::reading::Reading;
-use super::unknown::{self, Why};
+use super::unknown::Why;
 use super::variables::{Unread, Variables, bounded, is_name};
 use crate::{Launch, secret};
 
@@ -79,7 +79,7 @@ impl<'a> Unit<'a> {
                 "EnvironmentFile" if takes_back => files.clear(),
                 "EnvironmentFile" => {
                     let what = specified(&format!("EnvironmentFile={value:.100}"));
-                    files.push(Unread { what: unknown::written(&what), why: Why::InFile, line: Some(line) });
+                    files.push(Unread::new(&what, Why::InFile, Some(line)));
                 }
                 "PassEnvironment" => {
                     for name in unit.words(line, &value)?.iter().filter(|name| is_name(name)) {

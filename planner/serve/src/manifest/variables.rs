@@ -37,6 +37,12 @@ pub(super) struct Unread {
     pub(super) line: Option<usize>,
 }
 
+impl Unread {
+    pub(super) fn new(what: &str, why: Why, line: Option<usize>) -> Self {
+        Self { what: unknown::written(what).trim().chars().take(120).collect(), why, line }
+    }
+}
+
 /// Those that a message names.
 const MOST_UNREAD: usize = 4;
 

@@ -1,5 +1,7 @@
 //! A config's values: looked up, checked and remembered, so that every number can say where it came from.
 
+mod untold;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
@@ -11,7 +13,6 @@ use super::expr::{Expr, written};
 use super::primes;
 use crate::frontend::FrontendError;
 use crate::model::Fact;
-use crate::near::near;
 
 /// The largest number accepted for any dimension or count.
 const MAX_NUMBER: u64 = 1 << 40;
@@ -564,67 +565,5 @@ impl<'a> Values<'a> {
     pub(super) fn bad_number(&self, what: &str, number: &Number<'_>, expected: &str) -> FrontendError {
         let key = if number.keys.is_empty() { format!("{what}, by default") } else { number.keys.join(", ") };
         self.bad(&key, &Value::from(number.value), expected)
-    }
-
-    /// Those of the keys that are not there, and those that are and say nothing for the layer, such as a null.
-    fn untold(&self, keys: &[&str], layer: u32) -> (Vec<String>, Vec<String>) {
-        let (mut absent, mut unsaid) = (Vec::new(), Vec::new());
-        // A key may tell several dimensions.
-        for (_, key) in keys.iter().enumerate().filter(|(at, key)| !keys[..*at].contains(key)) {
-            match self.value_at(key, layer) {
-                Ok(None) => absent.push(format!("`{key}`")),
-                Ok(Some(value)) if !is_stated(value) => unsaid.push(format!("`{key}` is {value}")),
-                Ok(Some(_)) | Err(_) => {}
-            }
-        }
-        (absent, unsaid)
-    }
-
-    /// Which of the keys do not tell what they would.
-    pub(super) fn lacking(&self, keys: &[&str], layer: u32) -> String {
-        let (absent, mut untold) = self.untold(keys, layer);
-        if !absent.is_empty() {
-            untold.push(format!("{} is missing", absent.join(" or ")));
-        }
-        untold.join(" and ")
-    }
-
-    /// Which of the keys that would tell the size of `what` do not.
-    pub(super) fn absent(&self, what: &str, keys: &[&str], layer: u32) -> String {
-        match self.lacking(keys, layer) {
-            untold if untold.is_empty() => format!("the size of {what} makes no sense"),
-            untold => format!("{untold}, which tells the size of {what}"),
-        }
-    }
-
-    pub(super) fn missing(&self, what: &str, expr: Option<&Expr>, layer: u32) -> FrontendError {
-        self.none_of(what, &expr.iter().flat_map(|expr| expr.keys()).collect::<Vec<_>>(), layer)
-    }
-
-    /// Says of the keys that would tell what is sought that they do not.
-    pub(super) fn none_of(&self, what: &str, keys: &[&str], layer: u32) -> FrontendError {
-        let (mut absent, unsaid) = self.untold(keys, layer);
-        if absent.is_empty() && unsaid.is_empty() {
-            absent = keys.iter().map(|key| format!("`{key}`")).collect();
-        }
-        let there: Vec<String> = self.paths().collect();
-        let near = keys.iter().map(|key| near(key, there.iter().map(String::as_str)));
-        let near: Vec<String> = near.filter(|near| !near.is_empty() && !absent.is_empty()).collect();
-        FrontendError::Missing {
-            file: self.file.into(),
-            model_type: self.model_type.clone(),
-            what: what.into(),
-            keys: absent.join(", ").into(),
-            unsaid: unsaid.join(", ").into(),
-            near: near.join(", ").into(),
-        }
-    }
-
-    /// The keys that there are, those inside of objects with a dot.
-    fn paths(&self) -> impl Iterator<Item = String> {
-        self.map.iter().flat_map(|(key, value)| {
-            let inner = value.as_object().into_iter().flat_map(Map::keys).map(move |inner| format!("{key}.{inner}"));
-            std::iter::once(key.clone()).chain(inner)
-        })
     }
 }

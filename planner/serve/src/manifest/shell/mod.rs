@@ -445,7 +445,7 @@ impl Shell<'_> {
             return self.forget(&expanded);
         }
         if engine::start(&expanded).is_none() && engine::open(&expanded).is_none() {
-            super::passed::pass_over(&expanded, &self.origin)?;
+            super::passed_over::pass_over(&expanded, &self.origin)?;
             // `sed -i` and others change what they name.
             let changes = expanded.first().is_some_and(|program| program != "cat");
             return if changes { self.forget(&expanded) } else { Ok(()) };

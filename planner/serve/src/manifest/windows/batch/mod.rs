@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::super::command;
 use super::super::error::ManifestError;
 use super::super::origin::Origin;
-use super::super::passed;
+use super::super::passed_over::pass_over;
 use super::super::unknown::Why;
 use super::super::variables::{Variables, bounded};
 use super::{DEPTH, arguments, without_folder};
@@ -453,7 +453,7 @@ impl<'a> Batch<'a> {
         }
         if super::super::engine::start(&words).is_none() && super::super::engine::open(&words).is_none() {
             self.origin.wheels.note(&words, self.origin.at.line, false, |_| None);
-            passed::pass_over(&words, &self.origin)?;
+            pass_over(&words, &self.origin)?;
             return Ok(true);
         }
         let Some(state) = &self.state else { return Ok(true) };

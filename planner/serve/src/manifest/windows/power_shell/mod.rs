@@ -10,7 +10,7 @@ use super::super::command;
 use super::super::engine;
 use super::super::error::ManifestError;
 use super::super::origin::Origin;
-use super::super::passed;
+use super::super::passed_over::pass_over;
 use super::super::unknown::{self, Why};
 use super::super::variables::bounded;
 use super::{DEPTH, without_folder};
@@ -517,7 +517,7 @@ impl<'a> Script<'a> {
         without_folder(&mut words);
         if engine::start(&words).is_none() && engine::open(&words).is_none() {
             self.origin.wheels.note(&words, self.origin.at.line, false, |_| None);
-            passed::pass_over(&words, &self.origin)?;
+            pass_over(&words, &self.origin)?;
             return Ok(false);
         }
         self.origin.reading.charge(self.scope.environment.weight(), &self.origin.at)?;
