@@ -37,15 +37,24 @@ pub struct Model {
     /// The model's own config where there was one: `text_config` merged over the rest, bare `Infinity` as a string, and
     /// the keys of its decoder in that decoder's spelling. A decoder reads from it what no cache depends on.
     pub config: serde_json::Map<String, serde_json::Value>,
+    /// What stands around that of a decoder which is nested in the config of a larger model: the configs of its other parts, such as
+    /// `vision_config`.
+    pub around: serde_json::Map<String, serde_json::Value>,
     /// How the states of an exported graph are bound to its caches; empty for models that are no graph, and where some
     /// state's use is not known.
     pub states: Vec<StateBinding>,
 }
 
 impl Model {
+    /// What the config says of the whole model under a key, a null aside: of its decoder, or of its other parts.
+    pub fn stated(&self, key: &str) -> Option<&serde_json::Value> {
+        self.config.get(key).or_else(|| self.around.get(key)).filter(|value| !value.is_null())
+    }
+
     pub(crate) fn new(info: ModelInfo, graph: Graph, layers: Vec<LayerSpec>) -> Self {
         let (source, decoder) = ("GraphBuilder".to_owned(), info.model_type.clone());
-        let (facts, hidden_size, vocab_size, weights_unknown, prediction, doubts, config, states) = Default::default();
+        let (facts, hidden_size, vocab_size, weights_unknown, prediction, doubts, states) = Default::default();
+        let (config, around) = Default::default();
         Self {
             info,
             graph,
@@ -59,6 +68,7 @@ impl Model {
             doubts,
             decoder,
             config,
+            around,
             states,
         }
     }

@@ -139,16 +139,22 @@ fn states_are_what_vllm_reads_of_a_config(#[case] file: &str, #[case] version: &
 
 #[test]
 fn a_step_of_a_server_holds_an_item_of_gemma_4() {
-    let model = models("google__gemma-4-26B-A4B");
-    let step = |version: &str, flags: &str| {
+    const MODEL: &str = "google__gemma-4-26B-A4B";
+    let of = |model: Models, version: &str, flags: &str| {
         let options = Options { version: Some(version.to_owned()), ..on("l40s") };
         let command = format!("vllm serve m --max-model-len 4096 --kv-cache-memory-bytes 8000000000{flags}");
-        answer(&launch(&command), model.clone(), &options).unwrap().limits.max_num_tokens
+        answer(&launch(&command), model, &options).unwrap().limits.max_num_tokens
     };
+    let step = |version: &str, flags: &str| of(models(MODEL), version, flags);
     assert_eq!(step("0.21.0", ""), 2048);
     assert_eq!(step("0.22.0", ""), 32 * 78);
     assert_eq!(step("0.33.0", " --max-num-batched-tokens 1024"), 1024);
     assert_eq!(step("0.33.0", " --language-model-only"), 2048);
     assert_eq!(step("0.26.0", " --language-model-only"), 32 * 78);
     assert_eq!(step("0.33.0", " --limit-mm-per-prompt {\"image\":0,\"video\":0,\"audio\":0}"), 2048);
+    // One that also hears takes items until it is told not to.
+    let hears =
+        || changed(MODEL, |config| config["audio_config"] = serde_json::json!({ "model_type": "gemma4_audio" }));
+    assert_eq!(of(hears(), "0.33.0", " --limit-mm-per-prompt {\"image\":0,\"video\":0}"), 32 * 78);
+    assert_eq!(of(hears(), "0.33.0", " --limit-mm-per-prompt {\"image\":0,\"video\":0,\"audio\":0}"), 2048);
 }

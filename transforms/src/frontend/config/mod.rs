@@ -175,7 +175,7 @@ fn described(mut values: Values<'_>, description: &Description, options: &ReadOp
     if let Some(decoder) = &description.decoder {
         model.decoder.clone_from(decoder);
     }
-    (model.config, model.facts) = values.into_parts();
+    (model.config, model.around, model.facts) = values.into_parts();
     for (key, number) in decoder_numbers {
         model.config.entry(key).or_insert(number.into());
     }

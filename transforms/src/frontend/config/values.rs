@@ -264,8 +264,8 @@ impl<'a> Values<'a> {
         self.unread.borrow_mut().retain(|key| key != path);
     }
 
-    pub(super) fn into_parts(self) -> (Map<String, Value>, Vec<Fact>) {
-        (self.map, self.facts.into_inner())
+    pub(super) fn into_parts(self) -> (Map<String, Value>, Map<String, Value>, Vec<Fact>) {
+        (self.map, self.around, self.facts.into_inner())
     }
 
     pub(super) fn note(&self, what: impl Into<String>, value: &dyn Display, from: impl Into<String>, assumed: bool) {

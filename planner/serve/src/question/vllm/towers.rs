@@ -4,7 +4,6 @@ use cacheplan_planner::engines::Version;
 use cacheplan_planner::{ByteSize, ModelCaches};
 use cacheplan_transforms::WeightBytes;
 use cacheplan_transforms::graph::Extent;
-use serde_json::Value;
 
 use super::super::Question;
 use crate::error::ServeError;
@@ -22,8 +21,7 @@ pub(super) fn is_of_text(question: &Question, model: &ModelCaches) -> Result<boo
         let limit = limits.as_ref().and_then(|limits| limits.get(item));
         limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
     };
-    let config = model.model().map(|model| &model.config);
-    let hears = config.and_then(|config| config.get("audio_config")).is_some_and(|audio| *audio != Value::Null);
+    let hears = model.model().is_some_and(|model| model.stated("audio_config").is_some());
     let no_item = ["image", "video"].into_iter().chain(hears.then_some("audio")).all(is_none);
     Ok(question.is_on("--language-model-only") || no_item)
 }
