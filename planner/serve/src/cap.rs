@@ -2,7 +2,7 @@
 
 use cacheplan_planner::{ByteSize, EngineSpec, PlanRequest};
 
-use crate::question::{ACTIVE, Question};
+use crate::question::Question;
 
 /// What an engine is held to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Cap {
     pub(crate) fn flag(self, question: &Question) -> Option<&'static str> {
         let name = match self {
             Self::Sequences => question.engine.engine.sequences_flag(),
-            Self::Running(_) => ACTIVE,
+            Self::Running(_) => Question::running_flag(question.engine.engine.name()),
             Self::Slots => "--max-mamba-cache-size",
             Self::Tokens => "--max-total-tokens",
             Self::Blocks => "--num-gpu-blocks-override",
@@ -103,6 +103,9 @@ impl Cap {
                 Self::Bytes => return "the bytes for caches".to_owned(),
             };
             let value = request.and_then(|request| cap.value(request)).unwrap_or(0);
+            // Of several stages each has as many.
+            let running = matches!(cap, Self::Running(_)).then(|| question.count(cap.flag(question)?)).flatten();
+            let value = running.unwrap_or(value);
             match cap.flag(question) {
                 Some(flag) => format!("{what}, {flag} {value}"),
                 None => format!("{what}, {value}"),

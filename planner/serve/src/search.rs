@@ -12,7 +12,7 @@ use crate::flags::table::flags;
 use crate::found::{longest, outcome};
 use crate::launch::Launch;
 use crate::program::Program;
-use crate::question::{ACTIVE, Models, Options, Question};
+use crate::question::{Models, Options, Question};
 use crate::remedy::Remedy;
 use crate::said::Said;
 
@@ -251,7 +251,9 @@ impl Search<'_> {
     fn is_cap(&self, remedy: &Remedy) -> bool {
         let flag = |cap: &Cap| match cap {
             Cap::Sequences => self.engine().is_some_and(|engine| remedy.flag() == engine.sequences_flag()),
-            Cap::Running(_) => remedy.flag() == ACTIVE,
+            Cap::Running(_) => {
+                self.engine().is_some_and(|engine| remedy.flag() == Question::running_flag(engine.name()))
+            }
             Cap::Slots => remedy.flag() == "--max-mamba-cache-size",
             Cap::Tokens => remedy.flag() == "--max-total-tokens",
             Cap::Blocks => remedy.flag() == "--num-gpu-blocks-override",
@@ -344,7 +346,7 @@ impl Search<'_> {
             tries.extend(answer.caps.contains(&cap).then_some(Remedy::Remove(flag)));
         }
         let is_running = |cap: &Cap| matches!(cap, Cap::Running(_));
-        tries.extend(answer.caps.iter().any(is_running).then_some(Remedy::Remove(ACTIVE)));
+        tries.extend(answer.caps.iter().any(is_running).then(|| Remedy::Remove(Question::running_flag(name))));
         // A step that has no room for the block that is aligned to states.
         let block = answer.facts.get(&Fact::TokensPerBlock).map_or(0, |block| block.high);
         if name == "vllm" && block > limits.max_num_tokens {

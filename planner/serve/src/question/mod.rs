@@ -46,7 +46,6 @@ pub(crate) use llama_cpp::ubatch;
 pub(crate) use placed::{Held, Placed, Short};
 pub(crate) use settled::Settled;
 pub(crate) use sglang::{running, slots_with_moved};
-pub(crate) use vllm::ACTIVE;
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]
@@ -329,6 +328,11 @@ impl Question {
     /// What the engine says before it ends.
     pub(crate) fn refused(&self, said: impl Into<String>, remedies: impl IntoIterator<Item = Remedy>) -> ServeError {
         ServeError::Engine { engine: self.engine.engine, said: said.into(), remedies: remedies.into_iter().collect() }
+    }
+
+    /// The flag that states how many sequences run at once of those that it takes.
+    pub(crate) fn running_flag(engine: &str) -> &'static str {
+        if engine == "sglang" { sglang::MICRO_BATCH } else { vllm::ACTIVE }
     }
 
     /// The most sequences at once, where the command states them.

@@ -110,7 +110,11 @@ impl Question {
         let states = |key: &str| self.stated.iter().any(|stated| stated.key == key);
         let limitless = states("engine.num_blocks") || states("engine.cache_bytes");
         let room = if limitless { self.room(&request)? } else { None };
-        let most_running = vllm::most_running(&self).filter(|_| engine == "vllm");
+        let most_running = match engine {
+            "vllm" => vllm::most_running(&self),
+            "sglang" => sglang::most_running(&self),
+            _ => None,
+        };
         Ok((self, Settled { request, limits, fits_length, least_blocks, most_running, room, placed, loaded, outside }))
     }
 

@@ -1,8 +1,10 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
 mod drafts;
+mod kernels;
 mod pages;
 mod rules;
+mod share;
 mod states;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
@@ -66,9 +68,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("engine.prefix_caching", true);
     radix::settle(question, model)?;
     rules::look(&Case::of(question, model, limits)?)?;
-    // Each replica takes a part of a step.
-    let max_num_tokens = (max_num_tokens / replicas).max(1);
     let cuts = question.flag(CHUNK).is_none_or(|setting| setting.whole().is_some_and(|tokens| tokens > 0));
+    // The share is chosen before each replica takes its part of a step.
+    let runs = share::Runs { step: max_num_tokens, cuts, ranks: tp.saturating_mul(pp), replicas, mib: 0.0 };
+    let max_num_tokens = (max_num_tokens / replicas).max(1);
     pages::settle(question, model, cuts.then_some(max_num_tokens))?;
     states::settle(question)?;
     question.refuse_partition("SGLANG_PP_LAYER_PARTITION", "--pp-size")?;
@@ -80,7 +83,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     sparse_kernels(question, model)?;
     calibrated::settle(question, model, &READS);
     quantization::settle(question, model)?;
-    memory(question, &defaults, max_num_tokens, tp.saturating_mul(pp), replicas)?;
+    memory(question, model, &defaults, runs, max_seq_len)?;
     let drafts = drafts::settle(question, model, replicas)?;
     let max_batch_size = stated_requests(question).map(|running| (running / replicas).max(1)).or(drafts);
     Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
@@ -272,6 +275,14 @@ fn of_replica(question: &mut Question, replicas: u64) -> Result<(), ServeError> 
     }
 }
 
+/// The most sequences of a stage's step.
+pub(crate) const MICRO_BATCH: &str = "--pp-max-micro-batch-size";
+
+/// The most sequences that run at once, where steps of stages have room for fewer (`get_num_allocatable_reqs`).
+pub(super) fn most_running(question: &Question) -> Option<u64> {
+    Some(question.count(MICRO_BATCH)?.saturating_mul(question.count("--pp-size").unwrap_or(1).max(1)))
+}
+
 /// Read in 0.5.23 alone, so that it holds from there on.
 const PARTS: Version = READ;
 
@@ -367,10 +378,10 @@ impl Defaults {
 /// The share of the device for weights and caches; steps and graphs are outside it.
 fn memory(
     question: &mut Question,
+    model: &ModelCaches,
     defaults: &Defaults,
-    chunk: u64,
-    ranks: u64,
-    replicas: u64,
+    runs: share::Runs,
+    longest: u64,
 ) -> Result<(), ServeError> {
     const FLAG: &str = "--mem-fraction-static";
     let stated = question.share(FLAG);
@@ -383,22 +394,16 @@ fn memory(
         return Ok(());
     }
     let Some(mib) = question.device().map(|device| (device.total_bytes >> 20) as f64) else { return Ok(()) };
-    let share = stated.unwrap_or_else(|| {
-        let graphs = question
-            .count("--cuda-graph-max-bs")
-            .or(question.count("--cuda-graph-max-bs-decode"))
-            .unwrap_or(defaults.graphs);
-        let prefills = question.value("--disaggregation-mode") == Some("prefill");
-        let graphs = if question.flag("--disable-cuda-graph").is_some() || prefills { 0 } else { graphs };
-        let mut reserved = 512.0 + chunk.max(2048) as f64 * 1.5 + ranks as f64 / 8.0 * 1024.0 + graphs as f64 * 2.0;
-        if replicas > 1 {
-            reserved += graphs as f64 * replicas as f64 * if graphs > 300 { 4.5 } else { 3.0 };
-        }
-        if mib > 60.0 * 1024.0 {
-            reserved = reserved.max(10.0 * 1024.0);
-        }
-        ((mib - reserved) / mib * 1000.0).round() / 1000.0
-    });
+    let share = match stated {
+        Some(stated) => stated,
+        None => share::usual(question, model, defaults, &share::Runs { mib, ..runs })?,
+    };
+    let share = if kernels::takes_of_share(question, model, longest)? {
+        question.notes.push("AMD's kernels of attention take 0.15 of the share, as the longest sequence is over 8192".into());
+        share * 0.85
+    } else {
+        share
+    };
     if share <= 0.0 {
         let said = "Not enough memory. Please try to increase --mem-fraction-static.";
         let smaller = ["--chunked-prefill-size", "--cuda-graph-max-bs"].map(Remedy::Remove);

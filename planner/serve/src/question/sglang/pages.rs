@@ -7,14 +7,12 @@ use cacheplan_planner::engines::Version;
 
 use super::super::Question;
 use super::capability;
+use super::kernels::{self, ALL, DECODE, PREFILL};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
 
 const PAGE: &str = "--page-size";
-const ALL: &str = "--attention-backend";
-const DECODE: &str = "--decode-attention-backend";
-const PREFILL: &str = "--prefill-attention-backend";
 
 /// Kernels, the pages that they take, of which the last is taken in place of others, and whether those of a prefill count too.
 const PAGES: [(&str, &[u64], bool); 6] = [
@@ -39,17 +37,18 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
         return Err(question.refused(said, [Remedy::Remove(flag)]));
     }
     let stated = question.count(PAGE);
+    let usual = kernels::usual(question, model)?;
+    let runs =
+        |question: &Question, name: &str, prefills| named_by(question, name, prefills).is_some() || usual == Some(name);
     let mut page = stated;
     for (name, pages, prefills) in PAGES {
         let wide = name == TRTLLM && question.engine.version >= TAKES_128 && page == Some(128);
         let takes = wide || page.is_some_and(|page| pages.contains(&page));
-        if named_by(question, name, prefills).is_some() && !takes {
+        if runs(question, name, prefills) && !takes {
             page = pages.last().copied();
         }
     }
-    if named_by(question, "fa4", true).is_some()
-        && capability(question, model).is_some_and(|capability| capability / 10 == 10)
-    {
+    if runs(question, "fa4", true) && capability(question, model).is_some_and(|capability| capability / 10 == 10) {
         let caches = question.caches(model)?;
         let keeps_latents = caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged);
         page = if keeps_latents { page } else { Some(128) };
@@ -57,7 +56,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
     if let Some(page) = page.filter(|_| page != stated) {
         question.stated.retain(|stated| stated.key != "engine.block_size");
         question.default_of("engine.block_size", page);
-        question.notes.push(format!("the kernels that are named take pages of {page} tokens"));
+        let whose = if usual.is_some() { "it chooses" } else { "are named" };
+        question.notes.push(format!("the kernels that {whose} take pages of {page} tokens"));
     }
     let decodes = question.flag("--disaggregation-mode").map(Setting::value) == Some("decode");
     match (step.filter(|_| !decodes), page.filter(|page| *page > 0)) {

@@ -2,7 +2,7 @@
 
 use super::super::Question;
 use super::super::rules::{Case, Row, Rule, lists, look as look_at_rules, look_at_rows, since};
-use super::READ;
+use super::{READ, kernels};
 use crate::error::ServeError;
 
 const STRATEGY: &str = "--mamba-radix-cache-strategy";
@@ -306,6 +306,8 @@ const RULES: &[Rule] = &[
         let stated = KERNELS.iter().find_map(|flag| case.word(flag).filter(|name| !lists(takes, name)))?;
         Some(format!("{} requires one of {takes} as attention backend, but got {stated}", case.model_type()))
     }),
+    since(READ, KERNELS, kernels::refuses),
+    since(READ, &["--language-only"], kernels::refuses_apart),
     since(READ, &["--attention-backend"], |case| {
         let lfm2 = lists("lfm2 lfm2_moe", case.model_type()) && case.word("--attention-backend") == Some("triton");
         lfm2.then(|| {

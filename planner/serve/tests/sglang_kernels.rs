@@ -1,0 +1,98 @@
+//! Kernels of attention in SGLang 0.5.23: those that it chooses on a device, which set pages and a part of the share, and those that it
+//! refuses there or of a model; and servers that are not whole.
+
+mod common;
+
+use cacheplan_planner::logs::{Fact, Logged};
+use cacheplan_serve::{Answer, Options, ServeError, answer};
+use rstest::rstest;
+
+use common::{launch, models, on};
+
+const DENSE: &str = "meta-llama__Llama-3.1-8B-Instruct";
+const LATENTS: &str = "deepseek-ai__DeepSeek-V2-Lite";
+
+fn told(model: &str, device: &str, flags: &str) -> Result<Answer, ServeError> {
+    let options = Options { version: Some("0.5.23".into()), ..on(device) };
+    answer(&launch(&format!("sglang serve --model-path m {flags}")), models(model), &options)
+}
+
+fn tokens(device: &str, flags: &str) -> Logged {
+    told(DENSE, device, flags).unwrap().facts[&Fact::Tokens]
+}
+
+#[rstest]
+#[case("--context-length 16384", "--context-length 8192 --mem-fraction-static 0.73695")]
+#[case("--context-length 8192", "--context-length 8192 --mem-fraction-static 0.867")]
+#[case("--context-length 16384 --mem-fraction-static 0.8", "--context-length 8192 --mem-fraction-static 0.68")]
+#[case("--context-length 16384 --attention-backend triton", "--context-length 8192 --mem-fraction-static 0.867")]
+fn kernels_of_amd_take_their_part_of_the_share(#[case] flags: &str, #[case] same: &str) {
+    assert_eq!(tokens("mi300x", flags), tokens("mi300x", same));
+}
+
+#[test]
+fn kernels_of_amd_take_nothing_of_other_devices() {
+    let of = |length| tokens("h200", &format!("--context-length {length}"));
+    assert_eq!(of(16_384), of(8192));
+}
+
+#[rstest]
+#[case::as_if_named("b200", "--context-length 100", "--context-length 100 --attention-backend trtllm_mha")]
+#[case::page_is_kept(
+    "b200",
+    "--context-length 100 --page-size 32",
+    "--context-length 100 --page-size 32 --attention-backend trtllm_mha"
+)]
+#[case::not_of_other_devices("h100", "--context-length 100", "--context-length 100 --page-size 1")]
+fn kernels_that_it_chooses_take_pages_of_their_own(#[case] device: &str, #[case] flags: &str, #[case] same: &str) {
+    let (found, expected) = (told(DENSE, device, flags).unwrap(), told(DENSE, device, same).unwrap());
+    assert_eq!(found.facts[&Fact::Tokens], expected.facts[&Fact::Tokens]);
+    assert_eq!(found.sequences, expected.sequences);
+}
+
+#[rstest]
+#[case(DENSE, "b200", "--attention-backend fa3", "requires SM>=80 and SM<=90")]
+#[case(DENSE, "b200", "--decode-attention-backend fa3", "requires SM>=80 and SM<=90")]
+#[case(LATENTS, "a100-80gb", "--attention-backend fa3", "requires SM>=80 and SM<=90")]
+#[case(DENSE, "rtx-4090", "--attention-backend trtllm_mha", "TRTLLM MHA backend for prefill requires Hopper")]
+#[case(DENSE, "a100-80gb", "--decode-attention-backend trtllm_mha", "TRTLLM MHA backend for decode is only supported")]
+#[case(LATENTS, "h100", "--attention-backend trtllm_mha", "can only be used with non-MLA models")]
+#[case(LATENTS, "h100", "--attention-backend hpc_ops", "can only be used with non-MLA models")]
+#[case(DENSE, "b200", "--attention-backend trtllm_mla", "can only be used with MLA models")]
+#[case(DENSE, "b200", "--attention-backend cutedsl_mla", "can only be used with MLA models")]
+#[case(DENSE, "h100", "--language-only", "is not supported for encoder disaggregation")]
+fn what_a_device_or_a_model_does_not_take_is_refused(
+    #[case] model: &str,
+    #[case] device: &str,
+    #[case] flags: &str,
+    #[case] said: &str,
+) {
+    let error = told(model, device, &format!("--context-length 4096 {flags}")).unwrap_err();
+    assert_eq!(error.exit_code(), 3, "{error}");
+    assert!(error.to_string().contains(said), "{error}");
+}
+
+#[rstest]
+#[case(DENSE, "h100", "--attention-backend fa3")]
+#[case(DENSE, "a100-80gb", "--attention-backend fa3")]
+#[case(DENSE, "b200", "--attention-backend fa3 --kv-cache-dtype fp8_e5m2")]
+#[case(LATENTS, "h100", "--attention-backend fa3")]
+#[case(DENSE, "h100", "--attention-backend trtllm_mha")]
+#[case("Qwen__Qwen3.5-27B", "h100", "--language-only")]
+fn what_they_take_is_not_refused(#[case] model: &str, #[case] device: &str, #[case] flags: &str) {
+    told(model, device, &format!("--context-length 4096 {flags}")).unwrap();
+}
+
+#[test]
+fn a_server_of_encoders_has_no_caches() {
+    let error = told("Qwen__Qwen3.5-27B", "h100", "--context-length 4096 --encoder-only").unwrap_err();
+    assert_eq!(error.exit_code(), 4, "{error}");
+}
+
+#[rstest]
+#[case("--pp-size 2 --pp-max-micro-batch-size 4", 8)]
+#[case("--tp-size 2 --pp-max-micro-batch-size 4", 4)]
+fn steps_of_stages_have_room_for_so_many(#[case] flags: &str, #[case] sequences: u64) {
+    let found = told("Qwen__Qwen3-32B", "2xh100", &format!("--context-length 4096 {flags}")).unwrap();
+    assert_eq!(found.sequences, Some(Logged::exact(sequences)));
+}
