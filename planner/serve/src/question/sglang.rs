@@ -70,7 +70,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     rules::look(&Case::of(question, model, limits)?)?;
     let cuts = question.flag(CHUNK).is_none_or(|setting| setting.whole().is_some_and(|tokens| tokens > 0));
     // The share is chosen before each replica takes its part of a step.
-    let runs = share::Runs { step: max_num_tokens, cuts, ranks: tp.saturating_mul(pp), replicas, mib: 0.0 };
+    let runs = share::Runs { step: max_num_tokens, cuts, ranks: tp.saturating_mul(pp), replicas };
     let max_num_tokens = (max_num_tokens / replicas).max(1);
     pages::settle(question, model, cuts.then_some(max_num_tokens))?;
     states::settle(question)?;
@@ -396,10 +396,12 @@ fn memory(
     let Some(mib) = question.device().map(|device| (device.total_bytes >> 20) as f64) else { return Ok(()) };
     let share = match stated {
         Some(stated) => stated,
-        None => share::usual(question, model, defaults, &share::Runs { mib, ..runs })?,
+        None => share::usual(question, model, defaults, &runs, mib)?,
     };
     let share = if kernels::takes_of_share(question, model, longest)? {
-        question.notes.push("AMD's kernels of attention take 0.15 of the share, as the longest sequence is over 8192".into());
+        question
+            .notes
+            .push("AMD's kernels of attention take 0.15 of the share, as the longest sequence is over 8192".into());
         share * 0.85
     } else {
         share

@@ -26,27 +26,32 @@ pub(super) struct Runs {
     pub(super) cuts: bool,
     pub(super) ranks: u64,
     pub(super) replicas: u64,
-    /// The device's memory.
-    pub(super) mib: f64,
 }
 
-/// The share that the engine chooses.
+/// The share of a device of so much memory that the engine chooses.
 pub(super) fn usual(
     question: &Question,
     model: &ModelCaches,
     defaults: &Defaults,
     runs: &Runs,
+    mib: f64,
 ) -> Result<f64, ServeError> {
-    let reserved = reserved(question, model, defaults, runs)?;
-    let share = ((runs.mib - reserved) / runs.mib * 1000.0).round() / 1000.0;
+    let reserved = reserved(question, model, defaults, runs, mib)?;
+    let share = ((mib - reserved) / mib * 1000.0).round() / 1000.0;
     Ok(share * beside_encoder(question, model))
 }
 
-fn reserved(question: &Question, model: &ModelCaches, defaults: &Defaults, runs: &Runs) -> Result<f64, ServeError> {
+fn reserved(
+    question: &Question,
+    model: &ModelCaches,
+    defaults: &Defaults,
+    runs: &Runs,
+    mib: f64,
+) -> Result<f64, ServeError> {
     let (decode, prefill) = (Phase::of(question, "decode")?, Phase::of(question, "prefill")?);
     let (decodes, prefills) = (question.value(ROLE) == Some("decode"), question.value(ROLE) == Some("prefill"));
     let by_phase = question.engine.version >= RESERVES_BY_PHASE;
-    let largest = largest_batch(question, model, defaults, &decode, runs.mib);
+    let largest = largest_batch(question, model, defaults, &decode, mib);
     let step = match by_phase && decodes {
         true => {
             let running = stated_requests(question).filter(|running| *running > 0).unwrap_or(largest).max(1);
@@ -74,7 +79,7 @@ fn reserved(question: &Question, model: &ModelCaches, defaults: &Defaults, runs:
         };
         reserved += if deep { GIB } else { 0.0 };
     }
-    if runs.mib > 60.0 * GIB {
+    if mib > 60.0 * GIB {
         reserved = reserved.max(10.0 * GIB);
     }
     Ok(if deep && captures && by_phase { reserved + 2.0 * GIB } else { reserved })
@@ -249,7 +254,7 @@ pub(super) fn class(model: &ModelCaches) -> Option<&str> {
 }
 
 fn stated<'a>(model: &'a ModelCaches, key: &str) -> Option<&'a Value> {
-    model.model()?.config.get(key).filter(|value| !value.is_null())
+    model.model()?.stated(key)
 }
 
 /// Whether it runs on CUDA, as on a device of which only the size is known.
