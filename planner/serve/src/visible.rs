@@ -11,12 +11,18 @@ use crate::flags::table::{Flag, all_flags};
 /// The variable by which CUDA, and HIP after it, shows a process some of the GPUs.
 pub(crate) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
+/// Those of AMD: HIP's stands over CUDA's, and counts what ROCm's runtime shows.
+pub(crate) const OF_HIP: &str = "HIP_VISIBLE_DEVICES";
+const OF_ROCR: &str = "ROCR_VISIBLE_DEVICES";
+
 /// The variable by which NVIDIA's runtime shows a container some of them.
 pub(crate) const OF_CONTAINER: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// The variables on which an answer depends, beside those by which flags are stated too.
-const READ: [&str; 24] = [
+const READ: [&str; 30] = [
     VARIABLE,
+    OF_HIP,
+    OF_ROCR,
     "GGML_CUDA_ENABLE_UNIFIED_MEMORY",
     "PYTORCH_CUDA_ALLOC_CONF",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
@@ -34,12 +40,16 @@ const READ: [&str; 24] = [
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_DP_SIZE",
     "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_GPU_SYNC_CHECK",
+    "VLLM_KV_CACHE_LAYOUT",
     "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
     "VLLM_MLA_DISABLE",
     "VLLM_PP_LAYER_PARTITION",
+    "VLLM_SSM_CONV_STATE_LAYOUT",
     "VLLM_USE_RUST_FRONTEND",
     "VLLM_USE_V1",
     "VLLM_USE_V2_MODEL_RUNNER",
+    "VLLM_WORKER_MULTIPROC_METHOD",
 ];
 
 /// Whether an answer depends on a variable.
@@ -74,10 +84,16 @@ pub(crate) fn read_by(engine: Engine, words: &[String]) -> BTreeSet<&'static str
 /// twice (CUDA's guide, and `_parse_visible_devices` of torch). Nothing where nobody says how many there are.
 pub(crate) fn seen(env: &BTreeMap<String, String>, device: Option<&DeviceInfo>, there: Option<u32>) -> Option<u32> {
     let is_cuda = device.is_none_or(|device| device.kind != DeviceKind::Cpu && !device.name.starts_with("Apple "));
-    match env.get(VARIABLE).filter(|_| is_cuda) {
-        Some(listed) => Some(shown(listed, there.unwrap_or(u32::MAX))),
-        None => there,
-    }
+    let limits = listing(env, device).into_iter().filter(|_| is_cuda);
+    limits.fold(there, |there, name| Some(shown(&env[name], there.unwrap_or(u32::MAX))))
+}
+
+/// The variables that show some of the GPUs of that make, each of what the one before it shows.
+pub(crate) fn listing(env: &BTreeMap<String, String>, device: Option<&DeviceInfo>) -> Vec<&'static str> {
+    let of_amd = device.is_some_and(|device| device.name.starts_with("AMD "));
+    let says = |name: &&str| env.get(*name).is_some_and(|listed| !of_amd || !listed.is_empty());
+    let last = if of_amd && env.get(OF_HIP).is_some_and(|listed| !listed.is_empty()) { OF_HIP } else { VARIABLE };
+    [of_amd.then_some(OF_ROCR), Some(last)].into_iter().flatten().filter(says).collect()
 }
 
 fn shown(listed: &str, there: u32) -> u32 {

@@ -117,6 +117,56 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
     "--max-num-active-seqs 0",
     "max_num_active_seqs: Input should be greater than or equal to 1"
 )]
+#[case::traces(LLAMA, "--collect-detailed-traces all", "requires `--otlp-traces-endpoint` to be set")]
+#[case::shared_memory(LLAMA, "--mm-shm-cache-max-object-size-mb 64", "when 'mm_processor_cache_type' is 'shm'")]
+#[case::encoders_kernels(LLAMA, "--mm-encoder-attn-backend XFORMERS", "Attention backend 'XFORMERS' has been removed")]
+#[case::encoders_scales(LLAMA, "--mm-encoder-fp8-scale-path x", "require 'mm_encoder_attn_dtype' to be 'fp8'")]
+#[case::few_to_shard(
+    LLAMA,
+    "--enable-batch-sharded-sampling -tp 2 --max-num-seqs 1",
+    "max_num_seqs (1) is below tensor_parallel_size (2)"
+)]
+#[case::all_to_shard(
+    LLAMA,
+    "--enable-batch-sharded-sampling -tp 2 --max-logprobs -1",
+    "max_logprobs is -1, allowing vocab-size logprob requests"
+)]
+#[case::encoders_graphs(
+    LLAMA,
+    "--language-model-only -cc.cudagraph_mm_encoder=true",
+    "incompatible with cudagraph_mm_encoder=True"
+)]
+#[case::rounding_here(
+    NEMOTRON,
+    "--mamba-ssm-cache-dtype float16 --enable-mamba-cache-stochastic-rounding",
+    "requires compute capability 10.0"
+)]
+#[case::hyper_connections(LLAMA, "--enable-hc-sp -tp 2", "--enable-hc-sp is not supported for this model")]
+#[case::encodes_text(
+    LLAMA,
+    "--ec-transfer-config {\"ec_connector\":\"ECExampleConnector\",\"ec_role\":\"ec_producer\"}",
+    "requires a multimodal model"
+)]
+#[case::groups_of_a_connector(
+    OSS,
+    "--no-disable-hybrid-kv-cache-manager --kv-transfer-config {\"kv_connector\":\"LMCacheConnectorV1\",\"kv_role\":\"kv_both\"}",
+    "Connector LMCacheConnectorV1 does not support HMA but HMA is enabled"
+)]
+#[case::sleeps(
+    LLAMA,
+    "--enable-sleep-mode --kv-transfer-config {\"kv_connector\":\"MooncakeStoreConnector\",\"kv_role\":\"kv_both\"}",
+    "MooncakeStoreConnector does not support sleep mode"
+)]
+#[case::context_of_nixl(
+    DEEPSEEK,
+    "-tp 8 -dcp 4 --kv-transfer-config {\"kv_connector\":\"NixlConnector\",\"kv_role\":\"kv_both\"}",
+    "decode_context_parallel_size=4 must be 1 or equal to the NIXL transfer parallel size=8"
+)]
+#[case::bytes_of_the_host(
+    LLAMA,
+    "--kv-transfer-config {\"kv_connector\":\"OffloadingConnector\",\"kv_role\":\"kv_both\"}",
+    "cpu_bytes_to_use must be specified"
+)]
 #[case::step(LLAMA, "--max-num-scheduled-tokens 0", "max_num_scheduled_tokens: Input should be greater than or equal")]
 #[case::prefills(LLAMA, "--prefill-schedule-interval 0", "prefill_schedule_interval: Input should be greater than")]
 #[case::queued(LLAMA, "--max-num-queued-reqs -1", "max_num_queued_reqs: Input should be greater than or equal to 0")]
@@ -267,10 +317,52 @@ fn older_vllm_refuses_kernels_of_a_variable() {
     "--speculative-config {\"method\":\"suffix\",\"num_speculative_tokens\":4}",
     "Model Runner V2 does not yet support: speculative method 'suffix'"
 )]
+#[case("VLLM_WORKER_MULTIPROC_METHOD=thread", "", "Invalid value 'thread' for VLLM_WORKER_MULTIPROC_METHOD")]
+#[case("VLLM_KV_CACHE_LAYOUT=foo", "", "Invalid value 'foo' for VLLM_KV_CACHE_LAYOUT")]
+#[case("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=false", "", "invalid literal for int() with base 10: 'false'")]
+#[case(
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "--kv-offloading-size 10",
+    "KV connector OffloadingConnector is incompatible with PYTORCH_CUDA_ALLOC_CONF"
+)]
 fn vllm_refuses_under_a_variable(#[case] variable: &str, #[case] flags: &str, #[case] expected: &str) {
     let found = said(format!("{variable} vllm serve m {flags}").trim(), LLAMA, "0.33.0");
     assert!(found.as_ref().is_some_and(|found| found.contains(expected)), "{found:?}");
     assert_eq!(said(format!("vllm serve m {}", flags.replace("--async-scheduling", "")).trim(), LLAMA, "0.33.0"), None);
+}
+
+/// What a model keeps decides whether its kernels are the same in every batch.
+#[rstest]
+#[case(LLAMA, None)]
+#[case(NEMOTRON, Some("batch_invariant mode is not supported"))]
+#[case(NEXT, Some("batch_invariant mode is not supported"))]
+fn vllm_refuses_invariant_batches_of_states(#[case] model: &str, #[case] expected: Option<&str>) {
+    let found = said("VLLM_BATCH_INVARIANT=1 vllm serve m -tp 2", model, "0.33.0");
+    assert_eq!(found.is_some(), expected.is_some(), "{found:?}");
+    assert!(found.is_none_or(|found| expected.is_some_and(|expected| found.contains(expected))));
+}
+
+#[rstest]
+#[case::of_hip("HIP_VISIBLE_DEVICES=0", "-tp 2", Some("available GPUs (1) in this node (HIP_VISIBLE_DEVICES=0)"))]
+#[case::of_the_runtime("ROCR_VISIBLE_DEVICES=0,1 HIP_VISIBLE_DEVICES=0,1,2", "-tp 4", Some("available GPUs (2)"))]
+#[case::of_both("HIP_VISIBLE_DEVICES=0,1 CUDA_VISIBLE_DEVICES=2,3", "-tp 2", Some("Inconsistent GPU visibility"))]
+#[case::of_both_alike("HIP_VISIBLE_DEVICES=0,1 CUDA_VISIBLE_DEVICES=0,1", "-tp 2", None)]
+#[case::enough("HIP_VISIBLE_DEVICES=4,5,6,7", "-tp 4", None)]
+fn amds_variables_show_some_of_the_devices(
+    #[case] variables: &str,
+    #[case] flags: &str,
+    #[case] expected: Option<&str>,
+) {
+    let command = format!("{variables} vllm serve m {flags} --max-model-len 8192");
+    let ask = |device: &str| answer(&launch(&command), models(LLAMA), &on(device)).map_err(|error| error.to_string());
+    match (ask("8xmi300x"), expected) {
+        (Ok(_), None) => {}
+        (Err(error), Some(expected)) => assert!(error.contains(expected), "{error}"),
+        (found, _) => panic!("{:?}", found.map(drop)),
+    }
+    // They say nothing to CUDA.
+    let only_hip = variables.split(' ').all(|variable| !variable.starts_with("CUDA"));
+    assert!(!only_hip || ask("8xh200").is_ok(), "{command}");
 }
 
 #[rstest]

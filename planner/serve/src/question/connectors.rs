@@ -44,8 +44,12 @@ const KNOW_NONE: [&str; 9] = [
 const REGISTRY: Version = Version(0, 33, 0);
 const NOT_READ: [&str; 2] = ["MultiConnector", "HiSparseConnector"];
 /// Those above that it has no longer, or never had.
-const GONE: [&str; 5] =
-    ["SharedStorageConnector", "P2pNcclConnector", "PyNcclConnector", "HF3FSKVConnector", "FlexKVConnector"];
+const GONE: [&str; 4] = ["SharedStorageConnector", "P2pNcclConnector", "PyNcclConnector", "FlexKVConnector"];
+
+/// Whether it is known to know no groups.
+pub(super) fn knows_no_groups(name: &str) -> bool {
+    KNOW_NONE.contains(&name)
+}
 
 /// Reads the connectors that a command names.
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
@@ -86,7 +90,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         let remedies = [Remedy::Set("--disable-hybrid-kv-cache-manager", String::new()), Remedy::Remove(FLAG)];
         return Err(ServeError::unread(FLAG, why, remedies));
     }
-    if names.iter().any(|name| KNOW_NONE.contains(&&**name)) {
+    if names.iter().any(|name| knows_no_groups(name)) {
         question.default_of("engine.hybrid_kv_cache", false);
     }
     Ok(())
@@ -115,7 +119,7 @@ fn named(question: &Question) -> Result<(), ServeError> {
 }
 
 /// The names of the connectors; of several behind one those.
-fn names(question: &Question) -> Result<Vec<String>, ServeError> {
+pub(super) fn names(question: &Question) -> Result<Vec<String>, ServeError> {
     let mut names = Vec::new();
     if let Some(config) = question.object(FLAG)?.map(Value::Object) {
         role(question, &config)?;

@@ -217,8 +217,8 @@ impl Question {
         let nodes = stated("--nnodes").max(of_replicas);
         let are_of_all = |all: u64| all > u64::from(Devices::USUAL_NODE) && all.is_multiple_of(nodes);
         let there = self.gpus().map(|all| if are_of_all(all) { all / nodes } else { all });
-        let shown = match self.env.get(visible::VARIABLE) {
-            Some(listed) => format!(" ({}={listed})", visible::VARIABLE),
+        let shown = match visible::listing(&self.env, self.device()).pop() {
+            Some(variable) => format!(" ({variable}={})", self.env[variable]),
             None => String::new(),
         };
         let spans = self.spans_nodes();

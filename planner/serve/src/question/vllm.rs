@@ -12,6 +12,7 @@ mod names;
 mod rules;
 mod runner;
 mod towers;
+mod transfers;
 mod v0;
 pub(super) mod words;
 
@@ -22,7 +23,7 @@ use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::vllm::{HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY};
 use cacheplan_planner::{ModelCaches, PlanRequest};
 
-use super::rules::{Case, look};
+use super::rules::{Case, look, look_at_rows};
 use super::{HEADS, Limits, Question, calibrated, connectors, of_config, quantization, speculation};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -41,6 +42,9 @@ const VOCABULARY: u64 = 64;
 /// What its configuration refuses of words that its parser takes.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     fields::look(question)?;
+    if question.engine.version >= joined::READ {
+        look_at_rows(joined::ROWS, question, None)?;
+    }
     fields::bounds(question)?;
     dtype::name(question)?;
     words::backend(question)
@@ -126,8 +130,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_num_tokens", batch.max_num_tokens);
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
     let case = Case::of(question, model, Limits { max_seq_len, ..batch })?;
+    transfers::refuse_encoders(question, model)?;
     look(rules::RULES, &case)?;
     look(joined::RULES, &case)?;
+    look(transfers::RULES, &case)?;
     question.refuse_partition("VLLM_PP_LAYER_PARTITION", "--pipeline-parallel-size")?;
     let keeps = has_pages && (!has_states || question.engine.version >= HYBRIDS_KEEP_PREFIXES);
     if has_states && has_pages {

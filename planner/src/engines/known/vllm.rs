@@ -165,7 +165,7 @@ pub fn other_float(version: Version, word: &str, run_in: &str) -> Option<String>
 }
 
 /// Model types that it does not divide into pipeline stages.
-pub(crate) const WITHOUT_STAGES: [&str; 4] = ["gemma3n", "gemma3n_text", "mamba2", "zamba2"];
+pub(crate) const WITHOUT_STAGES: [&str; 5] = ["gemma3n", "gemma3n_text", "mamba2", "mamba_ssm", "zamba2"];
 
 fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
     let (engine, model) = (RULES.name, situation.model.model_type.as_str());

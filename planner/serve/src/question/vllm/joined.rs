@@ -5,12 +5,14 @@ use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::{Rule, lists, since};
+use super::super::rules::{Row, Rule, lists, since};
 use super::super::{of_config, speculation};
+use crate::visible::{OF_HIP, VARIABLE};
 use super::attention;
 use super::graphs::Graphs;
+use super::towers::{self, takes_more_than_text};
 
-const READ: Version = Version(0, 33, 0);
+pub(super) const READ: Version = Version(0, 33, 0);
 
 const EXPERTS: &str = "--enable-expert-parallel";
 const BALANCE: &str = "--enable-eplb";
@@ -43,9 +45,17 @@ const QUANTIZATION: &str = "--quantization";
 const UNIT: &str = "--prefix-match-unit";
 const PARTITION: &str = "VLLM_PP_LAYER_PARTITION";
 const TRANSFER: &str = "--kv-transfer-config";
+const SEQUENCES: &str = "--max-num-seqs";
+const PROBABILITIES: &str = "--max-logprobs";
+const MASK: &str = "--return-sampling-mask";
+const TEXT: &str = "--language-model-only";
+const TENSORS: &str = "--mm-tensor-ipc";
+const PROCESSOR: &str = "--mm-processor-device";
+const ROUNDING: &str = "--enable-mamba-cache-stochastic-rounding";
+const HYPER: &str = "--enable-hc-sp";
 
 /// Variables that it reads as whole numbers before it starts a worker.
-const NUMBERS: [&str; 8] = [
+const NUMBERS: [&str; 9] = [
     "VLLM_DP_SIZE",
     "VLLM_DP_RANK",
     "VLLM_DP_RANK_LOCAL",
@@ -53,7 +63,17 @@ const NUMBERS: [&str; 8] = [
     "VLLM_USE_V2_MODEL_RUNNER",
     "VLLM_USE_RUST_FRONTEND",
     "VLLM_ENABLE_V1_MULTIPROCESSING",
-    "VLLM_BATCH_INVARIANT",
+    INVARIANT,
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+];
+const INVARIANT: &str = "VLLM_BATCH_INVARIANT";
+
+/// Variables that take these words alone (`env_with_choices`), of those that it asks for before it starts a worker.
+const CHOICES: [(&str, &str); 4] = [
+    ("VLLM_GPU_SYNC_CHECK", "warn error"),
+    ("VLLM_KV_CACHE_LAYOUT", "LBNHC LBHNC LHBNC NHD HND BLHNC BLNHC BHLNC"),
+    ("VLLM_SSM_CONV_STATE_LAYOUT", "SD DS"),
+    ("VLLM_WORKER_MULTIPROC_METHOD", "spawn fork"),
 ];
 
 /// Methods that draft without a model beside the one that is served (`SpeculativeConfig.__post_init__`).
@@ -65,12 +85,59 @@ const WITH_BUFFERS: &str = "nemotron_h nemotron_h_puzzle kimi_linear kimi_k3";
 /// Methods of which the files must say how they were quantised.
 const OF_FILES: &str = "awq awq_marlin gptq gptq_marlin compressed-tensors torchao";
 
+/// What it refuses of flags that ask nothing of the model.
+pub(super) const ROWS: &[Row] = &[
+    (
+        "--collect-detailed-traces !--otlp-traces-endpoint",
+        "collect_detailed_traces requires `--otlp-traces-endpoint` to be set.",
+    ),
+    (
+        "--mm-shm-cache-max-object-size-mb !--mm-shm-cache-max-object-size-mb=128 !--mm-processor-cache-type=shm",
+        "'mm_shm_cache_max_object_size_mb' should only be set when 'mm_processor_cache_type' is 'shm'.",
+    ),
+    (
+        "--mm-encoder-attn-backend=XFORMERS|xformers",
+        "Attention backend 'XFORMERS' has been removed (See PR #29262 for details). Please select a supported attention backend.",
+    ),
+    ("--mm-encoder-fp8-scale-path !--mm-encoder-attn-dtype=fp8", SCALES),
+    ("--mm-encoder-fp8-scale-save-path !--mm-encoder-attn-dtype=fp8", SCALES),
+];
+
+const SCALES: &str =
+    "'mm_encoder_fp8_scale_path' and 'mm_encoder_fp8_scale_save_path' require 'mm_encoder_attn_dtype' to be 'fp8'.";
+
 pub(super) const RULES: &[Rule] = &[
     since(READ, &[], |case| {
         let is_number = |value: &str| value.trim().replace('_', "").parse::<i64>().is_ok();
         let stated = |name: &'static str| Some((name, case.question.env.get(name)?));
         let (name, value) = NUMBERS.into_iter().filter_map(stated).find(|(_, value)| !is_number(value))?;
         Some(format!("{name}: invalid literal for int() with base 10: '{value}'"))
+    }),
+    since(READ, &[], |case| {
+        let stated = |(name, words): (&'static str, &'static str)| Some((name, words, case.question.env.get(name)?));
+        let (name, words, value) =
+            CHOICES.into_iter().filter_map(stated).find(|(_, words, value)| !lists(words, value))?;
+        let words: Vec<&str> = words.split(' ').collect();
+        Some(format!("Invalid value '{value}' for {name}. Valid options: {}.", words.join(", ")))
+    }),
+    since(READ, &[], |case| {
+        let [of_hip, of_cuda] = [OF_HIP, VARIABLE].map(|name| case.question.env.get(name).filter(|it| !it.is_empty()));
+        let is_amd = case.question.device().is_some_and(|device| device.name.starts_with("AMD "));
+        let (of_hip, of_cuda) = of_hip.zip(of_cuda).filter(|(of_hip, of_cuda)| is_amd && of_hip != of_cuda)?;
+        Some(format!(
+            "Inconsistent GPU visibility env vars: {OF_HIP}='{of_hip}' vs {VARIABLE}='{of_cuda}'. Please set only one, or ensure they match."
+        ))
+    }),
+    since(READ, &[], |case| {
+        let holds = |value: &String| value.trim().parse::<i64>().is_ok_and(|number| number != 0);
+        let is_on = case.question.env.get(INVARIANT).is_some_and(holds);
+        match is_on {
+            true if case.has_states() => Some("VLLM batch_invariant mode is not supported for the kernels of its states.".into()),
+            true if case.keeps(&Kind::IndexKey) => Some(
+                "No valid attention backend found: batch invariance not supported by those of sparse latents".into(),
+            ),
+            _ => None,
+        }
     }),
     since(READ, &[BALANCE, EXPERTS], |case| {
         let ranks = [RANKS, PROMPTS, REPLICAS].map(|flag| case.size(flag));
@@ -187,11 +254,82 @@ pub(super) const RULES: &[Rule] = &[
             _ => None,
         }
     }),
-    since(READ, &[SHARDED, RANKS], |case| {
-        (case.is_on(SHARDED) && case.size(RANKS) <= 1).then(|| {
-            "Batch-sharded sampling was explicitly enabled via the --enable-batch-sharded-sampling flag, but is not supported in this configuration for the following reason(s): tensor_parallel_size is 1, so there is nothing to shard."
+    since(READ, &[SHARDED, RANKS, SEQUENCES, PROBABILITIES, MASK], |case| {
+        let (ranks, most) = (case.size(RANKS), case.limits.max_batch_size.unwrap_or(u64::MAX));
+        let few = format!("max_num_seqs ({most}) is below tensor_parallel_size ({ranks})");
+        let blockers: Vec<&str> = [
+            (ranks <= 1, "tensor_parallel_size is 1, so there is nothing to shard"),
+            (ranks > 1 && most < ranks, &few),
+            (
+                case.whole(PROBABILITIES).is_some_and(|most| most < 0),
+                "max_logprobs is -1, allowing vocab-size logprob requests",
+            ),
+            (
+                case.is_on(MASK),
+                "return_sampling_mask is set and the batch-sharded gather does not forward sampling masks",
+            ),
+        ]
+        .into_iter()
+        .filter_map(|(holds, why)| holds.then_some(why))
+        .collect();
+        (case.is_on(SHARDED) && !blockers.is_empty()).then(|| {
+            format!(
+                "Batch-sharded sampling was explicitly enabled via the --enable-batch-sharded-sampling flag, but is not supported in this configuration for the following reason(s): {}.",
+                blockers.join("; ")
+            )
+        })
+    }),
+    since(READ, &[TEXT, COMPILE], |case| {
+        let captures = case.object(COMPILE).get("cudagraph_mm_encoder").and_then(Value::as_bool) == Some(true);
+        (case.is_on(TEXT) && captures).then(|| {
+            "--language-model-only is incompatible with cudagraph_mm_encoder=True, since it disables all multimodal inputs and the multimodal encoder is never run. Please disable one of them."
                 .into()
         })
+    }),
+    since(READ, &[TENSORS, RANKS, STAGES, REPLICAS], |case| {
+        const SPAWNS: &str = "VLLM_WORKER_MULTIPROC_METHOD";
+        let several = [RANKS, STAGES, REPLICAS].iter().any(|flag| case.size(flag) > 1);
+        let spawns = case.question.env.get(SPAWNS).is_some_and(|method| method.trim() == "spawn");
+        match case.word(TENSORS) == Some("torch_shm") && takes_more_than_text(case.model) {
+            true if several => Some(
+                "mm_tensor_ipc='torch_shm' is not supported with data_parallel_size > 1 or tensor_parallel_size > 1 or pipeline_parallel_size > 1."
+                    .into(),
+            ),
+            true if !spawns => Some(format!("torch_shm is known to fail without {SPAWNS} set to spawn")),
+            _ => None,
+        }
+    }),
+    since(READ, &[PROCESSOR], |case| {
+        // An instance that encodes alone has no caches.
+        let word = case.unlisted(PROCESSOR, "auto cpu").filter(|_| takes_more_than_text(case.model))?;
+        Some(format!(
+            "Cannot run the multi-modal processor on '{word}': this instance also runs the language model. Use --mm-processor-device=cpu, or drop \"device\" from --mm-processor-kwargs."
+        ))
+    }),
+    since(READ, &["--max-num-batched-tokens"], |case| {
+        // An image of Gemma 3 is attended from both sides, and so is never cut.
+        let is_it = case.model_type().starts_with("gemma3") && !case.model_type().starts_with("gemma3n");
+        let sees = is_it && takes_more_than_text(case.model) && !towers::is_of_text(case.question, case.model).ok()?;
+        let image = case.model.model()?.stated("mm_tokens_per_image").and_then(Value::as_u64).unwrap_or(256);
+        let step = case.limits.max_num_tokens;
+        (sees && image > step).then(|| {
+            format!(
+                "Chunked MM input disabled but max_tokens_per_mm_item ({image}) is larger than max_num_batched_tokens ({step}). Please increase max_num_batched_tokens."
+            )
+        })
+    }),
+    since(READ, &[ROUNDING, KERNEL], |case| {
+        let by_triton = case.word(KERNEL).is_none_or(|kernel| kernel.eq_ignore_ascii_case("triton"));
+        let other = case.generation().is_some_and(|generation| generation != 10);
+        (case.is_on(ROUNDING) && by_triton && other).then(|| {
+            "Stochastic rounding for Mamba cache with triton backend requires compute capability 10.0 (data center Blackwell). The `cvt.rs` PTX instruction is not supported on your GPU. Please do not specify `--enable-mamba-cache-stochastic-rounding`, or set `--mamba-backend flashinfer`."
+                .into()
+        })
+    }),
+    since(READ, &[HYPER, RANKS], |case| {
+        let lacks = !case.model_type().starts_with("qwen4_exp");
+        (case.is_on(HYPER) && case.size(RANKS) > 1 && lacks)
+            .then(|| "--enable-hc-sp is not supported for this model".into())
     }),
     since(READ, &[BACKEND, attention::FLAG], |case| {
         // Those of Hopper and before read no sinks but by their own kernels.

@@ -235,14 +235,6 @@ pub(super) const RULES: &[Rule] = &[
             _ => None,
         }
     }),
-    since(READ, &[TRANSFER], |case| {
-        let moves = case.object(TRANSFER).get("kv_connector").and_then(Value::as_str)?.to_owned();
-        let expands = case.question.env.get("PYTORCH_CUDA_ALLOC_CONF")?.contains("expandable_segments:True");
-        let beside = case.is_on("--enable-cumem-allocator") || case.is_on("--enable-sleep-mode");
-        (expands && !beside).then(|| {
-            format!("KV connector {moves} is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True unless enable_cumem_allocator is also enabled.")
-        })
-    }),
     since(READ, &["--prefix-match-unit"], |case| {
         let unit = case.question.count("--prefix-match-unit")?;
         let looks =

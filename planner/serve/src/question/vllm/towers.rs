@@ -6,11 +6,15 @@ use cacheplan_transforms::WeightBytes;
 use cacheplan_transforms::graph::Extent;
 
 use super::super::Question;
+use super::super::rules::lists;
 use crate::error::ServeError;
 
 const LIMITS: &str = "--limit-mm-per-prompt";
 /// Read in 0.33.0.
 const LEAVES_OUT: Version = Version(0, 33, 0);
+/// Model types whose towers are of images and of no videos (`_mark_tower_model` of their classes).
+const OF_IMAGES: &str = "aria aya_vision cohere2_vision deepseek_vl_v2 dots_ocr gemma3 gemma3n granite4_vision idefics3 isaac kimi_vl lfm2-vl \
+    lfm2_vl lightonocr llama4 llava llava_next mistral3 molmo ovis paligemma phi3_v phi4_multimodal phi4mm pixtral smolvlm step3_vl";
 /// What stands beside a decoder is called so in its graph.
 const BESIDE: &str = "more";
 
@@ -22,7 +26,10 @@ pub(super) fn is_of_text(question: &Question, model: &ModelCaches) -> Result<boo
         limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
     };
     let hears = model.model().is_some_and(|model| model.stated("audio_config").is_some());
-    let no_item = ["image", "video"].into_iter().chain(hears.then_some("audio")).all(is_none);
+    let of_whole = model.model().and_then(|model| model.around.get("model_type")?.as_str());
+    let watches = !lists(OF_IMAGES, of_whole.unwrap_or(&model.info().model_type));
+    let items = [Some("image"), watches.then_some("video"), hears.then_some("audio")];
+    let no_item = items.into_iter().flatten().all(is_none);
     Ok(question.is_on("--language-model-only") || no_item)
 }
 
@@ -47,6 +54,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         ByteSize(left)
     ));
     Ok(())
+}
+
+/// Whether the model takes more than text.
+pub(super) fn takes_more_than_text(model: &ModelCaches) -> bool {
+    model.model().is_none_or(|model| ["vision_config", "audio_config"].iter().any(|key| model.stated(key).is_some()))
 }
 
 /// What its towers take, and what leads from them to the decoder, as its config tells.
