@@ -394,9 +394,12 @@ fn memory(
         return Ok(());
     }
     let Some(mib) = question.device().map(|device| (device.total_bytes >> 20) as f64) else { return Ok(()) };
+    let usual = share::usual(question, model, defaults, &runs, mib);
+    // Also of a share that is stated, and no more than the heuristic's.
+    question.leaves_room = stated.is_none_or(|stated| usual.as_ref().is_ok_and(|usual| stated <= *usual));
     let share = match stated {
         Some(stated) => stated,
-        None => share::usual(question, model, defaults, &runs, mib)?,
+        None => usual?,
     };
     let share = if kernels::takes_of_share(question, model, longest)? {
         question
@@ -434,7 +437,7 @@ pub(super) fn beside_share(question: &mut Question) -> Result<Memory, ServeError
     above::taken(question, |key| matches!(key, "memory.activations" | "memory.graphs"))
 }
 
-/// Where the share is stated, whether the rest holds steps and graphs; the heuristic leaves room for them.
+/// Where the share is more than the heuristic's, whether the rest holds steps and graphs, for which that leaves room.
 pub(super) fn outside(
     question: &Question,
     request: &PlanRequest,
@@ -442,8 +445,8 @@ pub(super) fn outside(
 ) -> Result<Option<Outside>, PlanError> {
     let budget = &request.config().budget;
     let fraction = budget.memory.as_ref().and_then(|memory| memory.fraction);
-    let is_stated = question.flag("--mem-fraction-static").is_some() && budget.engine.cache_bytes.is_none();
-    let (Some(fraction), Some(device), true) = (fraction, question.device(), is_stated) else { return Ok(None) };
+    let is_tight = !question.leaves_room && budget.engine.cache_bytes.is_none();
+    let (Some(fraction), Some(device), true) = (fraction, question.device(), is_tight) else { return Ok(None) };
     let captures = !question.is_on("--disable-cuda-graph");
     let whole = request.changed(|budget| {
         if let Some(memory) = &mut budget.memory {
