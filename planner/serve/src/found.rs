@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::error::Shortfall;
 use cacheplan_planner::fit::AskedOf;
+use cacheplan_planner::logs::failures::{NOTHING_LEFT, NOTHING_LEFT_OF_SHARE};
 use cacheplan_planner::logs::{Fact, Logged};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
@@ -438,10 +439,14 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfa
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let length = settled.limits.max_seq_len;
     match engine.engine.name() {
-        "vllm" if bytes == 0 => "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.".into(),
+        "vllm" if bytes == 0 => {
+            format!("{NOTHING_LEFT}. Try increasing `gpu_memory_utilization` when initializing the engine.")
+        }
         "vllm" => {
             let longest = longest(request, engine, bytes, length);
-            let estimate = longest.map(|length| format!("Based on the available memory, the estimated maximum model length is {length}. "));
+            let estimate = longest.map(|length| {
+                format!("Based on the available memory, the estimated maximum model length is {length}. ")
+            });
             format!(
                 "To serve at least one request with the model's max seq len ({length}), ({} GiB KV cache is needed, which is larger than the available KV cache memory ({} GiB). {}Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.",
                 gib(needed),
@@ -449,7 +454,7 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfa
                 estimate.unwrap_or_default()
             )
         }
-        "sglang" => "Not enough memory. Please try to increase --mem-fraction-static.".into(),
+        "sglang" => NOTHING_LEFT_OF_SHARE.into(),
         _ => format!("{} GiB hold no sequence of {length} tokens, which needs {} GiB", gib(bytes), gib(needed)),
     }
 }

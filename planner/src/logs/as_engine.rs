@@ -48,7 +48,8 @@ impl<'a> AsEngine<'a> {
             let kept = plan.resources.iter().filter(|resource| !resource.handler.is_speculative());
             let kept = kept.filter(|resource| resource.drafts == drafts).map(PlannedResource::collected);
             // Who asks for them names them so again.
-            let unnamed = |name: String| name.strip_prefix("draft.").map(str::to_owned).filter(|_| drafts).unwrap_or(name);
+            let unnamed =
+                |name: String| name.strip_prefix("draft.").map(str::to_owned).filter(|_| drafts).unwrap_or(name);
             collected(kept.map(|kept| Resource { name: unnamed(kept.name), ..kept }))
         };
         Ok(Self { plan, resources: of(false)?, drafting: of(true)? })

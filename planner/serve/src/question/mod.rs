@@ -5,6 +5,7 @@ mod calibrated;
 mod connectors;
 mod limits;
 mod llama_cpp;
+mod moved;
 mod overrides;
 mod placed;
 mod quantization;

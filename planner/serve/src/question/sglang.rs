@@ -10,6 +10,7 @@ mod states;
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
 use cacheplan_planner::engines::{EnginePrediction, Version};
+use cacheplan_planner::logs::failures::{NOTHING_LEFT_OF_SHARE, TOO_LONG_A_CONTEXT};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
@@ -45,7 +46,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         && !question.has_on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
     {
         let said = format!(
-            "User-specified context_length ({stated}) is greater than the derived context_length ({derived}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+            "User-specified context_length ({stated}) {TOO_LONG_A_CONTEXT} ({derived}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
         );
         return Err(question.refused(said, [Remedy::Set("--context-length", derived.to_string())]));
     }
@@ -410,9 +411,10 @@ fn memory(
         share
     };
     if share <= 0.0 {
-        let said = "Not enough memory. Please try to increase --mem-fraction-static.";
         let smaller = ["--chunked-prefill-size", "--cuda-graph-max-bs"].map(Remedy::Remove);
-        return Err(question.refused(said, smaller.into_iter().chain([Remedy::Set(FLAG, "0.8".into())])));
+        return Err(
+            question.refused(NOTHING_LEFT_OF_SHARE, smaller.into_iter().chain([Remedy::Set(FLAG, "0.8".into())]))
+        );
     }
     if stated.is_none() {
         question.notes.push("mem_fraction_static is the heuristic's that leaves room for graphs; sizing after graphs are captured gives more".into());
