@@ -189,6 +189,11 @@ fn a_failed_start_is_answered_by_its_command() {
     assert!(code == Some(3) && err.contains(failed) && out.contains("CHANGES"), "{out}{err}");
     let (code, _, err) = command("h100", "4096");
     assert!(code == Some(5) && err.contains(failed) && err.contains("its command starts"), "{err}");
+    let said = "ValueError: max_num_active_seqs (9) cannot be greater than max_num_seqs (8).";
+    std::fs::write(&file, format!("{begun}\n{said}")).unwrap();
+    let refused = ["vllm", "serve", &model, "--max-num-seqs", "8", "--max-num-active-seqs", "9"];
+    let (code, _, err) = checked(&[&["--device", "h100", "--"][..], &refused].concat());
+    assert!(code == Some(3) && err.contains("did not start: what its command is refused for"), "{err}");
 }
 
 #[rstest]

@@ -42,7 +42,7 @@ mod weights;
 
 pub use builder::GraphBuilder;
 pub use cache_dtypes::CacheDTypes;
-pub use frontend::{Assumption, DescriptionPlace, FrontendError, ReadOptions, gguf};
+pub use frontend::{Assumption, DescriptionPlace, FrontendError, ReadOptions, gguf, is_built_in};
 pub use graph::{Attribute, Graph, Op};
 pub use model::{Model, ModelInfo, StateBinding, StatePart};
 pub use passes::{Collected, PassContext, PassError};

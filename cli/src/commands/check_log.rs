@@ -96,8 +96,14 @@ fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
         Ok(read) => args.start.check(&read, &beside, print_as),
         // Its command says what would do.
         Err(error @ LogError::Failed { .. }) => {
+            let ran = args.start.run(&beside, print_as);
+            let error = match &ran {
+                // Behind who says it.
+                Err(refused) => error.told_by(refused.message().split_once(": ").map_or("", |(_, said)| said)),
+                Ok(()) => error,
+            };
             note(log.of_file(&error).message());
-            args.start.run(&beside, print_as)?;
+            ran?;
             let said = "by what is known its command starts: it was another, or something else was on its devices";
             Err(Failure::new(DRIFT, format!("{error}; {said}")))
         }

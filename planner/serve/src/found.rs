@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use cacheplan_planner::engines::EnginePrediction;
 use cacheplan_planner::error::Shortfall;
 use cacheplan_planner::fit::AskedOf;
+use cacheplan_planner::logs::failures::{NOTHING_LEFT, NOTHING_LEFT_OF_SHARE};
 use cacheplan_planner::logs::{Fact, Logged};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{ByteSize, EngineSpec, PlanError, PlanRequest};
@@ -189,6 +190,16 @@ impl Found {
         say(Fact::KvBytes, self.span(|at| at.predicted.kv_bytes));
         say(Fact::KeyBytes, self.span(|at| at.predicted.kv_bytes?.checked_sub(at.predicted.value_bytes?)));
         say(Fact::ValueBytes, self.span(|at| at.predicted.value_bytes));
+        let of_drafts = |predicted: &EnginePrediction| (predicted.draft_kv_bytes, predicted.draft_value_bytes);
+        say(Fact::DraftKvBytes, self.span(|at| of_drafts(&at.predicted).0));
+        say(Fact::DraftValueBytes, self.span(|at| of_drafts(&at.predicted).1));
+        say(
+            Fact::DraftKeyBytes,
+            self.span(|at| {
+                let (all, values) = of_drafts(&at.predicted);
+                all?.checked_sub(values?)
+            }),
+        );
         say(Fact::SsmBytes, self.span(|at| states(&at.predicted, at.predicted.ssm_bytes)));
         say(Fact::ConvBytes, self.span(|at| states(&at.predicted, at.predicted.conv_bytes)));
         say(Fact::Concurrency, self.span(|at| at.predicted.concurrency.map(|times| (times * 100.0).round() as u64)));
@@ -255,8 +266,9 @@ impl Found {
         let mut lines =
             if self.high.at.is_some() && !fails { self.engine.start_lines(&facts, dtype) } else { Vec::new() };
         if facts.contains_key(&Fact::WindowTokens) {
-            // Each of two pools has such a line of its own; the sum of both is the one that is known.
-            lines.retain(|line| !line.starts_with("KV Cache is allocated"));
+            // Each of two pools has such a line of its own; the sum of both is the one that is known. What drafts has the last.
+            let own = lines.iter().position(|line| line.starts_with("KV Cache is allocated"));
+            own.into_iter().for_each(|own| drop(lines.remove(own)));
         }
         if let (Some(placed), Some(high)) = (&settled.placed, &self.high.at) {
             let ends = [self.low.at.as_ref().unwrap_or(high), high].map(|at| &at.predicted);
@@ -344,7 +356,9 @@ impl At {
                 "In Mamba cache align mode, block_size ({block}) must be <= max_num_batched_tokens ({step})."
             ));
         }
-        if let (Some(room), Some(bytes)) = (settled.room, self.predicted.kv_bytes)
+        let of_drafts = self.predicted.draft_kv_bytes.unwrap_or(0);
+        let pages = self.predicted.kv_bytes.map(|bytes| bytes.saturating_add(of_drafts));
+        if let (Some(room), Some(bytes)) = (settled.room, pages)
             && bytes > room
         {
             let [bytes, room] = [bytes, room].map(ByteSize);
@@ -364,8 +378,9 @@ impl At {
 
     /// Bytes for caches that none of its pools takes; none where it does not say what they take.
     fn unused(&self, bytes: u64) -> u64 {
-        let EnginePrediction { kv_bytes, state_bytes, speculation_bytes, speculation_conv_bytes, .. } = self.predicted;
-        let pools = [kv_bytes, state_bytes, speculation_bytes, speculation_conv_bytes];
+        let EnginePrediction { kv_bytes, draft_kv_bytes, state_bytes, .. } = self.predicted;
+        let EnginePrediction { speculation_bytes, speculation_conv_bytes, .. } = self.predicted;
+        let pools = [kv_bytes, draft_kv_bytes, state_bytes, speculation_bytes, speculation_conv_bytes];
         let taken = pools.into_iter().flatten().reduce(u64::saturating_add);
         taken.map_or(0, |taken| bytes.saturating_sub(taken))
     }
@@ -424,10 +439,14 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfa
     let gib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 30));
     let length = settled.limits.max_seq_len;
     match engine.engine.name() {
-        "vllm" if bytes == 0 => "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.".into(),
+        "vllm" if bytes == 0 => {
+            format!("{NOTHING_LEFT}. Try increasing `gpu_memory_utilization` when initializing the engine.")
+        }
         "vllm" => {
             let longest = longest(request, engine, bytes, length);
-            let estimate = longest.map(|length| format!("Based on the available memory, the estimated maximum model length is {length}. "));
+            let estimate = longest.map(|length| {
+                format!("Based on the available memory, the estimated maximum model length is {length}. ")
+            });
             format!(
                 "To serve at least one request with the model's max seq len ({length}), ({} GiB KV cache is needed, which is larger than the available KV cache memory ({} GiB). {}Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.",
                 gib(needed),
@@ -435,7 +454,7 @@ fn refusal(request: &PlanRequest, settled: &Settled, engine: EngineSpec, shortfa
                 estimate.unwrap_or_default()
             )
         }
-        "sglang" => "Not enough memory. Please try to increase --mem-fraction-static.".into(),
+        "sglang" => NOTHING_LEFT_OF_SHARE.into(),
         _ => format!("{} GiB hold no sequence of {length} tokens, which needs {} GiB", gib(bytes), gib(needed)),
     }
 }

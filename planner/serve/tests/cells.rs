@@ -139,3 +139,79 @@ fn caches_of_8_bits_are_offered_where_caches_are_too_much(#[case] flags: &str, #
     assert_eq!(narrow.is_some(), offered, "{}", found.text());
     assert!(narrow.is_none_or(|change| change.starts == Starts::Yes));
 }
+
+const OSS: &str = "openai__gpt-oss-120b";
+
+/// GiB of weights on the devices.
+fn on_devices(name: &str, device: &str, flags: &str) -> f64 {
+    let words = format!("llama-server -m m.gguf -c 8192 -ngl 99 {flags}");
+    let options = Options { model_is_given: true, ..on(device) };
+    let found = answer(&launch(words.trim_end()), models(name), &options).unwrap();
+    let said = found.notes.iter().find_map(|note| note.split_once(" on the devices: ")).unwrap().1;
+    let (size, unit) = said.split_once(" of weights").unwrap().0.split_once(' ').unwrap();
+    size.parse::<f64>().unwrap() / if unit == "MiB" { 1024.0 } else { 1.0 }
+}
+
+/// The same weights lie on the host whatever says so, and the rest on the devices.
+#[rstest]
+#[case::all("--cpu-moe", 36)]
+#[case::each("--n-cpu-moe 36", 36)]
+#[case::more_than_there_are("--n-cpu-moe 99", 36)]
+#[case::pattern(r"-ot .ffn_.*_exps.=CPU", 36)]
+#[case::word("-ot exps=CPU", 36)]
+#[case::some("--n-cpu-moe 20", 20)]
+#[case::some_by_pattern(r"-ot blk\.([0-9]|1[0-9])\.ffn_(up|down|gate)_exps=CPU", 20)]
+#[case::the_first_decides("-ot exps=CPU,exps=CUDA0", 36)]
+#[case::both("--cpu-moe --n-cpu-moe 3", 36)]
+#[case::where_they_lie("-ot exps=CUDA0", 0)]
+#[case::none("--n-cpu-moe 0", 0)]
+#[case::no_dense_ones("--n-cpu-ffn 36", 0)]
+fn weights_on_the_host_take_nothing_of_devices(#[case] flags: &str, #[case] layers: u32) {
+    // 128 experts of three matrices of 2880 by 2880, in 4.25 bits.
+    let of_layer = 128.0 * 3.0 * 2880.0 * 2880.0 * 4.25 / 8.0 / f64::from(1 << 30);
+    let (all, left) = (on_devices(OSS, "h100", ""), on_devices(OSS, "h100", flags));
+    assert!((all - left - f64::from(layers) * of_layer).abs() < 0.5, "{all} {left}");
+}
+
+/// Parts of a block, dense blocks, and other devices.
+#[rstest]
+#[case(OSS, "h100", "-ot ffn_up_exps=CPU", 1.0 / 3.0, "--cpu-moe")]
+#[case(OSS, "h100", "-ot ffn_(up|down)_exps=CPU", 2.0 / 3.0, "--cpu-moe")]
+#[case(OSS, "2xh100", "-ot exps=CUDA1", 0.0, "--cpu-moe")]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "h100", "--n-cpu-ffn 16", 0.5, "--n-cpu-ffn 32")]
+#[case("meta-llama__Llama-3.1-8B-Instruct", "h100", "--cpu-moe", 0.0, "--n-cpu-ffn 32")]
+#[case("Qwen__Qwen3-32B", "2xh100", "-ot blk\\..*\\.ffn_.*=CPU", 1.0, "--n-cpu-ffn 64")]
+fn a_part_of_what_moves_is_a_part_of_its_bytes(
+    #[case] name: &str,
+    #[case] device: &str,
+    #[case] flags: &str,
+    #[case] part: f64,
+    #[case] of: &str,
+) {
+    let moved = |flags: &str| on_devices(name, device, "") - on_devices(name, device, flags);
+    assert!((moved(flags) - part * moved(of)).abs() < 0.05, "{} {}", moved(flags), moved(of));
+}
+
+/// What lies on the host decides whether the rest fits, which fails where it does not.
+#[rstest]
+#[case("--cpu-moe", Starts::Yes)]
+#[case("--n-cpu-moe 4", Starts::No)]
+#[case("-ot attn_k=CPU", Starts::Maybe)]
+#[case("-ot .*=CPU", Starts::Maybe)]
+#[case("-ot no_such_tensor=CPU", Starts::Maybe)]
+#[case("-ot (=CPU", Starts::Maybe)]
+#[case("--cpu-moe -ot exps=CUDA0", Starts::Maybe)]
+fn what_is_not_counted_is_not_judged(#[case] flags: &str, #[case] starts: Starts) {
+    let found = of(OSS, &format!("-m m.gguf -c 8192 -ngl 99 {flags}"), &[]);
+    assert_eq!(found.starts, starts, "{}", found.text());
+    assert_eq!(found.cautions.len(), usize::from(starts == Starts::Maybe), "{}", found.text());
+}
+
+#[rstest]
+#[case("-ot exps", 2)]
+#[case("-ot exps=RPC0", 4)]
+fn places_that_are_not_known_are_refused(#[case] flags: &str, #[case] code: u8) {
+    let words = format!("llama-server -m m.gguf -c 8192 {flags}");
+    let error = answer(&launch(&words), models(OSS), &on("h100")).unwrap_err();
+    assert_eq!(error.exit_code(), code, "{error}");
+}

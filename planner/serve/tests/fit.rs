@@ -222,21 +222,21 @@ fn an_engine_that_refuses_every_layout_says_why() {
 /// What it would cut to the model's longest is no row that holds it.
 #[test]
 fn an_engine_that_cuts_longer_sequences_holds_none_of_them() {
-    let (model, question) = asked("ibm-fms__Bamba-9.8b-2.2T-hf", &["h100"], 32_768, 1);
+    let (model, question) = asked("nvidia__Nemotron-H-8B-Base-8K", &["h100"], 32_768, 1);
     let answer = fitted(&model, &question, "tensorrt-llm".parse().unwrap()).unwrap();
     assert!(of_engine(&answer).count() > 0);
     for fit in of_engine(&answer) {
         assert!(!fit.holds && !fit.may_hold && fit.sequences == 0, "{}", fit.sequences);
-        assert!(fit.capped_by.starts_with("4096 "), "{}", fit.capped_by);
+        assert!(fit.capped_by.starts_with("8192 "), "{}", fit.capped_by);
     }
     let table = answer.table();
-    assert!(table.contains("no sequence of 32768 tokens, the longest has 4096"), "{table}");
+    assert!(table.contains("no sequence of 32768 tokens, the longest has 8192"), "{table}");
     assert!(!table.contains("room for no sequence"), "{table}");
 }
 
 /// States for the sequences that it is told take what others would be held in.
 #[rstest]
-#[case("ibm-fms__Bamba-9.8b-2.2T-hf", "tensorrt-llm")]
+#[case("nvidia__Nemotron-H-8B-Base-8K", "tensorrt-llm")]
 #[case("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "tensorrt-llm")]
 #[case("Qwen__Qwen3.5-4B", "tensorrt-llm")]
 #[case("Qwen__Qwen3.5-4B", "vllm")]

@@ -2,8 +2,8 @@
 
 mod common;
 
-use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Options, ServeError, answer};
+use cacheplan_planner::logs::{EngineLog, Fact, Logged};
+use cacheplan_serve::{Answer, CommandCheck, Models, Options, ServeError, answer};
 use rstest::rstest;
 
 use common::{launch, models, on};
@@ -19,6 +19,44 @@ fn told(flags: &str, model: &str) -> Result<Answer, ServeError> {
 
 fn says(flags: &str, model: &str, fact: Fact) -> u64 {
     told(flags, model).unwrap().facts[&fact].low
+}
+
+/// What drafts has a pool of its own, of as many tokens, and a line of the log of its own; the model's are as without it.
+#[rstest]
+#[case::head("deepseek-ai__DeepSeek-V3", None, "--speculative-algorithm EAGLE", 1152)]
+#[case::model(
+    "Qwen__Qwen3-32B",
+    Some("Qwen__Qwen3-8B"),
+    "--speculative-algorithm STANDALONE --speculative-draft-model-path d",
+    36 * 2 * 128 * 2
+)]
+fn what_drafts_has_a_pool_of_its_own(
+    #[case] model: &str,
+    #[case] draft: Option<&str>,
+    #[case] drafts: &str,
+    #[case] per_token: u64,
+) {
+    const TOKENS: u64 = 100_000;
+    let of = |flags: &str, draft: Option<&str>, version: &str| {
+        let options =
+            Options { version: Some(version.into()), cache_bytes: Some(Logged::exact(30 << 30)), ..on("8xh100") };
+        let models = Models { draft: draft.map(|name| common::models(name).model), ..common::models(model) };
+        let words =
+            format!("sglang serve --model-path m --tp 8 --context-length 8192 --max-total-tokens {TOKENS} {flags}");
+        let command = launch(words.trim_end());
+        let found = answer(&command, &models, &options).unwrap();
+        let log = EngineLog::read(found.lines.join("\n").as_bytes(), None).unwrap();
+        let check = CommandCheck::of(&command, &models, &options, &log).unwrap();
+        assert!(!check.drifted && !check.rows.is_empty(), "{}", check.table());
+        let pools = found.lines.iter().filter(|line| line.starts_with("KV Cache is allocated")).count();
+        (found, pools)
+    };
+    for version in ["0.5.23", "0.5.12"] {
+        let ((alone, pool), (with, pools)) = (of("", None, version), of(drafts, draft, version));
+        assert_eq!((pool, pools), (1, 2), "{:?}", with.lines);
+        assert_eq!(with.facts[&Fact::KvBytes], alone.facts[&Fact::KvBytes]);
+        assert_eq!(with.facts[&Fact::DraftKvBytes], Logged::exact(TOKENS * per_token));
+    }
 }
 
 const REPLICAS: &str = "--dp 8 --enable-dp-attention";

@@ -50,6 +50,21 @@ fn kernels_that_it_chooses_take_pages_of_their_own(#[case] device: &str, #[case]
     assert_eq!(found.sequences, expected.sequences);
 }
 
+/// With states too, whatever is kept of these.
+#[rstest]
+fn kernels_of_nemotron_h_take_pages_on_blackwell(
+    #[values("nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "nvidia__Nemotron-H-8B-Base-8K")] model: &str,
+    #[values("", " --disable-radix-cache", " --speculative-algorithm EAGLE")] more: &str,
+) {
+    let of = |device, flags: &str| told(model, device, &format!("--context-length 4096{more}{flags}")).unwrap();
+    let tokens = |device, flags: &str| of(device, flags).facts[&Fact::Tokens];
+    let own = tokens("b200", "");
+    assert_eq!(own, tokens("b200", " --attention-backend trtllm_mha"));
+    assert_eq!((own.low % 64, own.high % 64), (0, 0));
+    assert_eq!(tokens("h100", ""), tokens("h100", " --page-size 1"));
+    assert_ne!(tokens("h100", "").high % 64, 0);
+}
+
 #[rstest]
 #[case(DENSE, "b200", "--attention-backend fa3", "requires SM>=80 and SM<=90")]
 #[case(DENSE, "b200", "--decode-attention-backend fa3", "requires SM>=80 and SM<=90")]

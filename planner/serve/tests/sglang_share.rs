@@ -4,7 +4,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Options, answer};
+use cacheplan_serve::{Answer, Options, Starts, answer};
 use rstest::rstest;
 
 use common::{launch, models, on};
@@ -73,4 +73,26 @@ fn replicas_of_the_attention_reserve_a_whole_step() {
 fn a_share_is_not_chosen_where_it_is_stated() {
     let stated = |flags: &str| tokens(DENSE, "h100", &format!("--mem-fraction-static 0.8 {flags}"));
     assert_eq!(stated("--max-running-requests 4"), stated("--max-running-requests 4 --disable-prefill-cuda-graph"));
+}
+
+/// A share is the same whoever states it, and what is no more than the engine's own leaves as much room as that.
+#[rstest]
+fn a_share_that_is_stated_starts_as_the_engines_own(
+    #[values("l40s", "h100", "rtx-4090", "b200")] device: &str,
+    #[values("", " --chunked-prefill-size 2048", " --cuda-graph-max-bs 8", " --disable-cuda-graph")] flags: &str,
+) {
+    let options = Options { version: Some("0.5.23".into()), ..on(device) };
+    let of = |share: Option<f64>| {
+        let share = share.map_or(String::new(), |share| format!(" --mem-fraction-static {share:.3}"));
+        let command = format!("sglang serve --model-path m --context-length 4096{flags}{share}");
+        answer(&launch(&command), models("Qwen__Qwen3-8B"), &options).unwrap()
+    };
+    let own = of(None);
+    let thousandths = || (1u32..1000).rev().map(|thousandths| f64::from(thousandths) / 1000.0);
+    let tokens = |answer: &Answer| answer.facts[&Fact::Tokens].high;
+    let equal = thousandths().find(|share| *share > 0.5 && tokens(&of(Some(*share))) <= tokens(&own)).unwrap();
+    let stated = of(Some(equal));
+    assert_eq!((stated.starts, tokens(&stated)), (own.starts, tokens(&own)), "{equal}: {}", stated.text());
+    assert_eq!(of(Some(equal - 0.05)).starts, Starts::Yes);
+    assert_ne!(of(Some(0.999)).starts, Starts::Yes);
 }

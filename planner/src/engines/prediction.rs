@@ -51,7 +51,16 @@ pub struct EnginePrediction {
     /// Bytes of pages, or of the one pool that also holds states.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_bytes: Option<u64>,
-    /// Bytes of values among them, where they lie apart from keys and that is known; no part of a plan.
+    /// Bytes of the pool of what drafts, where it is one beside the model's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_kv_bytes: Option<u64>,
+    /// Bytes that are divided off for it, which may be others; no part of a plan.
+    #[serde(skip)]
+    pub draft_share_bytes: Option<u64>,
+    /// Bytes of values in it, where they lie apart from keys and that is known; no part of a plan.
+    #[serde(skip)]
+    pub draft_value_bytes: Option<u64>,
+    /// Bytes of values among those of pages, where they lie apart from keys and that is known; no part of a plan.
     #[serde(skip)]
     pub value_bytes: Option<u64>,
     /// The element type of pages, where it is logged; no part of a plan.

@@ -296,8 +296,7 @@ impl EngineSpec {
     /// That it has no such model, where it has none.
     pub(crate) fn lacks(self, model: &ModelInfo) -> Option<EngineRefusal> {
         let rules = self.engine.0.rules;
-        let lacks = rules.lacks.contains(&&*model.model_type);
-        lacks.then(|| EngineRefusal::Architecture {
+        (rules.lacks)(&model.model_type).then(|| EngineRefusal::Architecture {
             engine: rules.name,
             version: self.version_name(),
             model: model.model_type.clone(),

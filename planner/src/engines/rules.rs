@@ -26,8 +26,8 @@ pub(crate) struct EngineRules {
     /// model's own is; of recurrent states where the model states none. The number is the compute capability, times ten; the
     /// last dtype is what is asked for convolution states.
     pub(super) dtypes: fn(&ModelInfo, Version, u32, Option<DType>) -> CacheDTypes,
-    /// Model types that it has no architecture for.
-    pub(super) lacks: &'static [&'static str],
+    /// Whether it has no architecture for a model type.
+    pub(super) lacks: fn(&str) -> bool,
     /// What it keeps of ops of such a model where that is not what the op needs.
     pub(super) descriptors: fn(&ModelInfo) -> Option<Descriptor>,
     /// Whether its rules for compressed entries, such as DeepSeek-V4's, were read.

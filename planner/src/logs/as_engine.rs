@@ -9,13 +9,15 @@ use crate::engines::{EnginePrediction, EngineSpec};
 use crate::error::{EngineRefusal, PlanError};
 use crate::plan::{CachePlan, PlannedResource, Pool, Scheme};
 use crate::size::ByteSize;
-use crate::solver::inputs::Inputs;
+use crate::solver::inputs::{Draft, Inputs};
 use crate::stated::Stated;
 
 /// A plan's caches, which are those of one rank already.
 pub(super) struct AsEngine<'a> {
     plan: &'a CachePlan,
     resources: Resources,
+    /// Those of what drafts.
+    drafting: Resources,
 }
 
 /// What an engine knows before it divides its memory: stated, or found out.
@@ -42,13 +44,20 @@ impl<'a> AsEngine<'a> {
         if plan.rollback == Some(Scheme::Replay) {
             return Err(EngineRefusal::Replay.into());
         }
-        let resources = plan.resources.iter().filter(|resource| !resource.handler.is_speculative());
-        Ok(Self { plan, resources: collected(resources.map(PlannedResource::collected))? })
+        let of = |drafts: bool| {
+            let kept = plan.resources.iter().filter(|resource| !resource.handler.is_speculative());
+            let kept = kept.filter(|resource| resource.drafts == drafts).map(PlannedResource::collected);
+            // Who asks for them names them so again.
+            let unnamed =
+                |name: String| name.strip_prefix("draft.").map(str::to_owned).filter(|_| drafts).unwrap_or(name);
+            collected(kept.map(|kept| Resource { name: unnamed(kept.name), ..kept }))
+        };
+        Ok(Self { plan, resources: of(false)?, drafting: of(true)? })
     }
 
     /// The same caches in another dtype; `None` where that changes nothing.
     pub(super) fn stored_as(&self, dtype: DType, of: fn(&ResourceHandler) -> bool) -> Option<Self> {
-        let changed = self.resources.iter().map(|resource| {
+        let change = |resource: &Resource| {
             let handler = &resource.handler;
             if !of(handler) {
                 return Ok(resource.clone());
@@ -56,11 +65,15 @@ impl<'a> AsEngine<'a> {
             let (kind, shape) = (handler.kind().clone(), handler.shape().to_vec());
             let handler = ResourceHandler::new(kind, handler.growth(), shape, dtype, handler.layout())?;
             Ok(Resource { handler, ..resource.clone() })
-        });
+        };
         // A shape that the other dtype cannot hold is no explanation.
-        let changed: Result<Vec<Resource>, cacheplan_handlers::HandlerError> = changed.collect();
-        let resources = collected(changed.ok()?.into_iter()).ok()?;
-        (resources != self.resources).then_some(Self { plan: self.plan, resources })
+        let changed = |all: &Resources| {
+            let changed: Result<Vec<Resource>, cacheplan_handlers::HandlerError> = all.iter().map(change).collect();
+            collected(changed.ok()?.into_iter()).ok()
+        };
+        let (resources, drafting) = (changed(&self.resources)?, changed(&self.drafting)?);
+        let differs = resources != self.resources || drafting != self.drafting;
+        differs.then_some(Self { plan: self.plan, resources, drafting })
     }
 
     pub(super) fn has_states(&self) -> bool {
@@ -128,7 +141,9 @@ impl<'a> AsEngine<'a> {
         }
         // What a log says it was told.
         let stated = Stated::Command;
-        Inputs { stated, ..Inputs::new(&self.plan.model, &self.resources, &budget) }.predict(engine)
+        let drafts = draft_tokens > 0 && !self.drafting.is_empty();
+        let draft = drafts.then_some(Draft { model: &self.plan.model, resources: &self.drafting });
+        Inputs { stated, draft, ..Inputs::new(&self.plan.model, &self.resources, &budget) }.predict(engine)
     }
 }
 

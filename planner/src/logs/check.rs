@@ -244,7 +244,7 @@ fn told_rows(
 
 /// Bytes of everything that the engine would allocate for caches.
 fn allocated(planned: &EnginePrediction) -> u64 {
-    let parts = [planned.kv_bytes, planned.state_bytes, planned.speculation_bytes];
+    let parts = [planned.kv_bytes, planned.draft_share_bytes, planned.state_bytes, planned.speculation_bytes];
     parts.into_iter().flatten().fold(0, u64::saturating_add)
 }
 

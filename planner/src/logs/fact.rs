@@ -54,7 +54,13 @@ pub enum Fact {
     KeyBytes,
     /// And the values'.
     ValueBytes,
-    /// llama.cpp: the same by device, for logs that leave out the sum.
+    /// Bytes of the pool of what drafts, where it is one of its own.
+    DraftKvBytes,
+    /// Of these the keys'.
+    DraftKeyBytes,
+    /// And the values'.
+    DraftValueBytes,
+    /// llama.cpp: the bytes of keys and values by device, for logs that leave out the sum.
     KvBuffers,
     /// Bytes of recurrent states.
     SsmBytes,
@@ -98,6 +104,9 @@ impl Fact {
             | Self::KvBytes
             | Self::KeyBytes
             | Self::ValueBytes
+            | Self::DraftKvBytes
+            | Self::DraftKeyBytes
+            | Self::DraftValueBytes
             | Self::KvBuffers
             | Self::SsmBytes
             | Self::ConvBytes
@@ -146,6 +155,9 @@ impl Fact {
             Self::KvBytes => "kv_bytes",
             Self::KeyBytes => "key_bytes",
             Self::ValueBytes => "value_bytes",
+            Self::DraftKvBytes => "draft_kv_bytes",
+            Self::DraftKeyBytes => "draft_key_bytes",
+            Self::DraftValueBytes => "draft_value_bytes",
             Self::KvBuffers => "kv_buffers",
             Self::SsmBytes => "ssm_bytes",
             Self::ConvBytes => "conv_bytes",

@@ -20,6 +20,8 @@ pub(crate) struct Line {
     pub(crate) text: &'static str,
     /// What each number is the sum of.
     pub(crate) facts: &'static [&'static [Fact]],
+    /// Whether it is of what drafts, which has lines like the model's own.
+    pub(crate) drafts: bool,
 }
 
 /// How an engine prints sizes: the unit, and how many bits it has.
@@ -29,7 +31,7 @@ pub(crate) struct SizeUnit(pub(crate) &'static str, pub(crate) u32);
 impl Line {
     /// A line that every version that was read writes.
     pub(crate) const fn always(text: &'static str, facts: &'static [&'static [Fact]]) -> Self {
-        Self { since: Version(0, 0, 0), before: None, text, facts }
+        Self { since: Version(0, 0, 0), before: None, text, facts, drafts: false }
     }
 
     /// The same from a version on.
@@ -40,6 +42,11 @@ impl Line {
     /// The same up to a version that does not write it any more.
     pub(crate) const fn before(self, before: Version) -> Self {
         Self { before: Some(before), ..self }
+    }
+
+    /// The same of what drafts.
+    pub(crate) const fn of_drafts(self) -> Self {
+        Self { drafts: true, ..self }
     }
 
     /// What all lines begin with of which an engine writes one.

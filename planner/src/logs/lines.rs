@@ -21,7 +21,7 @@ impl EngineSpec {
             |line: &&Line| line.since <= self.version && line.before.is_none_or(|before| self.version < before);
         let written = dialect.writes.iter().filter(speaks).filter_map(|line| {
             let written = line.written(facts, dtype, dialect.size_unit)?;
-            begun.insert(line.beginning()).then_some(written)
+            begun.insert((line.beginning(), line.drafts)).then_some(written)
         });
         written.collect()
     }

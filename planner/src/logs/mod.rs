@@ -8,6 +8,7 @@ mod calibration;
 mod check;
 pub(crate) mod dialect;
 pub(crate) mod fact;
+pub mod failures;
 pub(crate) mod line;
 mod lines;
 mod reader;
@@ -26,6 +27,7 @@ pub use calibration::{MeasuredError, NothingMeasured};
 pub use check::{Drift, LogCheck, Row};
 pub(crate) use dialect::LogDialect;
 pub use fact::{Fact, Unit};
+use failures::Line;
 pub use wording::Logged;
 
 /// What a log says of an engine's last complete start.
@@ -83,6 +85,8 @@ pub enum LogError {
         line: u64,
         /// Why, in words of ours.
         why: &'static str,
+        /// The line that says it.
+        said: Line,
     },
     /// Lines of several engines.
     #[error("lines of both {} and {}; pass the log of one engine, or name it with --as", .0, .1)]
@@ -93,6 +97,19 @@ pub enum LogError {
         /// The line.
         line: u64,
     },
+}
+
+impl LogError {
+    /// The same, where its line says what a command was found to be refused for.
+    #[must_use]
+    pub fn told_by(self, refusal: &str) -> Self {
+        match self {
+            Self::Failed { engine, line, said, .. } if said.says(refusal) => {
+                Self::Failed { engine, line, why: "what its command is refused for", said }
+            }
+            other => other,
+        }
+    }
 }
 
 fn engines(asked: Option<Engine>) -> String {

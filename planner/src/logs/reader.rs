@@ -5,6 +5,7 @@ use std::io::{BufRead, ErrorKind};
 
 use aho_corasick::AhoCorasick;
 
+use super::failures::{Failures, Found};
 use super::utf16::Utf16;
 use super::wording::{Fold, TooLarge, Wording};
 use super::{EngineLog, Fact, LogDialect, LogError, Logged};
@@ -35,13 +36,9 @@ fn read_from(log: &mut dyn BufRead, asked: Option<Engine>) -> Result<EngineLog, 
     let engines = Engine::all().iter().copied().filter(|engine| asked.is_none_or(|asked| asked == *engine));
     let mut readers: Vec<(Engine, Reader)> = engines.map(|engine| (engine, Reader::of(engine))).collect();
     let mut beginnings = Beginnings::of(readers.iter().map(|(_, reader)| reader.words));
-    let mut failure: Option<(usize, u64)> = None;
-    let failures = AhoCorasick::new(FAILURES.map(|(text, _)| text)).expect("few and short texts");
+    let mut failures = Failures::default();
     let lines = each_line(log, |number, line| {
-        for found in failures.find_overlapping_iter(line) {
-            let found = (found.pattern().as_usize(), number);
-            failure = Some(failure.map_or(found, |known| known.min(found)));
-        }
+        failures.look(number, line);
         // Nearly all lines say nothing.
         if !beginnings.look(line) {
             return Ok(());
@@ -54,9 +51,10 @@ fn read_from(log: &mut dyn BufRead, asked: Option<Engine>) -> Result<EngineLog, 
     })?;
     // A few words are common to several engines; the one with the most of them is meant.
     let torn = readers.iter().max_by_key(|(_, reader)| reader.numbers()).filter(|(_, reader)| reader.numbers() > 0);
+    let failure = failures.first();
     let torn = torn.map(|(engine, _)| *engine).or(asked.filter(|_| failure.is_some()));
     let torn = torn.map(|engine| match failure {
-        Some((which, line)) => LogError::Failed { engine, line, why: FAILURES[which].1 },
+        Some(Found { line, why, said }) => LogError::Failed { engine, line, why, said },
         None => LogError::Torn { engine, expected: engine.dialect().example },
     });
     let mut whole = readers.into_iter().filter_map(|(engine, reader)| reader.finish(engine));
@@ -66,19 +64,6 @@ fn read_from(log: &mut dyn BufRead, asked: Option<Engine>) -> Result<EngineLog, 
         (None, _) => Err(torn.unwrap_or(LogError::Foreign { lines, asked })),
     }
 }
-
-/// What a line has that says why a start ends, those first that say most, and what that means.
-const FAILURES: [(&str, &str); 9] = [
-    ("To serve at least one request", "one sequence of the longest length does not fit into what is left for caches"),
-    ("No available memory for the cache blocks", "weights and a step leave nothing for caches"),
-    ("available Mamba cache blocks", "it has fewer blocks for states than sequences"),
-    ("try to increase --mem-fraction-static", "weights leave nothing of its share for caches"),
-    ("Capture cuda graph failed", "graphs do not fit beside its share"),
-    ("out of memory", "a device has too little memory"),
-    ("unrecognized arguments", "its parser does not know a flag"),
-    ("Error: ", "an error that is not known here"),
-    ("error: ", "an error that is not known here"),
-];
 
 /// Calls `each` with the number and the bytes of each line; gives their number.
 fn each_line(log: &mut dyn BufRead, mut each: impl FnMut(u64, &[u8]) -> Result<(), LogError>) -> Result<u64, LogError> {

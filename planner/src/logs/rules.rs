@@ -20,7 +20,15 @@ pub(super) fn memory(log: &EngineLog, planned: &EnginePrediction) -> Option<Logg
         let pools = parts.fold(log.get(Fact::KvBytes)?, Logged::plus);
         // TensorRT-LLM does not log its states.
         let unsaid = if log.dialect().leaves_out_states { planned.state_bytes.unwrap_or(0) } else { 0 };
-        Some(pools.plus(Logged::exact(unsaid)))
+        // SGLang's pool of what drafts, of as many tokens, is left out of what is read.
+        let pages = planned.kv_bytes.filter(|bytes| *bytes > 0);
+        let drafts = |logged: u64| {
+            let share = u128::from(logged) * u128::from(planned.draft_share_bytes.unwrap_or(0));
+            pages.map_or(0, |pages| u64::try_from(share / u128::from(pages)).unwrap_or(u64::MAX))
+        };
+        let logged = log.get(Fact::KvBytes)?;
+        let drafts = Logged { low: drafts(logged.low), high: drafts(logged.high) };
+        Some(pools.plus(Logged::exact(unsaid)).plus(drafts))
     })
 }
 

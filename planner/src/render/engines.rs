@@ -25,6 +25,7 @@ impl EnginePrediction {
             ("page_bytes", self.page_bytes),
             ("state_page_bytes", self.state_page_bytes),
             ("kv_bytes", self.kv_bytes),
+            ("draft_kv_bytes", self.draft_kv_bytes),
             ("state_bytes", self.state_bytes),
             ("ssm_bytes", self.ssm_bytes),
             ("conv_bytes", self.conv_bytes),

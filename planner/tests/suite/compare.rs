@@ -67,14 +67,17 @@ fn what_changed_between_versions_is_named() {
 }
 
 #[rstest]
-#[case::of_no_engine("Motif", &["vllm", "sglang", "llama.cpp"])]
-#[case::recurrence("rwkv7", &["vllm", "sglang"])]
-#[case::of_vllm_alone("alice_ai", &["sglang", "llama.cpp"])]
-#[case::of_all("minicpm", &[])]
+#[case::of_no_engine("Motif", &["vllm", "sglang", "llama.cpp", "tensorrt-llm"])]
+#[case::recurrence("rwkv7", &["vllm", "sglang", "tensorrt-llm"])]
+#[case::of_vllm_alone("alice_ai", &["sglang", "llama.cpp", "tensorrt-llm"])]
+#[case::whose_code_takes_no_kernels("jamba", &["sglang", "tensorrt-llm"])]
+#[case::whose_code_does("smollm3", &["tensorrt-llm"])]
+#[case::of_all("llama", &[])]
+#[case::of_somebodys_own("my_own", &[])]
 fn engines_without_an_architecture_predict_nothing(#[case] model_type: &str, #[case] without: &[&str]) {
     let model = Model::new(model_type, 1).with("kv_cache", 0, kv(2, 16));
     let budget = budget("max_seq_len = 8192\n[engine]\ncache_bytes = '1GiB'");
-    for engine in ["vllm", "sglang", "llama.cpp"] {
+    for engine in ["vllm", "sglang", "llama.cpp", "tensorrt-llm"] {
         let predicted = model.request(&budget).predict(engine.parse().unwrap());
         let refused = predicted.err().map(|error| error.to_string());
         let named =

@@ -190,6 +190,14 @@ fn a_log_is_cut_wherever_it_ends_before_its_caches() {
 )]
 #[case("ValueError: No available memory for the cache blocks. secret", "weights and a step leave nothing for caches")]
 #[case("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "a device has too little memory")]
+#[case(
+    "ValueError: Free memory on device cuda:0 (20.5/22.03 GiB) on startup is less than desired GPU memory utilization (0.92, 20.27 GiB)",
+    "less of a device is free than its share"
+)]
+#[case(
+    "ValueError: User-specified max_model_len (200000) is greater than the derived max_model_len (max_position_embeddings=131072",
+    "longer sequences are asked for than the model takes"
+)]
 #[case("KeyError: secret", "an error that is not known here")]
 fn a_start_that_failed_says_why(#[case] said: &str, #[case] why: &str) {
     let vllm = text("vllm-0.19.0-qwen3.5-9b");
@@ -203,6 +211,22 @@ fn a_start_that_failed_says_why(#[case] said: &str, #[case] why: &str) {
     assert!(matches!(error, LogError::Failed { line: at, .. } if at <= line), "{error}");
     let error = error.to_string();
     assert!(error.starts_with(&format!("vllm did not start: {why}")) && !error.contains("secret"), "{error}");
+}
+
+/// Its command may be refused for the same, in which case no other words are looked for; a line of few words is any error's.
+#[rstest]
+#[case("max_num_active_seqs (9) cannot be greater than max_num_seqs (8).", true)]
+#[case("max_num_active_seqs (4) cannot be greater than max_num_seqs (2).", true)]
+#[case("max_num_batched_tokens (4) cannot be less than max_num_seqs (2).", false)]
+#[case("9", false)]
+fn a_failure_that_a_command_is_refused_for_is_told_by_it(#[case] refusal: &str, #[case] same: bool) {
+    let vllm = text("vllm-0.19.0-qwen3.5-9b");
+    let begun = &vllm[..vllm.find("GPU KV cache size").unwrap()];
+    let begun = &begun[..begun.rfind('\n').unwrap()];
+    let log = format!("{begun}\nValueError: max_num_active_seqs (9) cannot be greater than max_num_seqs (8).\n");
+    let error = read_text(&log).unwrap_err().told_by(refusal).to_string();
+    let why = if same { "what its command is refused for" } else { "an error that is not known here" };
+    assert!(error.starts_with(&format!("vllm did not start: {why}")), "{error}");
 }
 
 #[rstest]

@@ -275,6 +275,7 @@ class EnginePlan:
     blocks_per_request: int | None = None
     concurrency: float | None = None
     conv_bytes: int | None = None
+    draft_kv_bytes: int | None = None
     group_size: int | None = None
     groups: int | None = None
     kv_bytes: int | None = None

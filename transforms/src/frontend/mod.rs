@@ -18,7 +18,7 @@ use self::files::Files;
 use self::safetensors::Weights;
 use crate::model::Model;
 
-pub use config::Assumption;
+pub use config::{Assumption, is_built_in};
 pub use error::{DescriptionPlace, FrontendError};
 
 /// What the caller adds to a model's own description.

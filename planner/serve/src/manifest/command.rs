@@ -9,7 +9,7 @@ use super::passed_over::pass_over;
 use super::unknown::{DOLLAR, MARKS, known};
 use super::variables::{Variables, is_name};
 use super::wheel::Wheels;
-use super::{engine, shell};
+use super::{engine, shell, slurm};
 use crate::started::base;
 use crate::words::assignment;
 use crate::{Launch, secret};
@@ -150,6 +150,7 @@ fn launches(
     };
     let (before, words) = words.split_at(index);
     environment(before, &mut variables, origin)?;
+    let origin = &slurm::of_step(before, origin);
     match start {
         engine::Start::Engine => {
             // `uvx vllm@0.33.0`

@@ -131,10 +131,8 @@ fn is_flow(line: &str) -> bool {
 
 fn of_script(reading: &Reading<'_>, text: &str, is_dockerfile: bool) -> Result<Vec<Launch>, ManifestError> {
     let at = Place { file: reading.file.to_owned(), line: Some(1), path: String::new() };
-    command::of_script(
-        text,
-        &Origin { is_file: true, is_dockerfile, gpus: slurm::gpus(text), ..Origin::new(reading, at, String::new()) },
-    )
+    let origin = Origin { is_file: true, is_dockerfile, ..Origin::new(reading, at, String::new()) };
+    command::of_script(text, &slurm::of_script(text, origin))
 }
 
 /// The commands of documents, and what else they are.

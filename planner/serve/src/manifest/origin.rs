@@ -21,6 +21,8 @@ pub(super) struct Origin<'a> {
     /// The image that it runs in.
     pub(super) image: Option<String>,
     pub(super) gpus: Option<u32>,
+    /// Whether a scheduler gives it several nodes.
+    pub(super) several_nodes: bool,
     pub(super) device: Option<String>,
     /// Files that are written out in the same file, by their paths.
     pub(super) files: Vec<(Rc<str>, Rc<str>)>,
@@ -44,6 +46,7 @@ impl<'a> Origin<'a> {
             object,
             image: None,
             gpus: None,
+            several_nodes: false,
             device: None,
             files: Vec::new(),
             items: Vec::new(),

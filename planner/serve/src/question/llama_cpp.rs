@@ -171,11 +171,6 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     }
     question.put("engine.ubatch", ubatch(question));
     drafts(question)?;
-    if keeps_weights_on_host(question) {
-        question
-            .notes
-            .push("weights on the host change no cache: each lies where its layer's attention is computed".into());
-    }
     Ok((Limits { max_seq_len: each, max_batch_size: Some(sequences), max_num_tokens: batch }, false))
 }
 
@@ -202,12 +197,6 @@ pub(super) fn is_without_flash_attention(question: &Question) -> bool {
         Some(_) => false,
         None => !takes_values,
     }
-}
-
-/// Whether it is told to leave weights of some layers on the host.
-pub(super) fn keeps_weights_on_host(question: &Question) -> bool {
-    const FLAGS: [&str; 4] = ["--cpu-moe", "--n-cpu-moe", "--override-tensor", "--n-cpu-ffn"];
-    FLAGS.into_iter().any(|flag| question.flag(flag).is_some())
 }
 
 /// What it takes for no.

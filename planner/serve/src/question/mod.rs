@@ -5,6 +5,7 @@ mod calibrated;
 mod connectors;
 mod limits;
 mod llama_cpp;
+mod moved;
 mod overrides;
 mod placed;
 mod quantization;
@@ -128,6 +129,8 @@ pub struct Question {
     /// Whether those of the files are on a device before it quantises them.
     loads_in_full: bool,
     model_is_given: bool,
+    /// Whether its share of a device leaves as much as SGLang itself leaves for steps and graphs.
+    leaves_room: bool,
     /// Tokens that a slot of llama.cpp takes, where they are fewer than its cells.
     pub(crate) slot_tokens: Option<u64>,
     knows_bytes: bool,
@@ -199,6 +202,7 @@ impl Question {
             weights: None,
             loads_in_full: false,
             model_is_given: options.model_is_given,
+            leaves_room: false,
             slot_tokens: None,
             knows_bytes: options.cache_bytes.is_some(),
             cache_bytes: options.cache_bytes.map_or(0, |bytes| bytes.low),

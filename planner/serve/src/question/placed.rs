@@ -12,6 +12,7 @@ use cacheplan_planner::{ByteSize, Devices, GgufType, ModelCaches};
 use cacheplan_transforms::{Resources, WeightBytes};
 
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
+use super::moved::{self, Moved, Tensor};
 use super::spread::{self, spread};
 use super::{Question, above};
 use crate::error::ServeError;
@@ -58,6 +59,8 @@ pub(crate) struct Placed {
     lacks_weights: bool,
     /// Whether caches stay on the host whatever lies on the devices.
     stays: bool,
+    /// Why it is not known what of the weights lies elsewhere than where layers do.
+    uncounted: Option<String>,
     /// What it does where that is too little.
     pub(crate) short: Short,
     /// Whether what they do not hold lies in the host's memory, and no allocation fails for it.
@@ -128,6 +131,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let layers = layers(model, &caches) + 1;
     let names = spread::devices(question)?;
     let short = short(question, layers, names.len());
+    let moved = moved::moved(question, model)?;
     let of_config = model
         .info()
         .weights
@@ -159,7 +163,18 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     if names.is_empty() {
         question.notes.push("it finds no device: weights and caches lie on the host, and the CPU runs them".into());
     }
-    let devices = holders(question, names, layers, short)?;
+    let devices = holders(question, names, layers, short, &moved)?;
+    let on_host: f64 = moved.tensors.iter().filter(|tensor| tensor.to.is_none()).map(|tensor| tensor.part).sum();
+    if moved::is_told(question) {
+        let what = match &moved.uncounted {
+            None => format!("{} of weights lie", ByteSize((weights[1] as f64 * on_host).round() as u64)),
+            Some(_) => "weights".to_owned(),
+        };
+        question
+            .notes
+            .push(format!("{what} on the host change no cache: each lies where its layer's attention is computed"));
+    }
+    question.cautions.extend(moved.uncounted.iter().map(|why| format!("{why}: what the devices hold is not judged")));
     if let Some(most) = devices.iter().rev().max_by_key(|device| device.count()).filter(|_| devices.len() > 1) {
         let (name, most) = (&most.name, most.count());
         question.notes.push(format!(
@@ -198,6 +213,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
         doubts_weights,
         lacks_weights,
         stays,
+        uncounted: moved.uncounted,
         short,
         swaps,
     })
@@ -214,7 +230,13 @@ fn quantised(name: &str) -> Option<&str> {
 }
 
 /// What lies on each device: the last layers that are offered, the output behind them, by shares that are stated or by its memory.
-fn holders(question: &Question, names: Vec<String>, layers: u64, short: Short) -> Result<Vec<Holder>, ServeError> {
+fn holders(
+    question: &Question,
+    names: Vec<String>,
+    layers: u64,
+    short: Short,
+    moved: &Moved,
+) -> Result<Vec<Holder>, ServeError> {
     let offered = offered(question).unwrap_or(u64::MAX).min(layers);
     let shares = spread::shares(question, names.len()).unwrap_or_else(|| vec![1.0; names.len()]);
     let all: f32 = shares.iter().sum();
@@ -225,6 +247,13 @@ fn holders(question: &Question, names: Vec<String>, layers: u64, short: Short) -
     let holder = |(index, ((name, layers_of), share)): (usize, ((String, Range<u64>), f32))| {
         let of_layers = (layers_of.end - layers_of.start) as f64 / layers as f64;
         let weights = if by_rows { f64::from(share / all) } else { of_layers };
+        let own = |tensor: &Tensor| match by_rows {
+            true => weights,
+            false if layers_of.contains(&tensor.layer) => 1.0,
+            false => 0.0,
+        };
+        let more = |tensor: &Tensor| tensor.part * (f64::from(tensor.to.as_ref() == Some(&name)) - own(tensor));
+        let weights = (weights + moved.tensors.iter().map(more).sum::<f64>()).max(0.0);
         let room = bytes.map(|bytes| bytes.saturating_sub(spared(index)));
         Holder { name, room, layers: layers_of, weights }
     };
@@ -285,8 +314,8 @@ fn offered(question: &Question) -> Option<u64> {
 fn short(question: &Question, layers: u64, devices: usize) -> Short {
     let fits = fits(question);
     let free = llama_cpp::counted(question, "--ctx-size").unwrap_or(0) == 0;
-    let keeps_some = llama_cpp::keeps_weights_on_host(question);
-    let all = offered(question).is_none_or(|offered| offered >= layers) && !keeps_some;
+    let keeps_some = moved::is_told(question);
+    let all = offered(question).is_none_or(|offered| offered >= layers);
     // What is stated of layers it does not change.
     let is_split = spread::shares(question, devices).is_some() || devices > 1 && spread::is_by_rows(question);
     let fails = all && (!fits || keeps_some || is_split || question.flag("--n-gpu-layers").is_some());
@@ -382,12 +411,14 @@ impl Placed {
     /// What is not known of that which its devices must hold, where that decides whether they do, and what would state it.
     pub(crate) fn unknown_weights(&self) -> Option<String> {
         let is_open = self.lacks_weights && self.is_judged() && !self.swaps;
-        is_open.then(|| "the size of its weights is not known: state it with --weights".to_owned())
+        let unknown = is_open.then(|| "the size of its weights is not known: state it with --weights".to_owned());
+        unknown.or_else(|| self.uncounted.clone())
     }
 
     /// What states that which is assumed.
     pub(crate) fn stated_by(&self) -> &'static str {
         match () {
+            () if self.uncounted.is_some() => "what of the weights lies on its devices is not known",
             () if self.lacks_weights => "the size of its weights is not known; state it with --weights",
             () if self.weights[0] < self.weights[2] => {
                 "what its weights take is assumed from the file's name; state it with --weights"
@@ -404,7 +435,7 @@ impl Placed {
     /// Whether it is known what lies on the devices: all layers, on devices that are named.
     fn is_judged(&self) -> bool {
         let all: u64 = self.devices.iter().map(Holder::count).sum();
-        all == self.layers && self.devices.iter().all(|device| device.room.is_some())
+        self.uncounted.is_none() && all == self.layers && self.devices.iter().all(|device| device.room.is_some())
     }
 
     /// Bytes of caches on a device.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::{FlagMeaning, Version};
+use cacheplan_planner::logs::failures::FEW_DEVICES;
 use cacheplan_planner::plan::{Certainty, LedgerItem, LedgerLine};
 use cacheplan_planner::{Config, Devices, Memory, ModelCaches, PlanError, PlanRequest, Stated};
 use cacheplan_transforms::Resources;
@@ -230,9 +231,7 @@ impl Question {
             return Err(self.refused(format!("{said}{shown}"), []));
         }
         if let Some(there) = there.filter(|there| ranks > *there && !spans) {
-            let said = format!(
-                "World size ({ranks}) is larger than the number of available GPUs ({there}) in this node{shown}."
-            );
+            let said = format!("World size ({ranks}) {FEW_DEVICES} ({there}) in this node{shown}.");
             let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
             return Err(self.refused(said, fewer));
         }

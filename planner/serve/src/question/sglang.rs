@@ -10,6 +10,7 @@ mod states;
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
 use cacheplan_planner::engines::{EnginePrediction, Version};
+use cacheplan_planner::logs::failures::{NOTHING_LEFT_OF_SHARE, TOO_LONG_A_CONTEXT};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
@@ -45,7 +46,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         && !question.has_on("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN")
     {
         let said = format!(
-            "User-specified context_length ({stated}) is greater than the derived context_length ({derived}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+            "User-specified context_length ({stated}) {TOO_LONG_A_CONTEXT} ({derived}). To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
         );
         return Err(question.refused(said, [Remedy::Set("--context-length", derived.to_string())]));
     }
@@ -394,9 +395,12 @@ fn memory(
         return Ok(());
     }
     let Some(mib) = question.device().map(|device| (device.total_bytes >> 20) as f64) else { return Ok(()) };
+    let usual = share::usual(question, model, defaults, &runs, mib);
+    // Also of a share that is stated, and no more than the heuristic's.
+    question.leaves_room = stated.is_none_or(|stated| usual.as_ref().is_ok_and(|usual| stated <= *usual));
     let share = match stated {
         Some(stated) => stated,
-        None => share::usual(question, model, defaults, &runs, mib)?,
+        None => usual?,
     };
     let share = if kernels::takes_of_share(question, model, longest)? {
         question
@@ -407,9 +411,10 @@ fn memory(
         share
     };
     if share <= 0.0 {
-        let said = "Not enough memory. Please try to increase --mem-fraction-static.";
         let smaller = ["--chunked-prefill-size", "--cuda-graph-max-bs"].map(Remedy::Remove);
-        return Err(question.refused(said, smaller.into_iter().chain([Remedy::Set(FLAG, "0.8".into())])));
+        return Err(
+            question.refused(NOTHING_LEFT_OF_SHARE, smaller.into_iter().chain([Remedy::Set(FLAG, "0.8".into())]))
+        );
     }
     if stated.is_none() {
         question.notes.push("mem_fraction_static is the heuristic's that leaves room for graphs; sizing after graphs are captured gives more".into());
@@ -434,7 +439,7 @@ pub(super) fn beside_share(question: &mut Question) -> Result<Memory, ServeError
     above::taken(question, |key| matches!(key, "memory.activations" | "memory.graphs"))
 }
 
-/// Where the share is stated, whether the rest holds steps and graphs; the heuristic leaves room for them.
+/// Where the share is more than the heuristic's, whether the rest holds steps and graphs, for which that leaves room.
 pub(super) fn outside(
     question: &Question,
     request: &PlanRequest,
@@ -442,8 +447,8 @@ pub(super) fn outside(
 ) -> Result<Option<Outside>, PlanError> {
     let budget = &request.config().budget;
     let fraction = budget.memory.as_ref().and_then(|memory| memory.fraction);
-    let is_stated = question.flag("--mem-fraction-static").is_some() && budget.engine.cache_bytes.is_none();
-    let (Some(fraction), Some(device), true) = (fraction, question.device(), is_stated) else { return Ok(None) };
+    let is_tight = !question.leaves_room && budget.engine.cache_bytes.is_none();
+    let (Some(fraction), Some(device), true) = (fraction, question.device(), is_tight) else { return Ok(None) };
     let captures = !question.is_on("--disable-cuda-graph");
     let whole = request.changed(|budget| {
         if let Some(memory) = &mut budget.memory {

@@ -57,7 +57,7 @@ pub(super) fn devices(question: &Question) -> Result<Vec<String>, ServeError> {
 }
 
 /// A device that a command names, as its backend writes it.
-fn named(question: &Question, written: &str) -> Result<String, ServeError> {
+pub(super) fn named(question: &Question, written: &str) -> Result<String, ServeError> {
     let maker = maker(question);
     let has = |of: Option<&str>| of.is_none() || maker.is_none() || of == maker;
     let of_backend = |(name, of): &(&str, Option<&str>)| {

@@ -55,6 +55,28 @@ pub const KV_DTYPES: [DType; 9] = [
 ];
 const STATE_ELEMENT_BYTES: u64 = 4;
 
+/// Those of the zoo that b11549 has no architecture for.
+const LACKS: [&str; 18] = [
+    "rwkv",
+    "recurrent_gemma",
+    "zamba2",
+    "phi4flash",
+    "deepseek_v41",
+    "inkling_mm_model",
+    "inkling_text",
+    "inkling2",
+    "inkling2_text",
+    "zaya",
+    "Motif",
+    "motif",
+    "alice_ai",
+    "PanguProMoE",
+    "pangu_ultra_moe",
+    "param2moe",
+    "rwkv5",
+    "step1",
+];
+
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "llama.cpp",
     numbering: Numbering::Builds,
@@ -67,27 +89,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         conv: Some(DType::F32),
         ..CacheDTypes::default()
     },
-    // Those of the zoo that b11549 has no architecture for.
-    lacks: &[
-        "rwkv",
-        "recurrent_gemma",
-        "zamba2",
-        "phi4flash",
-        "deepseek_v41",
-        "inkling_mm_model",
-        "inkling_text",
-        "inkling2",
-        "inkling2_text",
-        "zaya",
-        "Motif",
-        "motif",
-        "alice_ai",
-        "PanguProMoE",
-        "pangu_ultra_moe",
-        "param2moe",
-        "rwkv5",
-        "step1",
-    ],
+    lacks: |model| LACKS.contains(&model),
     descriptors: |model| EXPANDED.contains(&model.model_type.as_str()).then(|| expanded::latents(|_, value| value)),
     compresses: true,
     forms_entries: false,

@@ -2,6 +2,7 @@
 //!
 //! Rules: read in the 0.5.9 and 0.5.23 wheels; the logged sizes under `tests/fixtures/groundtruth` agree.
 
+mod architectures;
 mod compressed;
 mod convolutions;
 mod log;
@@ -46,8 +47,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let states_unread = READS_NO_STATES.contains(&model.model_type.as_str());
         CacheDTypes { kv, state: Some(DType::F32), conv: Some(DType::Bf16), states_unread, ..CacheDTypes::default() }
     },
-    // Those that nothing in `srt/models` of 0.5.23 has, and whose caches its fallback on transformers cannot keep.
-    lacks: &["Motif", "motif", "alice_ai", "pangu_ultra_moe", "rwkv5", "rwkv6", "rwkv7"],
+    lacks: architectures::lacks,
     // Run by transformers' code, which multiplies latents out.
     descriptors: |model| (model.model_type == "mistral4").then(|| expanded::latents(|_, value| value)),
     compresses: true,
@@ -291,7 +291,8 @@ fn on_rank(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let drafts = caches.attention.iter().filter(|cache| cache.draft).count() as u64;
     let drafts = if situation.version >= PAYS_DRAFTS { full * drafts / layers.max(1) } else { 0 };
     // Without a full-attention layer every token is kept: the windows' pool needs another to lead it.
-    let (full, windowed) = if full == 0 { (windowed, 0) } else { (full + drafts, windowed) };
+    let (full, windowed) = if full == 0 { (windowed, 0) } else { (full, windowed) };
+    let paid = full + drafts;
 
     let slots_per_request = states::each(situation);
     let slots = if per_slot == 0 { None } else { Some(states::slots(situation, per_slot, slots_per_request)?) };
@@ -315,8 +316,8 @@ fn on_rank(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let of_bytes = situation.bytes.filter(|_| full > 0).map(|bytes| {
         let rest = u128::from(bytes).saturating_sub(taken);
         match of_requests {
-            Some(tokens) => rest.saturating_sub(tokens * u128::from(windowed)) / u128::from(full),
-            None => rest * 1_000_000 / (u128::from(full) * 1_000_000 + u128::from(windowed) * ratio),
+            Some(tokens) => rest.saturating_sub(tokens * u128::from(windowed)) / u128::from(paid),
+            None => rest * 1_000_000 / (u128::from(paid) * 1_000_000 + u128::from(windowed) * ratio),
         }
     });
     let stated = situation.options.max_total_tokens.filter(|_| full > 0).map(u128::from);
@@ -352,16 +353,26 @@ fn on_rank(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     }
     let total = |of: fn(&State) -> u64| slots.map(|slots| (slots + 1) * caches.states.iter().map(of).sum::<u64>());
     let narrow = |bytes: Option<u128>| bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    let slack = if page > 1 { u128::from(page) } else { 0 };
     let kv_bytes = tokens.map(|tokens| {
-        let slack = if page > 1 { u128::from(page) } else { 0 };
         (tokens + slack) * u128::from(full) + window_tokens.map_or(0, |tokens| tokens + slack) * u128::from(windowed)
     });
+    // What drafts has a pool of its own, of as many tokens.
+    let of_drafts = caches.bytes_per_token(|cache| cache.draft);
+    let draft_kv_bytes = tokens.filter(|_| of_drafts > 0).map(|tokens| (tokens + slack) * u128::from(of_drafts));
     let is_apart = |cache: &Attention<'_>| matches!(cache.handler.known_shape(), Some(Shape::Kv { kv_factor: 2, .. }));
-    let are_apart = !caches.attention.is_empty() && caches.attention.iter().all(is_apart);
+    // As wide as keys.
+    let of_values = |bytes: Option<u128>, drafts: bool| {
+        let mut caches = caches.attention.iter().filter(|cache| cache.draft == drafts).peekable();
+        let are_apart = caches.peek().is_some() && caches.all(is_apart);
+        narrow(bytes).filter(|_| are_apart).map(|bytes| bytes / 2)
+    };
     Ok(EnginePrediction {
         block_size: Some(page),
-        // As wide as keys.
-        value_bytes: narrow(kv_bytes).filter(|_| are_apart).map(|bytes| bytes / 2),
+        value_bytes: of_values(kv_bytes, false),
+        draft_kv_bytes: narrow(draft_kv_bytes),
+        draft_share_bytes: narrow(tokens.map(|tokens| (tokens + slack) * u128::from(drafts))).filter(|_| drafts > 0),
+        draft_value_bytes: of_values(draft_kv_bytes, true),
         kv_dtype: caches.attention.iter().find(|cache| sees_all(cache)).map(|cache| cache.handler.dtype()),
         tokens: narrow(tokens),
         window_tokens: narrow(window_tokens),

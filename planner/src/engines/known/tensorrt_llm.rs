@@ -7,7 +7,7 @@ mod log;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cacheplan_handlers::Growth;
-use cacheplan_transforms::CacheDTypes;
+use cacheplan_transforms::{CacheDTypes, is_built_in};
 
 use crate::engines::caches::{Caches, Storage};
 use crate::engines::prediction::EnginePrediction;
@@ -21,13 +21,25 @@ use crate::solver::step::LOGIT_BYTES;
 
 pub(crate) use log::WORDS;
 
+/// Model types that the PyTorch backend has a class for (`MODEL_ARCH_TO_MODULE`): it refuses all others, and falls back on nothing.
+const HAS: &str = "
+    NemotronH_Nano_Omni_Reasoning_V3 NemotronH_Nano_VL_V2 afmoe apertus cohere2 cosmos3_edge cosmos3_edge_text deepseek_v3 deepseek_v32
+    deepseek_v4 deepseek_v41 deepseek_v41_text exaone4 exaone_moe gemma3 gemma3_text gemma4 gemma4_text gemma4_unified
+    gemma4_unified_text glm4_moe glm5_next glm5_next_text glm_moe_dsa gpt_oss hunyuan hunyuan_v1_dense hunyuan_v1_moe hyperclovax
+    inkling_mm_model inkling_text kimi_k2 kimi_k25 kimi_k3 kimi_linear kolibri1 laguna llama llama4 llama4_text minicpmv minimax_m2
+    minimax_m3 minimax_m3_vl minimax_m3_vl_text ministral3 mistral mistral4 mistral_large4 mistral_large4_text mixtral nemotron
+    nemotron-nas nemotron_h nemotron_h_puzzle phi3 phi4_multimodal phi4mm qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_moe qwen2_vl
+    qwen2_vl_text qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe qwen3_vl_moe_text
+    qwen3_vl_text qwen4_exp qwen4_exp_text seed_oss starcoder2 step3p5 step3p7
+";
+
 pub(crate) static RULES: EngineRules = EngineRules {
     name: "tensorrt-llm",
     numbering: Numbering::Releases,
     read: &[Version(1, 3, 0)],
     oldest: Version(0, 19, 0),
     dtypes: |model, _, _, _| CacheDTypes { state: Some(model.dtype), ..CacheDTypes::default() },
-    lacks: &[],
+    lacks: |model| is_built_in(model) && !HAS.split_whitespace().any(|has| has == model),
     descriptors: |_| None,
     compresses: false,
     forms_entries: false,

@@ -40,6 +40,10 @@ use states::state_pages;
 pub use count::REPORTS_CONCURRENCY;
 pub(crate) use log::WORDS;
 
+/// Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
+const LACKS: [&str; 9] =
+    ["Motif", "inkling2", "inkling2_text", "motif", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7"];
+
 /// Nemotron-H, and what `MODELS_CONFIG_MAP` says the same of.
 const NEMOTRON_H: [&str; 3] = ["nemotron_h", "nemotron_h_puzzle", "NemotronH_Nano_VL_V2"];
 
@@ -67,8 +71,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         let kv = if narrow { Some(DType::F8E4m3) } else { cast };
         CacheDTypes { kv, conv: cast, state, per_channel, states_unread: !reads_states, ..CacheDTypes::default() }
     },
-    // Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
-    lacks: &["Motif", "inkling2", "inkling2_text", "motif", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7"],
+    lacks: |model| LACKS.contains(&model),
     descriptors: |model| match model.model_type.as_str() {
         // Values are as wide as keys; the others are run by transformers' code.
         "minicpm3" | "mistral4" | "youtu" => Some(expanded::latents(|key, _| key)),

@@ -43,6 +43,11 @@ use crate::near::near_of;
 pub use assume::Assumption;
 pub(super) use values::TENSORS;
 
+/// Whether models of such a type of `config.json` are described here, and need no description of the caller's.
+pub fn is_built_in(model_type: &str) -> bool {
+    !model_type.starts_with("gguf:") && description::known_model_types().any(|known| known == model_type)
+}
+
 /// The most decoder layers that are read; the deepest models have some 130.
 const MAX_LAYERS: u64 = 1_024;
 

@@ -22,6 +22,11 @@ const OWN_ON_AMD: &str = "gemma4 gemma4_text gemma4_unified gemma4_unified_text 
 /// Model types with states that are read as to their kernels.
 const WITH_STATES: &str = "qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen3_next";
 
+/// Those that have TensorRT-LLM's kernels there whatever is kept of their states, and the first of them with drafts too, unless these are
+/// said to be a tree.
+const WITH_TENSORRT: &str = "nemotron_h nemotron_h_puzzle NemotronH_Nano_VL_V2 NemotronH_Nano_Omni_Reasoning_V3";
+const WITH_TENSORRT_AND_DRAFTS: &str = "nemotron_h nemotron_h_puzzle";
+
 /// Classes with latents that have TensorRT-LLM's kernels there.
 const LIKE_V3: &str = "DeepseekV3ForCausalLM KimiK25ForConditionalGeneration KimiK3ForConditionalGeneration MistralLarge3ForCausalLM LongcatFlashForCausalLM";
 
@@ -60,10 +65,14 @@ pub(super) fn usual(question: &Question, model: &ModelCaches) -> Result<Option<&
         return Ok(Some("fa4"));
     }
     // A tree of drafts has others, and whether it is one is not settled where nobody says.
-    let chain = question.count("--speculative-eagle-topk") == Some(1)
-        || question.value(DRAFTS).is_some_and(|word| word.eq_ignore_ascii_case("DFLASH"));
+    let (branches, word) = (question.count("--speculative-eagle-topk"), question.value(DRAFTS).map(str::to_uppercase));
+    let is = |name: &str| word.as_deref() == Some(name);
+    let chain = branches == Some(1)
+        || is("DFLASH")
+        || branches.is_none() && !is("NGRAM") && lists(WITH_TENSORRT_AND_DRAFTS, model_type);
     let drafts = question.flag(DRAFTS).is_some();
     let pages = !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler))
+        || lists(WITH_TENSORRT, model_type)
         || lists(WITH_STATES, model_type)
             && (drafts || !question.keeps_prefixes() || question.slots_per_request() > Some(SLOTS_WITH_RADIX));
     let takes = (!drafts || chain) && pages && !lists(OWN_ON_BLACKWELL, model_type);

@@ -1,5 +1,7 @@
 //! What SGLang refuses behind its parser, by the words of 0.5.23 (`arg_groups/` and `server_args.py`).
 
+use cacheplan_planner::logs::failures::NOTHING_LEFT_OF_SHARE;
+
 use super::super::Question;
 use super::super::rules::{Case, Row, Rule, lists, look as look_at_rules, look_at_rows, since};
 use super::{READ, kernels};
@@ -32,7 +34,7 @@ const ROWS: &[Row] = &[
     ("--nnodes<1", "integer modulo by zero"),
     ("--page-size=0", "integer modulo by zero"),
     ("--context-length=0", "division by zero"),
-    ("--max-total-tokens<1", "Not enough memory. Please try to increase --mem-fraction-static."),
+    ("--max-total-tokens<1", NOTHING_LEFT_OF_SHARE),
     ("--max-total-tokens<2 @states", "Hybrid (mamba/linear-attention) state cache is too small to serve any requests."),
     ("--disaggregation-decode-host-receive-threshold<0", THRESHOLD),
     ("--disaggregation-decode-host-receive-threshold>1", THRESHOLD),

@@ -2,6 +2,7 @@
 
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::logs::failures::TOO_LONG;
 use serde_json::Value;
 
 use super::super::{Limits, Question, overrides};
@@ -30,7 +31,7 @@ pub(super) fn length(question: &Question, model: &ModelCaches) -> Result<(u64, b
         (Some(0), _) => Err(question.refused("max_model_len must be at least 1", [Remedy::Remove(FLAG)])),
         (Some(stated), Some(derived)) if stated > derived && overrides::is_stated(model) && !allows_long(question) => {
             let said = format!(
-                "User-specified max_model_len ({stated}) is greater than the derived max_model_len (max_position_embeddings={derived} or model_max_length=None in model's config.json). To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
+                "User-specified max_model_len ({stated}) {TOO_LONG} (max_position_embeddings={derived} or model_max_length=None in model's config.json). To allow overriding this maximum, set the env var VLLM_ALLOW_LONG_MAX_MODEL_LEN=1."
             );
             Err(question.refused(said, [Remedy::Set(FLAG, derived.to_string())]))
         }

@@ -2,6 +2,7 @@
 
 use cacheplan_planner::ByteSize;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::logs::failures::SHARE_IS_TAKEN;
 
 use super::super::{Limits, Question};
 use super::graphs::Graphs;
@@ -52,7 +53,7 @@ pub(super) fn memory(question: &mut Question) -> Result<(), ServeError> {
     }
     if number * total as f64 > total.saturating_sub(TAKEN) as f64 {
         let said = format!(
-            "Free memory on device cuda:0 on startup is less than desired GPU memory utilization ({number}, {:.2} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
+            "Free memory on device cuda:0 on startup {SHARE_IS_TAKEN} ({number}, {:.2} GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
             number * total as f64 / f64::from(1 << 30)
         );
         return Err(question.refused(said, [Remedy::Set(FLAG, "0.95".into())]));

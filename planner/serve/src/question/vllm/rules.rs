@@ -2,6 +2,7 @@
 
 use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
+use cacheplan_planner::logs::failures::NOTHING_LEFT;
 use serde_json::Value;
 
 use super::super::rules::{Case, Rule, lists, since, within};
@@ -382,10 +383,8 @@ pub(super) const RULES: &[Rule] = &[
     }),
     since(OLDEST, &["--num-gpu-blocks-override"], |case| {
         let is_none = case.whole("--num-gpu-blocks-override")? == 0;
-        is_none.then(|| {
-            "No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
-                .into()
-        })
+        is_none
+            .then(|| format!("{NOTHING_LEFT}. Try increasing `gpu_memory_utilization` when initializing the engine."))
     }),
     since(READ, &["--device-ids"], |case| {
         let mut ids: Vec<&str> = case.word("--device-ids")?.split(',').map(str::trim).collect();

@@ -16,6 +16,14 @@ const NAMES_DTYPE: Version = Version(0, 5, 13);
 /// Keys and values apart, in all versions that were read; latents have one size.
 const OF_BOTH: &[&[Fact]] = &[&[Fact::Tokens], &[Fact::KeyBytes], &[Fact::ValueBytes]];
 const OF_ONE: &[&[Fact]] = &[&[Fact::Tokens], &[Fact::KvBytes]];
+/// The same of what drafts, whose pool comes after the model's own.
+const OF_BOTH_OF_DRAFTS: &[&[Fact]] = &[&[Fact::Tokens], &[Fact::DraftKeyBytes], &[Fact::DraftValueBytes]];
+const OF_ONE_OF_DRAFTS: &[&[Fact]] = &[&[Fact::Tokens], &[Fact::DraftKvBytes]];
+
+const UNNAMED_APART: &str = "KV Cache is allocated. #tokens: {}, K size: {}, V size: {}";
+const UNNAMED: &str = "KV Cache is allocated. #tokens: {}, KV size: {}";
+const NAMED_APART: &str = "KV Cache is allocated. dtype: {dtype}, #tokens: {}, K size: {}, V size: {}";
+const NAMED: &str = "KV Cache is allocated. dtype: {dtype}, #tokens: {}, KV size: {}";
 
 pub(crate) static WORDS: LogDialect = LogDialect {
     starts: &["server_args=ServerArgs(", "server_args={"],
@@ -60,11 +68,14 @@ pub(crate) static WORDS: LogDialect = LogDialect {
             "SWAKVPool mem usage: {}, swa size: {}, full size: {}",
             &[&[Fact::KvBytes], &[Fact::WindowTokens], &[Fact::Tokens]],
         ),
-        Line::always("KV Cache is allocated. #tokens: {}, K size: {}, V size: {}", OF_BOTH).before(NAMES_DTYPE),
-        Line::always("KV Cache is allocated. #tokens: {}, KV size: {}", OF_ONE).before(NAMES_DTYPE),
-        Line::always("KV Cache is allocated. dtype: {dtype}, #tokens: {}, K size: {}, V size: {}", OF_BOTH)
-            .since(NAMES_DTYPE),
-        Line::always("KV Cache is allocated. dtype: {dtype}, #tokens: {}, KV size: {}", OF_ONE).since(NAMES_DTYPE),
+        Line::always(UNNAMED_APART, OF_BOTH).before(NAMES_DTYPE),
+        Line::always(UNNAMED, OF_ONE).before(NAMES_DTYPE),
+        Line::always(NAMED_APART, OF_BOTH).since(NAMES_DTYPE),
+        Line::always(NAMED, OF_ONE).since(NAMES_DTYPE),
+        Line::always(UNNAMED_APART, OF_BOTH_OF_DRAFTS).before(NAMES_DTYPE).of_drafts(),
+        Line::always(UNNAMED, OF_ONE_OF_DRAFTS).before(NAMES_DTYPE).of_drafts(),
+        Line::always(NAMED_APART, OF_BOTH_OF_DRAFTS).since(NAMES_DTYPE).of_drafts(),
+        Line::always(NAMED, OF_ONE_OF_DRAFTS).since(NAMES_DTYPE).of_drafts(),
         Line::always(
             "max_total_num_tokens={}, chunked_prefill_size={}, max_running_requests={}, context_len={}",
             &[&[Fact::Tokens], &[Fact::MaxNumTokens], &[Fact::MaxBatchSize], &[Fact::MaxSeqLen]],
