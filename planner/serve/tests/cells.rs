@@ -4,7 +4,7 @@ mod common;
 
 use cacheplan_planner::Override;
 use cacheplan_serve::{Answer, Options, Starts, answer};
-use common::{launch, models, on};
+use common::{changed, launch, models, on};
 use rstest::rstest;
 
 const QWEN: &str = "Qwen__Qwen3-8B";
@@ -34,6 +34,68 @@ fn text(flags: &str, stated: &[(&str, &str)]) -> String {
 fn slots_and_their_cells_are_told_apart(#[case] flags: &str, #[case] expected: &str) {
     let said = text(&format!("-m q.gguf -ngl 99 {flags}"), &[("memory.weights", "5GB")]);
     assert!(said.contains(expected), "{said}");
+}
+
+/// A context that nobody states is that of each slot of its own, as far as `--fit` finds room for it, and no less than 4096; `-c 0` asks for
+/// all of it. As b11549 logs them, of a model of 40960 tokens.
+#[rstest]
+#[case::each("-np 2", "n_ctx = 81920 ", "n_ctx_seq = 40960 ")]
+#[case::chosen("", "n_ctx = 40960 ", "n_ctx_seq = 40960 ")]
+#[case::shared("-np 2 -kvu", "n_ctx = 40960 ", "n_ctx_seq = 40960 ")]
+#[case::as_they_are("-np 2 --fit off", "n_ctx = 40960 ", "n_ctx_seq = 20480 ")]
+#[case::all("-np 2 -c 0", "n_ctx = 81920 ", "n_ctx_seq = 40960 ")]
+#[case::all_without_fit("-np 2 -c 0 --fit off", "n_ctx = 40960 ", "n_ctx_seq = 20480 ")]
+#[case::many("-np 64 -c 0", "n_ctx = 2621440 ", "n_ctx_seq = 40960 ")]
+#[case::stated("-np 2 -c 1000", "n_ctx = 1024 ", "n_batch = 1000 ")]
+#[case::few("-np 3 -c 300", "n_ctx_seq = 256 ", "n_batch = 300 llama_context: n_ubatch = 300 ")]
+#[case::vectors("--embedding -c 8192", "n_ctx = 8192 ", "n_batch = 512 llama_context: n_ubatch = 512 ")]
+#[case::vectors_of_small_passes("--reranking -c 8192 -ub 256", "n_ctx = 8192 ", "n_batch = 256 llama_context: n_ubatch = 256 ")]
+fn a_context_and_its_steps_are_those_that_are_logged(#[case] flags: &str, #[case] cells: &str, #[case] of_slot: &str) {
+    let said = text(&format!("-m q.gguf {flags}"), &[("memory.weights", "5GB")]);
+    assert!(said.contains(cells) && said.contains(of_slot), "{said}");
+}
+
+/// To let it choose says nothing, so that it fits what it finds as where nobody says.
+#[rstest]
+#[case("-ngl auto")]
+#[case("-ngl -1")]
+fn layers_that_it_chooses_are_not_stated(#[case] layers: &str) {
+    let of = |flags: &str| text(&format!("-m q.gguf -np 8 {flags}"), &[("memory.weights", "5GB")]);
+    let words = |said: &str| said.split(" LOG ").nth(1).map(str::to_owned);
+    assert_eq!(words(&of(layers)), words(&of("")));
+    assert_eq!(of(layers).contains(": starts "), of("").contains(": starts "));
+}
+
+/// A context that is stated whole is not made smaller: what its device does not hold stays on the host.
+#[test]
+fn a_whole_context_is_not_fitted() {
+    let found = of("meta-llama__Llama-3.1-8B-Instruct", "-m l.gguf -c 0", &[]);
+    let said = joined(&found);
+    assert!(said.contains("n_ctx = 131072 ") && said.contains("not with all of it on the devices"), "{said}");
+}
+
+#[rstest]
+#[case("-ctk q8_0", "K cache type q8_0 with block size 32 does not divide n_embd_head_k=80")]
+#[case("-ctv q4_0", "V cache type q4_0 with block size 32 does not divide n_embd_head_v=80")]
+#[case("-ctk q8_0 -fa off", "rows of heads of 80 in blocks of 32 are not planned")]
+fn heads_are_whole_blocks(#[case] flags: &str, #[case] expected: &str) {
+    let model = || {
+        changed(QWEN, |config| {
+            config["head_dim"] = 80.into();
+        })
+    };
+    let options = Options { model_is_given: true, ..on("rtx-4090") };
+    let ask = |flags: &str| answer(&launch(&format!("llama-server -m m.gguf -np 1 -c 4096 {flags}")), model(), &options);
+    let error = ask(flags).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}");
+    ask("-ctk f16").unwrap();
+}
+
+#[test]
+fn devices_of_other_hosts_are_refused() {
+    let options = Options { model_is_given: true, ..on("rtx-4090") };
+    let command = launch("llama-server -m q.gguf --rpc 10.0.0.2:50052");
+    assert!(answer(&command, models(QWEN), &options).unwrap_err().to_string().contains("--rpc"));
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! llama.cpp's own flags and defaults, as `common/arg.cpp` and the server of b11549 have them.
 
-use cacheplan_handlers::DType;
+use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES};
 
-use super::{Limits, Question, spread};
+use super::{Limits, Question, placed, spread};
 use crate::error::ServeError;
 use crate::flags::parse::{Setting, program};
 use crate::flags::values::stoi;
@@ -23,6 +23,8 @@ pub(super) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
+/// Read in b11549, and in no other: the context that nobody states is that of each stream of cells.
+const FITS_EACH: Version = Version(11549, 0, 0);
 const KEYS: &str = "--cache-type-k";
 const VALUES: &str = "--cache-type-v";
 /// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`CELLS`], as their log says.
@@ -100,7 +102,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         None if version < FITS => Some(CONTEXT),
         stated => stated,
     };
-    let cells = stated.or(trained).ok_or_else(|| question.without_length("--ctx-size"))?;
+    let own = stated.or(trained).ok_or_else(|| question.without_length("--ctx-size"))?;
     let slots = question.flag("--parallel").and_then(Setting::whole).filter(|slots| *slots >= 0);
     if slots == Some(0) {
         return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
@@ -110,17 +112,14 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             format!("llama_init_from_model: failed to initialize the context: n_seq_max must be <= {MOST_SEQUENCES}");
         return Err(question.refused(said, [Remedy::Set("--parallel", MOST_SEQUENCES.to_string())]));
     }
-    let (sequences, chosen) = match slots {
-        Some(1) if (SHARES..COUNTS_ONE).contains(&version) => (SLOTS, true),
-        Some(slots) => (slots.unsigned_abs(), false),
-        None if version < SHARES => (1, false),
-        None => (SLOTS, true),
+    let (sequences, shared) = slots_of(question);
+    // What fits a context that nobody states to the devices gives each stream of cells the trained length first.
+    let wanted = match stated {
+        None => own.saturating_mul(streams(question)).min(u32::MAX.into()),
+        Some(stated) => stated,
     };
-    // Where it chooses the slots they share the cells, whatever is said of that.
-    let shared = chosen || question.is_on("--kv-unified");
     // In 32 bits: the last cells that these count come to none.
     let padded = |cells: u64| if version < PADS { cells } else { cells.next_multiple_of(CELLS) % (1 << 32) };
-    let wanted = cells;
     let cells = padded(wanted);
     let each = if shared { cells } else { cells / sequences };
     if each == 0 {
@@ -154,6 +153,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         }
     }
     let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
+    heads_in_blocks(question, model, plain)?;
     let quantised = question.value(VALUES).is_some_and(|word| !plain(word));
     if quantised && is_without_flash_attention(question) {
         let said = "llama_init_from_model: V cache quantization requires flash_attn";
@@ -165,18 +165,56 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let remedies = [on, Remedy::Set(VALUES, "f16".into())];
         return Err(question.refused(said, remedies));
     }
-    let batch = counted(question, "--batch-size").unwrap_or(DEFAULT_BATCH);
-    if batch == 0 {
+    if counted(question, "--batch-size") == Some(0) {
         return Err(question.refused("error: n_batch must be at least 1", [Remedy::Remove("--batch-size")]));
     }
-    question.put("engine.ubatch", ubatch(question));
+    let batch = batch(question).min(wanted);
+    question.put("engine.ubatch", ubatch(question).min(batch));
     drafts(question)?;
     Ok((Limits { max_seq_len: each, max_batch_size: Some(sequences), max_num_tokens: batch }, false))
 }
 
+/// How many slots there are, and whether they share their cells: those do of which it chooses the number, whatever is said of that.
+fn slots_of(question: &Question) -> (u64, bool) {
+    let version = question.engine.version;
+    let stated = question.flag("--parallel").and_then(Setting::whole).filter(|slots| *slots >= 0);
+    let (slots, chosen) = match stated {
+        Some(1) if (SHARES..COUNTS_ONE).contains(&version) => (SLOTS, true),
+        Some(slots) => (slots.unsigned_abs(), false),
+        None if version < SHARES => (1, false),
+        None => (SLOTS, true),
+    };
+    (slots, chosen || question.is_on("--kv-unified"))
+}
+
+/// Streams of cells that `--fit` counts a context for: slots that share theirs are one.
+pub(super) fn streams(question: &Question) -> u64 {
+    let counts = question.engine.version >= FITS_EACH && placed::fits(question);
+    match slots_of(question) {
+        (slots, false) if counts => slots.max(1),
+        _ => 1,
+    }
+}
+
+/// Whether nobody says how many cells there are, so that `--fit` may choose fewer; `0` asks for all that the model was trained for.
+pub(super) fn is_free(question: &Question) -> bool {
+    counted(question, "--ctx-size").is_none()
+}
+
+/// Tokens of a step, of which there are no more than cells; of what gives vectors a step is a pass.
+fn batch(question: &Question) -> u64 {
+    let stated = counted(question, "--batch-size").unwrap_or(DEFAULT_BATCH);
+    let cells = counted(question, "--ctx-size").filter(|cells| *cells > 0).unwrap_or(u64::MAX);
+    let gives_vectors = ["--embeddings", "--reranking"].iter().any(|flag| question.is_on(flag));
+    if gives_vectors { of_step(question, stated) } else { stated }.min(cells)
+}
+
 /// Tokens of a pass, which is no longer than a step.
 pub(crate) fn ubatch(question: &Question) -> u64 {
-    let batch = counted(question, "--batch-size").unwrap_or(DEFAULT_BATCH);
+    of_step(question, batch(question))
+}
+
+fn of_step(question: &Question, batch: u64) -> u64 {
     match counted(question, "--ubatch-size") {
         Some(0) => batch,
         stated => stated.unwrap_or(DEFAULT_UBATCH).min(batch),
@@ -197,6 +235,28 @@ pub(super) fn is_without_flash_attention(question: &Question) -> bool {
         Some(_) => false,
         None => !takes_values,
     }
+}
+
+/// Heads that are no whole blocks of a stated dtype, which flash attention does not read; without it rows of all heads are in blocks.
+fn heads_in_blocks(question: &Question, model: &ModelCaches, plain: fn(&str) -> bool) -> Result<(), ServeError> {
+    const BLOCK: u64 = 32;
+    let caches = question.caches(model)?;
+    let paged = caches.iter().filter(|cache| *cache.handler.kind() == Kind::KvPaged);
+    let Some(head) = paged.filter_map(|cache| cache.handler.dim("head_dim")).find(|head| !head.is_multiple_of(BLOCK))
+    else {
+        return Ok(());
+    };
+    for (flag, side, which) in [(KEYS, "K", "k"), (VALUES, "V", "v")] {
+        let Some(word) = question.value(flag).filter(|word| !plain(word)).map(str::to_owned) else { continue };
+        if is_without_flash_attention(question) {
+            let why = format!("rows of heads of {head} in blocks of {BLOCK} are not planned");
+            return Err(ServeError::unread(flag, why, [Remedy::Set(flag, "f16".into())]));
+        }
+        let said =
+            format!("{side} cache type {word} with block size {BLOCK} does not divide n_embd_head_{which}={head}");
+        return Err(question.refused(said, [Remedy::Set(flag, "f16".into())]));
+    }
+    Ok(())
 }
 
 /// What it takes for no.

@@ -295,7 +295,7 @@ fn scores(question: &Question, model: &ModelCaches) -> u64 {
 }
 
 /// Whether it fits itself to the devices.
-fn fits(question: &Question) -> bool {
+pub(super) fn fits(question: &Question) -> bool {
     question.engine.version >= FITS && question.value("--fit").is_none_or(|value| !OFF.contains(&value))
 }
 
@@ -307,21 +307,26 @@ fn layers(model: &ModelCaches, caches: &Resources) -> u64 {
 
 /// The layers that are to lie on the devices, the output among them.
 fn offered(question: &Question) -> Option<u64> {
-    let stated = question.value("--n-gpu-layers").and_then(|value| u64::try_from(stoi(value)?).ok());
-    stated.or((question.engine.version < ALL_LAYERS && question.flag("--n-gpu-layers").is_none()).then_some(0))
+    let stated = layers_stated(question).and_then(|value| u64::try_from(stoi(value)?).ok());
+    stated.or((question.engine.version < ALL_LAYERS && layers_stated(question).is_none()).then_some(0))
+}
+
+/// What a command says of the layers on the devices; to let the engine choose says nothing.
+fn layers_stated(question: &Question) -> Option<&str> {
+    question.value("--n-gpu-layers").filter(|value| *value != "auto" && stoi(value) != Some(-1))
 }
 
 fn short(question: &Question, layers: u64, devices: usize) -> Short {
     let fits = fits(question);
-    let free = llama_cpp::counted(question, "--ctx-size").unwrap_or(0) == 0;
     let keeps_some = moved::is_told(question);
     let all = offered(question).is_none_or(|offered| offered >= layers);
     // What is stated of layers it does not change.
     let is_split = spread::shares(question, devices).is_some() || devices > 1 && spread::is_by_rows(question);
-    let fails = all && (!fits || keeps_some || is_split || question.flag("--n-gpu-layers").is_some());
-    match (fits && free, fails) {
+    let fails = all && (!fits || keeps_some || is_split || layers_stated(question).is_some());
+    match (fits && llama_cpp::is_free(question), fails) {
         (true, _) => {
-            Short::Cells { least: llama_cpp::counted(question, "--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1), fails }
+            let of_stream = llama_cpp::counted(question, "--fit-ctx").unwrap_or(LEAST_CONTEXT).max(1);
+            Short::Cells { least: of_stream.saturating_mul(llama_cpp::streams(question)), fails }
         }
         (false, true) => Short::Fails,
         (false, false) => Short::Layers,
