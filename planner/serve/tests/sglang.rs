@@ -44,7 +44,7 @@ fn what_drafts_has_a_pool_of_its_own(
         let words =
             format!("sglang serve --model-path m --tp 8 --context-length 8192 --max-total-tokens {TOKENS} {flags}");
         let command = launch(words.trim_end());
-        let found = answer(&command, &models, &options).unwrap();
+        let found = answer(&command, models.clone(), &options).unwrap();
         let log = EngineLog::read(found.lines.join("\n").as_bytes(), None).unwrap();
         let check = CommandCheck::of(&command, &models, &options, &log).unwrap();
         assert!(!check.drifted && !check.rows.is_empty(), "{}", check.table());
@@ -52,7 +52,9 @@ fn what_drafts_has_a_pool_of_its_own(
         (found, pools)
     };
     for version in ["0.5.23", "0.5.12"] {
-        let ((alone, pool), (with, pools)) = (of("", None, version), of(drafts, draft, version));
+        let drafts =
+            format!("{drafts} --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4");
+        let ((alone, pool), (with, pools)) = (of("", None, version), of(&drafts, draft, version));
         assert_eq!((pool, pools), (1, 2), "{:?}", with.lines);
         assert_eq!(with.facts[&Fact::KvBytes], alone.facts[&Fact::KvBytes]);
         assert_eq!(with.facts[&Fact::DraftKvBytes], Logged::exact(TOKENS * per_token));

@@ -4,7 +4,7 @@
 mod common;
 
 use cacheplan_planner::logs::{Fact, Logged};
-use cacheplan_serve::{Answer, Options, Starts, answer};
+use cacheplan_serve::{Options, Starts, answer, request};
 use rstest::rstest;
 
 use common::{launch, models, on};
@@ -82,17 +82,16 @@ fn a_share_that_is_stated_starts_as_the_engines_own(
     #[values("", " --chunked-prefill-size 2048", " --cuda-graph-max-bs 8", " --disable-cuda-graph")] flags: &str,
 ) {
     let options = Options { version: Some("0.5.23".into()), ..on(device) };
-    let of = |share: Option<f64>| {
-        let share = share.map_or(String::new(), |share| format!(" --mem-fraction-static {share:.3}"));
-        let command = format!("sglang serve --model-path m --context-length 4096{flags}{share}");
-        answer(&launch(&command), models("Qwen__Qwen3-8B"), &options).unwrap()
+    let command = |share: Option<f64>| {
+        let share = share.map_or(String::new(), |share| format!(" --mem-fraction-static {share:.6}"));
+        launch(&format!("sglang serve --model-path m --context-length 4096{flags}{share}"))
     };
-    let own = of(None);
-    let thousandths = || (1u32..1000).rev().map(|thousandths| f64::from(thousandths) / 1000.0);
-    let tokens = |answer: &Answer| answer.facts[&Fact::Tokens].high;
-    let equal = thousandths().find(|share| *share > 0.5 && tokens(&of(Some(*share))) <= tokens(&own)).unwrap();
-    let stated = of(Some(equal));
-    assert_eq!((stated.starts, tokens(&stated)), (own.starts, tokens(&own)), "{equal}: {}", stated.text());
-    assert_eq!(of(Some(equal - 0.05)).starts, Starts::Yes);
+    let models = || models("Qwen__Qwen3-8B");
+    let of = |share| answer(&command(share), models(), &options).unwrap();
+    let (_, asked) = request(&command(None), &models(), &options).unwrap();
+    let share = f64::from(asked.config().budget.memory.as_ref().unwrap().fraction.unwrap());
+    let (own, stated) = (of(None), of(Some(share)));
+    assert_eq!((stated.starts, &stated.facts), (own.starts, &own.facts), "{share}: {}", stated.text());
+    assert_eq!(of(Some(share - 0.02)).starts, own.starts);
     assert_ne!(of(Some(0.999)).starts, Starts::Yes);
 }
