@@ -6,6 +6,7 @@ mod drafter;
 mod dtype;
 mod fields;
 mod graphs;
+pub(super) mod heads;
 mod joined;
 mod memory;
 mod names;
@@ -58,6 +59,8 @@ pub(super) fn with_draft(
     draft: &ModelCaches,
     limits: Limits,
 ) -> Result<Limits, ServeError> {
+    heads::beside(question, model, draft)?;
+    runner::same_ranks(question, draft)?;
     runner::same_words(question, model, draft)?;
     let max_seq_len = runner::longest(question, draft, limits.max_seq_len)?;
     if max_seq_len < limits.max_seq_len {
@@ -66,9 +69,12 @@ pub(super) fn with_draft(
     Ok(Limits { max_seq_len, ..limits })
 }
 
-/// A model that drafts, as this version runs it.
-pub(super) fn as_run(question: &Question, draft: &ModelCaches) -> Result<ModelCaches, ServeError> {
-    drafter::as_run(question, draft)
+/// A model that drafts, as this version runs it; none where only its layers that predict are run.
+pub(super) fn as_run(question: &Question, draft: &ModelCaches) -> Result<Option<ModelCaches>, ServeError> {
+    match heads::predicts(question, draft)? {
+        true => Ok(None),
+        false => drafter::as_run(question, draft).map(Some),
+    }
 }
 
 /// What it asks of caches once they are known: that they have kernels, and how many blocks they must have at least.
