@@ -98,6 +98,11 @@ pub(in super::super) fn settle(
     };
     let refused = |said: String| question.refused(said, [Remedy::Remove(FLAG), Remedy::Remove("--spec-method")]);
     let Some(stated) = layers(of) else { return Err(unsupported(question, name)) };
+    if names(of)[0] == Some("deepseek_v41") {
+        return Err(refused(
+            "DeepSeek V4.1 has no classic-MTP draft: its checkpoints ship DSpark stages under mtp.*. Use speculative method 'dspark' instead of 'mtp'.".into(),
+        ));
+    }
     match stated {
         Some(0) if names(of)[0].is_some_and(|name| name.starts_with("inkling")) => {
             return Err(refused("The Inkling checkpoint does not contain MTP weights".into()));
@@ -107,11 +112,6 @@ pub(in super::super) fn settle(
             return Err(refused(format!("num_speculative_tokens:{tokens} must be divisible by n_predict={layers}")));
         }
         _ => {}
-    }
-    if names(of)[0] == Some("deepseek_v41") {
-        return Err(refused(
-            "DeepSeek V4.1 has no classic-MTP draft: its checkpoints ship DSpark stages under mtp.*. Use speculative method 'dspark' instead of 'mtp'.".into(),
-        ));
     }
     let run = match names(of)[0] {
         Some("hy_v4") => stated.map(|layers| (layers - 1).max(1)),
