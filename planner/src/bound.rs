@@ -171,7 +171,7 @@ impl Work {
                 "mlp.shared.weight" => &mut work.shared,
                 "mla.query_down.weight" | "mla.kv_down.weight" => &mut work.whole,
                 // Rows are looked up in the one; of the other only the size is known, and part of it are towers.
-                "ngram.table" | "more" => continue,
+                "ngram.table" | "more" | "tower" | "tower.matrices" => continue,
                 part if part.starts_with("mlp.") || part.starts_with("indexer.") => &mut work.whole,
                 _ => &mut work.attention,
             };

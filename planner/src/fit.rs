@@ -202,6 +202,7 @@ impl PlanRequest {
             stated: question.stated.clone(),
             weights: question.weights.map(|stated| Weights::of(self, stated)),
             command: None,
+            experts: self.model().has_experts(),
             dtypes: self.budget()?.dtypes,
             context: question.context,
             sequences: question.sequences,

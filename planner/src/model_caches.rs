@@ -192,6 +192,11 @@ impl ModelCaches {
         self.0.step
     }
 
+    /// Whether it is known to have routed experts.
+    pub(crate) fn has_experts(&self) -> bool {
+        self.model().is_some_and(|model| model.expert_channels().next().is_some())
+    }
+
     /// How it can be divided over ranks, where the layers tell it.
     pub(crate) fn divisible(&self) -> Option<Divisible> {
         self.0.divisible

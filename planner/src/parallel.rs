@@ -72,6 +72,11 @@ impl Parallel {
         self.tp as u64 * self.pp as u64 * self.cp as u64
     }
 
+    /// Whether the ranks of all replicas share the experts, as those of one engine's data-parallel group do.
+    pub(crate) const fn shares_experts(&self) -> bool {
+        self.dp == 1 || self.ep as u64 == self.tp as u64 * self.dp as u64
+    }
+
     /// Groups of several ranks that a rank exchanges with: those of its layers, stages, replicas with shared experts, and
     /// of the tokens of a sequence.
     pub(crate) fn groups(&self) -> u32 {

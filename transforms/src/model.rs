@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 pub use crate::fact::Fact;
 use crate::graph::Graph;
-use crate::layers::LayerSpec;
+use crate::layers::{BlockSpec, LayerSpec};
 use crate::weights::WeightBytes;
 
 /// A model as a front-end read it: facts, graph, and how each fact is known.
@@ -49,6 +49,14 @@ impl Model {
     /// What the config says of the whole model under a key, a null aside: of its decoder, or of its other parts.
     pub fn stated(&self, key: &str) -> Option<&serde_json::Value> {
         self.config.get(key).or_else(|| self.around.get(key)).filter(|value| !value.is_null())
+    }
+
+    /// The channels inside each layer's routed experts; of a model without such experts nothing.
+    pub fn expert_channels(&self) -> impl Iterator<Item = u64> {
+        self.layers.iter().flat_map(|layer| &layer.blocks).filter_map(|block| match block {
+            BlockSpec::FeedForward(block) if block.experts > 0 => Some(block.intermediate_size),
+            _ => None,
+        })
     }
 
     pub(crate) fn new(info: ModelInfo, graph: Graph, layers: Vec<LayerSpec>) -> Self {

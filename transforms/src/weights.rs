@@ -138,10 +138,10 @@ impl WeightClass {
     pub(crate) fn of_part(part: &str) -> Self {
         match part {
             "embed_tokens.weight" | "lm_head.weight" | "ngram.table" => Self::Embeddings,
-            "mlp.weight" => Self::Dense,
+            "mlp.weight" | "tower.matrices" => Self::Dense,
             "mlp.experts.weight" => Self::Routed,
             "mlp.shared.weight" => Self::Shared,
-            "mla.query_down.weight" | "mla.kv_down.weight" | "more" => Self::Replicated,
+            "mla.query_down.weight" | "mla.kv_down.weight" | "more" | "tower" => Self::Replicated,
             _ if part.starts_with("mlp.") || part.starts_with("indexer.") => Self::Replicated,
             _ => Self::Attention,
         }

@@ -93,10 +93,10 @@ fn layers_of_kimi_are_of_the_kind_that_either_list_says(#[case] lists: &str) {
     assert_eq!((&*layers_of(&model, "kda"), &*layers_of(&model, "mla")), ("0-2, 4", "3, 5-7"));
 }
 
-/// Gemma 4's assistants draft with the caches of the model that they assist.
+/// An assistant drafts with the caches of the model that it assists.
 #[rstest]
 #[case("somebody_vl", true)]
-#[case("gemma4_assistant", false)]
+#[case("other_assistant", false)]
 fn a_wrapper_is_read_as_its_decoder_unless_it_reads_the_caches_of_another(
     #[case] wrapper: &str,
     #[case] read_as: bool,

@@ -89,6 +89,13 @@ pub(crate) static VLLM: Dialect = Dialect {
         if input.parallel().pp > 1 && vllm::WITHOUT_STAGES.contains(&model) {
             return Some(format!("it does not divide {model} into pipeline stages"));
         }
+        let Parallel { tp, dp, .. } = input.parallel();
+        if input.has_experts() && !input.parallel().shares_experts() {
+            let all = u64::from(tp) * u64::from(dp);
+            return Some(format!(
+                "its replicas share the experts of {model}: plan with `parallel.ep` = {all}, or without `parallel.dp` for replicas that are started one by one"
+            ));
+        }
         let key = VLLM.keys.iter().find(|key| key.name == "kv-cache-dtype")?;
         let (word, _) = key.value(input)?;
         vllm::other_float(input.version, word.as_str()?, vllm::run_in(input.plan.model.dtype))

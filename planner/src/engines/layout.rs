@@ -22,6 +22,8 @@ pub struct Layout {
     pub sequences: u64,
     /// Whether the engine makes 8 bits of the weights as it loads them.
     pub quantizes: bool,
+    /// Whether the model has routed experts.
+    pub experts: bool,
 }
 
 /// A flag and its value; a switch has none.
@@ -54,6 +56,10 @@ pub(super) static VLLM: Told = Told {
     quantizes: Some(FP8),
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
+        // Replicas of one command divide the experts of each layer among them, whole or not.
+        if layout.experts && !layout.parallel.shares_experts() {
+            return None;
+        }
         let mut told = sizes(VLLM.sizes, &[tp, pp, dp]);
         told.extend((ep > 1).then_some(("--enable-expert-parallel", None)));
         told.extend(quantized(&VLLM, layout)?);
@@ -132,7 +138,8 @@ impl Layout {
     /// So many sequences of so many tokens on one device, in the dtypes that are stated.
     pub fn alone(context: u64, sequences: u64, stated: Dtypes) -> Self {
         let parallel = Parallel::default();
-        Self { parallel, kv_dtype: stated.kv, state_dtype: stated.ssm, context, sequences, quantizes: false }
+        let (kv_dtype, state_dtype) = (stated.kv, stated.ssm);
+        Self { parallel, kv_dtype, state_dtype, context, sequences, quantizes: false, experts: false }
     }
 
     fn of_replica(&self) -> u64 {

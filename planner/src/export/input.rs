@@ -237,7 +237,17 @@ impl<'a> Input<'a> {
 
     /// Whether it is known to have no experts, which engines then refuse to divide.
     fn is_dense(&self) -> bool {
-        self.plan.model.weights.and_then(|weights| weights.classes).is_some_and(|classes| classes.routed == 0)
+        self.routed() == Some(0)
+    }
+
+    /// Whether it is known to have experts.
+    pub(crate) fn has_experts(&self) -> bool {
+        self.routed().is_some_and(|bytes| bytes > 0)
+    }
+
+    /// Bytes of its routed experts.
+    fn routed(&self) -> Option<u64> {
+        Some(self.plan.model.weights?.classes?.routed)
     }
 
     pub(crate) fn data_parallel(&self) -> Sourced {

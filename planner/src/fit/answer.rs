@@ -29,6 +29,9 @@ pub struct Answer {
     /// The weights that were stated.
     #[serde(skip)]
     pub(crate) weights: Option<Weights>,
+    /// Whether the model has routed experts.
+    #[serde(skip)]
+    pub(crate) experts: bool,
     /// The dtypes that were stated, which no row varies.
     #[serde(skip_serializing_if = "is_default")]
     pub dtypes: Dtypes,
@@ -171,6 +174,7 @@ impl Answer {
             context: self.context,
             sequences: if takes_all(engine) { fit.sequences.min(self.sequences) } else { fit.sequences },
             quantizes: self.weights.as_ref().is_some_and(|weights| weights.are_made_by(Some(engine))),
+            experts: self.experts,
         }
     }
 

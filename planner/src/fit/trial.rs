@@ -334,6 +334,7 @@ impl Variant {
             kv_dtype: self.kv_dtype.or(stated.kv),
             state_dtype: self.state_dtype.or(stated.ssm),
             quantizes: self.engine.is_some_and(|engine| of.quantizes(question.weights, engine)),
+            experts: of.model().has_experts(),
             ..alone
         }
     }

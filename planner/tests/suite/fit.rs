@@ -204,8 +204,15 @@ fn one_device_holds_by_fit_what_it_holds_by_plan(#[case] model: &str) {
 #[case("llama.cpp", DType::Q4_0, Some("--cache-type-k q4_0 --cache-type-v q4_0 --flash-attn on"))]
 fn a_dtype_is_told_by_the_engines_word(#[case] engine: EngineSpec, #[case] dtype: DType, #[case] word: Option<&str>) {
     let parallel = Parallel::default();
-    let layout =
-        Layout { parallel, kv_dtype: Some(dtype), state_dtype: None, context: 4_096, sequences: 8, quantizes: false };
+    let layout = Layout {
+        parallel,
+        kv_dtype: Some(dtype),
+        state_dtype: None,
+        context: 4_096,
+        sequences: 8,
+        quantizes: false,
+        experts: false,
+    };
     let told = engine.flags_of(&layout).map(|flags| {
         let words = flags.into_iter().flat_map(|(name, value)| [Some(name.to_owned()), value]);
         words.flatten().collect::<Vec<_>>().join(" ")
@@ -237,7 +244,15 @@ fn columns_of_prices_say_of_what() {
 #[case("sglang", Parallel { tp: 2, dp: 2, ep: 4, ..Parallel::default() })]
 #[case("tensorrt-llm", Parallel { dp: 2, ..Parallel::default() })]
 fn what_an_engine_cannot_be_told_is_left_out(#[case] engine: EngineSpec, #[case] parallel: Parallel) {
-    let layout = Layout { parallel, kv_dtype: None, state_dtype: None, context: 4_096, sequences: 8, quantizes: false };
+    let layout = Layout {
+        parallel,
+        kv_dtype: None,
+        state_dtype: None,
+        context: 4_096,
+        sequences: 8,
+        quantizes: false,
+        experts: false,
+    };
     assert_eq!(engine.flags_of(&layout), None);
 }
 

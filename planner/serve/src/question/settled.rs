@@ -102,9 +102,13 @@ impl Question {
         let loaded = self.loads_in_full.then(|| of_model(model.clone()));
         let mut request = of_model(self.weights.map_or_else(|| model.clone(), |weights| model.with_weights(weights)));
         let as_run =
-            |draft: &ModelCaches| if engine == "vllm" { vllm::as_run(&self, draft) } else { Ok(draft.clone()) };
-        request =
-            draft.iter().map(as_run).collect::<Result<Vec<_>, _>>()?.into_iter().fold(request, PlanRequest::with_draft);
+            |draft: &ModelCaches| if engine == "vllm" { vllm::as_run(&self, draft) } else { Ok(Some(draft.clone())) };
+        request = draft
+            .iter()
+            .filter_map(|draft| as_run(draft).transpose())
+            .collect::<Result<Vec<_>, _>>()?
+            .into_iter()
+            .fold(request, PlanRequest::with_draft);
         request = self.measured.iter().cloned().fold(request, PlanRequest::with_measured);
         let outside = if engine == "sglang" { sglang::outside(&self, &request, &outside)? } else { None };
         let least_blocks = if engine == "vllm" { vllm::look_at_caches(&mut self, &request, &limits)? } else { 0 };

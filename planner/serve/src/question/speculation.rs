@@ -5,7 +5,7 @@ use cacheplan_planner::ModelCaches;
 use serde_json::{Map, Value};
 
 use super::Question;
-use super::vllm::words;
+use super::vllm::{heads, words};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -13,7 +13,13 @@ use crate::remedy::Remedy;
 pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
     let Some(config) = speculative(question)? else { return Ok(None) };
     let model = config.get("model").and_then(Value::as_str).map(str::to_owned);
-    Ok(model.filter(|_| !matches!(method(&config), "ngram" | "suffix" | "mtp" | "deepseek_mtp")))
+    let is_itself = |model: &str| heads::is_method(method(&config)) && is_own(question, model);
+    Ok(model.filter(|model| !matches!(method(&config), "ngram" | "suffix") && !is_itself(model)))
+}
+
+/// Whether a name is that of the model that is served.
+fn is_own(question: &Question, model: &str) -> bool {
+    question.model.split('@').next() == Some(model)
 }
 
 /// Whether a model drafts by itself, and not from what the served one computes.
@@ -41,15 +47,6 @@ pub(super) fn speculative(question: &Question) -> Result<Option<Value>, ServeErr
     let config: Map<String, Value> = config.into_iter().map(|(key, value)| (key.replace('-', "_"), value)).collect();
     words::speculative(question, &config)?;
     Ok((!config.is_empty()).then_some(Value::Object(config)))
-}
-
-/// Families of which some have layers that predict (`SpeculativeConfig.hf_config_override` of vLLM 0.33.0).
-const PREDICT: &str = "bailing deepseek_v3 deepseek_v4 deepseek_mtp dots ernie exaone gemma4 glm hy_ inkling intern kimi longcat mimo minimax mistral mtp muse nemotron \
-    pangu qwen3_5 qwen3_next qwen4 step";
-
-/// Whether such a model may draft by layers of its own.
-pub(super) fn may_predict(model_type: &str) -> bool {
-    PREDICT.split_whitespace().any(|family| model_type.starts_with(family))
 }
 
 pub(super) fn method(config: &Value) -> &str {
@@ -80,9 +77,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         return Err(ServeError::NotHandled { flag: FLAG.into(), why, remedies: vec![Remedy::Remove(FLAG)] });
     }
     question.default_of("speculation.draft_tokens", tokens);
+    let stated_model = config.get("model").and_then(Value::as_str);
     match method(&config) {
-        // `deepseek_mtp`, `qwen3_5_mtp` and their like are names of one method.
-        name if name == "mtp" || name.ends_with("_mtp") => {
+        // Another checkpoint is asked what it is once it was opened.
+        name if heads::is_method(name) && stated_model.is_none_or(|model| is_own(question, model)) => {
             let caches = question.caches(model)?;
             let is_full = |growth: Growth| matches!(growth, Growth::Paged { window: None, .. });
             // Those that predict are like its full attention, which every model with such layers has.
@@ -90,10 +88,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
                 let said = format!("Unsupported speculative method: '{name}'");
                 return Err(question.refused(said, [Remedy::Remove(FLAG), Remedy::Remove("--spec-method")]));
             }
-            question.default_of("speculation.mtp_layers", 1);
+            heads::settle(question, model, name, tokens)?;
         }
         "ngram" | "suffix" => {}
-        _ if config.get("model").is_some() => {}
+        _ if stated_model.is_some() => {}
         "dspark" if model.info().model_type.starts_with("deepseek_v4") => {
             let stated = model.model().and_then(|model| model.config.get("n_mtp_layers")).and_then(Value::as_u64);
             question.default_of("speculation.mtp_layers", stated.filter(|layers| *layers > 0).unwrap_or(DSPARK_LAYERS));

@@ -6,6 +6,7 @@ mod drafter;
 mod dtype;
 mod fields;
 mod graphs;
+pub(super) mod heads;
 mod joined;
 mod memory;
 mod names;
@@ -62,6 +63,8 @@ pub(super) fn with_draft(
     draft: &ModelCaches,
     limits: Limits,
 ) -> Result<Limits, ServeError> {
+    heads::beside(question, model, draft)?;
+    runner::same_ranks(question, draft)?;
     runner::same_words(question, model, draft)?;
     let max_seq_len = runner::longest(question, draft, limits.max_seq_len)?;
     if max_seq_len < limits.max_seq_len {
@@ -70,9 +73,12 @@ pub(super) fn with_draft(
     Ok(Limits { max_seq_len, ..limits })
 }
 
-/// A model that drafts, as this version runs it.
-pub(super) fn as_run(question: &Question, draft: &ModelCaches) -> Result<ModelCaches, ServeError> {
-    drafter::as_run(question, draft)
+/// A model that drafts, as this version runs it; none where only its layers that predict are run.
+pub(super) fn as_run(question: &Question, draft: &ModelCaches) -> Result<Option<ModelCaches>, ServeError> {
+    match heads::predicts(question, draft)? {
+        true => Ok(None),
+        false => drafter::as_run(question, draft).map(Some),
+    }
 }
 
 /// What it asks of caches once they are known: that they have kernels, and how many blocks they must have at least.
@@ -259,6 +265,32 @@ pub(super) fn cuts_prompts(question: &Question) -> bool {
     question.flag("--enable-chunked-prefill").is_none_or(|setting| setting.on)
 }
 
+/// Read in 0.33.0: ranks that hold parts of all experts hold equal ones.
+const EQUAL_EXPERTS: Version = Version(0, 33, 0);
+
+/// Ranks of all replicas hold the attention of their own sequences, and of the experts each as many, or of each as much
+/// (`FusedMoEParallelConfig.make`).
+fn experts(question: &mut Question, model: &ModelCaches, tp: u64, dp: u64) -> Result<(), ServeError> {
+    const FLAG: &str = "--enable-expert-parallel";
+    question.stated.retain(|stated| stated.key != "parallel.ep");
+    let ranks = tp.saturating_mul(dp);
+    let mut channels = model.model().into_iter().flat_map(|model| model.expert_channels()).peekable();
+    let holds_whole = question.is_on(FLAG);
+    if ranks > 1 && (holds_whole || dp > 1 && channels.peek().is_some()) {
+        question.default_of("parallel.ep", ranks);
+    }
+    let divides = holds_whole || question.engine.version < EQUAL_EXPERTS;
+    match channels.find(|channels| !divides && !channels.is_multiple_of(ranks)) {
+        None => Ok(()),
+        Some(channels) => {
+            let said = format!(
+                "assert self.intermediate_size % tp_size == 0 ({channels} channels of an expert, {ranks} ranks)"
+            );
+            Err(question.refused(said, [Remedy::Set(FLAG, String::new())]))
+        }
+    }
+}
+
 /// Sizes that divide the model, and the devices that they take.
 fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let size = |name: &str| question.count(name).unwrap_or(1);
@@ -276,11 +308,7 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
     let words = of_config(model, "vocab_size").filter(|_| !question.is_on("--enable-lora"));
     let padded = words.and_then(|words| words.checked_next_multiple_of(VOCABULARY));
     question.divides(padded, "--tensor-parallel-size", tp, |words| format!("{words} is not divisible by {tp}"))?;
-    // Ranks with experts of their own hold the attention of their replica's sequences.
-    question.stated.retain(|stated| stated.key != "parallel.ep");
-    if question.is_on("--enable-expert-parallel") && tp.saturating_mul(dp) > 1 {
-        question.default_of("parallel.ep", tp.saturating_mul(dp));
-    }
+    experts(question, model, tp, dp)?;
     // Of several nodes each has as many devices, and each may run a part of the replicas.
     let local = question.count("--data-parallel-size-local").unwrap_or(dp);
     let nodes = question.count("--nnodes").unwrap_or(1).max(1);

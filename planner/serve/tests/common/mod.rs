@@ -14,11 +14,13 @@ pub(crate) fn launch(command: &str) -> Launch {
     Launch::from_words(words, &BTreeMap::new()).unwrap().pop().unwrap()
 }
 
+#[allow(dead_code, reason = "not every test asks of the zoo")]
 pub(crate) fn models(name: &str) -> Models {
     changed(name, |_| {})
 }
 
 /// The model of a configuration in which something is changed.
+#[allow(dead_code, reason = "not every test asks of the zoo")]
 pub(crate) fn changed(name: &str, change: impl Fn(&mut serde_json::Value)) -> Models {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/configs").join(format!("{name}.json"));

@@ -25,6 +25,8 @@ struct Towers {
     pieces: BTreeMap<String, String>,
     /// Weights of a tower, by the model type of its own config, over that config's keys.
     towers: BTreeMap<String, String>,
+    /// Of these, what ranks divide.
+    divided: BTreeMap<String, String>,
     /// Model types with towers.
     models: BTreeMap<String, Parts>,
 }
@@ -81,18 +83,22 @@ impl Towers {
 /// Adds the weights beside the decoder, or says that they are not known.
 pub(super) fn add(builder: &mut GraphBuilder, values: &Values<'_>) {
     match count(values) {
-        Ok(weights) => builder.more_weights("more", weights),
+        Ok([divided, whole]) => {
+            builder.more_weights("tower.matrices", divided);
+            builder.more_weights("tower", whole);
+        }
         Err(why) => builder.forget_weights(|| why),
     }
 }
 
-fn count(values: &Values<'_>) -> Result<u64, String> {
+/// What ranks divide, and what each has as a whole.
+fn count(values: &Values<'_>) -> Result<[u64; 2], String> {
     let model_type = values.wrapper.as_ref().unwrap_or(&values.model_type);
     let described = TOWERS.as_ref().map_err(Clone::clone)?;
     let named = |key: &str| NAMED.iter().any(|name| key.contains(name));
     let Some(parts) = described.models.get(model_type) else {
         if !values.is_nested() && !values.parts().any(|(key, _)| named(key)) {
-            return Ok(0);
+            return Ok([0; 2]);
         }
         return Err(format!("of `{model_type}` what stands beside the decoder is not described; its safetensors tell"));
     };
@@ -104,7 +110,7 @@ fn count(values: &Values<'_>) -> Result<u64, String> {
     {
         return Err(format!("of `{model_type}` what `{key}` tells is not described; its safetensors tell"));
     }
-    let mut sum = 0u64;
+    let [mut sum, mut divided] = [0u64; 2];
     let mut defaults = BTreeMap::new();
     for (key, usual) in &parts.towers {
         let stated = values.part_at(key);
@@ -123,10 +129,14 @@ fn count(values: &Values<'_>) -> Result<u64, String> {
         let mut part = values.part(key, of_class);
         part.find_overrides(MAX_LAYERS as u32).map_err(|error| error.to_string())?;
         sum = sum.saturating_add(evaluate(&part, &described.expr(weights)?, kind)?);
+        if let Some(matrices) = described.divided.get(kind) {
+            divided = divided.saturating_add(evaluate(&part, &described.expr(matrices)?, kind)?);
+        }
     }
     defaults.extend(values.defaults.iter().map(|(key, of)| (key.clone(), *of)));
     let more = evaluate(&values.whole(defaults), &more, "what leads from its towers to the decoder")?;
-    Ok(sum.saturating_add(more))
+    let whole = sum.checked_sub(divided).ok_or("more of its towers is divided than there is")?;
+    Ok([divided, whole.saturating_add(more)])
 }
 
 fn evaluate(values: &Values<'_>, expr: &Expr, what: &str) -> Result<u64, String> {
@@ -144,10 +154,12 @@ mod tests {
     #[test]
     fn every_count_is_an_expression_of_a_described_tower() {
         let described = TOWERS.as_ref().unwrap();
-        for text in described.towers.values().chain(described.models.values().map(|parts| &parts.more)) {
+        let counts = described.towers.values().chain(described.divided.values());
+        for text in counts.chain(described.models.values().map(|parts| &parts.more)) {
             assert!(described.expr(text).is_ok(), "{text}");
         }
-        let mut usual = described.models.values().flat_map(|parts| parts.towers.values());
-        assert!(usual.all(|kind| described.towers.contains_key(kind)));
+        let usual = described.models.values().flat_map(|parts| parts.towers.values());
+        let mut all = usual.chain(described.divided.keys());
+        assert!(all.all(|kind| described.towers.contains_key(kind)));
     }
 }

@@ -6,7 +6,7 @@ use cacheplan_planner::logs::failures::NOTHING_LEFT;
 use serde_json::Value;
 
 use super::super::rules::{Case, Rule, lists, since, within};
-use super::super::{of_config, speculation};
+use super::super::speculation;
 use super::attention;
 use super::graphs::Graphs;
 use super::names::{BACKENDS_OF_0_11, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
@@ -78,11 +78,6 @@ pub(super) const RULES: &[Rule] = &[
         let of = |key: &str| config.get(key).and_then(Value::as_u64);
         let (least, most) = (of("prompt_lookup_min")?, of("prompt_lookup_max")?);
         (least > most).then(|| format!("prompt_lookup_min={least} must be <= prompt_lookup_max={most}"))
-    }),
-    since(READ, &[SPECULATIVE, "--spec-method"], |case| {
-        let own = drafts(case, |method| method == "mtp" || method.ends_with("_mtp"))?.get("model").is_none()
-            && (!speculation::may_predict(case.model_type()) || without_predicting(case));
-        own.then(|| "Unsupported speculative method: 'mtp'".into())
     }),
     within(OLD..BEHIND_OLD, &[SPECULATIVE], |case| {
         // A drafter that learned from the model is known by its name.
@@ -442,12 +437,6 @@ const OF_KEYS: [&str; 4] = ["FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATT
 /// The kernels that the command names, and the generation of the GPU.
 fn kernels(case: &Case<'_>) -> Option<(String, Option<u32>)> {
     Some((attention::named(case.question)?.to_uppercase(), case.generation()))
-}
-
-/// Whether a Nemotron-H has no layers that predict.
-fn without_predicting(case: &Case<'_>) -> bool {
-    let layers = of_config(case.model, "num_nextn_predict_layers").unwrap_or(0);
-    case.model_type().starts_with("nemotron_h") && layers == 0
 }
 
 /// Ranks of all replicas.

@@ -125,10 +125,34 @@ pub(super) fn longest(question: &Question, draft: &ModelCaches, most: u64) -> Re
         let said = format!("speculative_max_model_len={stated} cannot be larger than target_max_model_len={most}");
         return Err(question.refused(said, [Remedy::Remove(SPECULATIVE)]));
     }
-    let is_old = is_on(question, VARIABLE) == Some(false)
-        || is_on(question, VARIABLE).is_none() && newer_lacks(question, Some(&config)).is_some();
+    let is_old = takes_older(question, &config);
     let learned = learned(&config, draft);
     Ok(stated.or(own).filter(|_| !is_old && !learned).map_or(most, |longest| longest.min(most)))
+}
+
+/// Whether it takes the older runner beside what drafts.
+fn takes_older(question: &Question, config: &Value) -> bool {
+    is_on(question, VARIABLE).map_or_else(|| newer_lacks(question, Some(config)).is_some(), |newer| !newer)
+}
+
+/// The older runner divides a model that drafts by itself as the served one (`_raise_if_draft_tp_mismatch`); the newer does so whatever
+/// its config says.
+pub(super) fn same_ranks(question: &Question, draft: &ModelCaches) -> Result<(), ServeError> {
+    let Some(config) = speculation::speculative(question)?.filter(|_| question.engine.version >= READ) else {
+        return Ok(());
+    };
+    let own = question.count("--tensor-parallel-size").unwrap_or(1);
+    let by_itself = speculation::is_by_a_model(question)? && !learned(&config, draft) && takes_older(question, &config);
+    let ranks = config.get("draft_tensor_parallel_size").and_then(words::whole);
+    match ranks.filter(|ranks| by_itself && *ranks != own) {
+        None => Ok(()),
+        Some(ranks) => {
+            let said = format!(
+                "Currently, 'draft_tensor_parallel_size' and 'tensor_parallel_size' must be the same. Got {ranks} and {own}. Please pass 'draft_tensor_parallel_size' in the speculative_config."
+            );
+            Err(question.refused(said, [Remedy::Remove(SPECULATIVE)]))
+        }
+    }
 }
 
 /// Whether what drafts learned from the model, by its name or its class: it follows the model's positions.

@@ -31,6 +31,7 @@ pub(super) const BUILT_IN: &[&str] = &[
     include_str!("gemma3.toml"),
     include_str!("gemma3n.toml"),
     include_str!("gemma4.toml"),
+    include_str!("gemma4_assistant.toml"),
     include_str!("gguf_attention.toml"),
     include_str!("gguf_deepseek2.toml"),
     include_str!("gguf_deepseek4.toml"),
