@@ -9,7 +9,7 @@ mod states;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
-use cacheplan_planner::engines::{EnginePrediction, Version};
+use cacheplan_planner::engines::{OfAttention, EnginePrediction, Version};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
@@ -128,7 +128,10 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
     let Some(request) = request(question, model).filter(|_| told.iter().any(Option::is_some)) else { return Ok(()) };
     let word = question.value("--kv-cache-dtype");
     let (info, caches, budget) = (model.info(), request.caches()?, request.budget()?);
-    let of = |backend| question.engine.stored(info, &caches, &budget, word, backend).map_err(PlanError::from);
+    let of = |backend| {
+        let told = OfAttention { word, backend, ..OfAttention::default() };
+        question.engine.stored(info, &caches, &budget, told).map_err(PlanError::from)
+    };
     let chosen = of(None)?;
     for setting in told.into_iter().flatten() {
         if of(Some(setting.value()))? != chosen {

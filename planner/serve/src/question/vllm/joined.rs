@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::super::rules::{Rule, lists, since};
 use super::super::{of_config, speculation};
-use super::attention;
+use super::{attention, dtype};
 use super::graphs::Graphs;
 
 const READ: Version = Version(0, 33, 0);
@@ -37,7 +37,6 @@ const KERNEL: &str = "--mamba-backend";
 const ALGORITHM: &str = "--mamba-ssu-algorithm";
 const BUFFERS: &str = "--use-replayssm";
 const SHARDED: &str = "--enable-batch-sharded-sampling";
-const BACKEND: &str = "--attention-backend";
 const DTYPE: &str = "--dtype";
 const QUANTIZATION: &str = "--quantization";
 const UNIT: &str = "--prefix-match-unit";
@@ -193,21 +192,11 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         })
     }),
-    since(READ, &[BACKEND, attention::FLAG], |case| {
-        // Those of Hopper and before read no sinks but by their own kernels.
-        let by = attention::named(case.question)?.to_uppercase();
-        let lacks = by == "FLEX_ATTENTION" || by == "FLASHINFER" && case.generation() == Some(9);
-        (lacks && case.model_type() == "gpt_oss").then(|| {
-            format!(
-                "Selected backend AttentionBackendEnum.{by} is not valid for this configuration. Reason: ['attention sinks not supported']"
-            )
-        })
-    }),
     since(READ, &[DTYPE], |case| {
         let config = &case.model.model()?.config;
         let method = config.get("quantization_config")?.get("quant_method")?.as_str()?;
-        let word = case.unlisted(DTYPE, "auto bfloat16").filter(|_| method == "mxfp4")?;
-        let word = if word == "half" { "float16" } else { word };
+        let run_in = dtype::run_as(case.question, case.model).filter(|_| method == "mxfp4")?;
+        let word = dtype::word(run_in).filter(|word| *word != "bfloat16")?;
         Some(format!(
             "torch.{word} is not supported for quantization method {method}. Supported dtypes: [torch.bfloat16]"
         ))
