@@ -123,12 +123,14 @@ fn run_in(question: &mut Question, model: &ModelCaches, dtype: DType) -> Result<
     for path in kv.into_iter().chain(["dtypes.conv"]) {
         question.default_of(path, format!("\"{dtype}\""));
     }
-    if dtype == DType::F32
-        && model.info().dtype != DType::F32
-        && !question.is_stated("engine.cache_bytes")
-        && !question.is_stated("memory.weights")
-    {
-        return Err(ServeError::weights_unknown("--dtype", Remedy::Set("--dtype", "auto".into())));
+    let is_known = question.is_stated("engine.cache_bytes") || question.is_stated("memory.weights");
+    if dtype == DType::F32 && model.info().dtype != DType::F32 && !is_known {
+        let falls_back = question.value("--dtype").and_then(dtype_named).is_none();
+        let Some(weights) = model.weights_cast(dtype).filter(|_| falls_back) else {
+            return Err(ServeError::weights_unknown("--dtype", Remedy::Set("--dtype", "auto".into())));
+        };
+        question.weights = Some(weights);
+        question.notes.push("the GPU has no bfloat16 and the model takes no float16: it is run in float32".into());
     }
     Ok(())
 }

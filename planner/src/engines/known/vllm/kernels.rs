@@ -332,3 +332,6 @@ pub(super) fn wanted<'a>(situation: &Situation<'a>) -> Option<Wanted<'a>> {
 pub(super) fn is_amd(options: &EngineOptions, version: Version) -> bool {
     matches!(Gpu::of(HOPPER, options.gfx, version), Gpu::Rocm(_))
 }
+
+#[cfg(test)]
+mod tests;

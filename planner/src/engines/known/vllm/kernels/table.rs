@@ -54,6 +54,8 @@ pub(super) enum Heads {
     Least(u64),
     /// Multiples of eight up to this.
     Eights(u64),
+    /// The same without one of them.
+    EightsBut(u64, u64),
     Of(&'static [u64]),
     /// Those of latents, which older versions do not look at.
     Latents,
@@ -74,6 +76,7 @@ impl Heads {
             Self::Any => true,
             Self::Least(least) => size >= least,
             Self::Eights(most) => size.is_multiple_of(8) && size <= most,
+            Self::EightsBut(most, but) => size != but && Self::Eights(most).has(size, version),
             Self::Of(all) => all.contains(&size),
             Self::Latents => version < READ || [320, 512, 576].contains(&size),
         }
@@ -173,8 +176,9 @@ pub(super) static KERNELS: &[Kernel] = &[
     Kernel { cuda: AMPERE, ..FLASH_ATTN },
     Kernel { cuda: HOPPER, heads: Heads::Eights(512), sinks: true, ..FLASH_ATTN },
     Kernel { cuda: HOPPER, words: WITH_E4M3, sinks: true, ..FLASH_ATTN },
-    Kernel { cuda: HOPPER, heads: Heads::Of(&[512]), words: WITH_E4M3, sinks: true, ..FLASH_ATTN },
-    Kernel { cuda: BLACKWELL, heads: Heads::Eights(512), sinks: true, ..FLASH_ATTN },
+    Kernel { cuda: HOPPER, heads: Heads::Of(&[512]), words: WITH_E4M3, sinks: true, block: 64, ..FLASH_ATTN },
+    Kernel { cuda: BLACKWELL, heads: Heads::EightsBut(512, 256), sinks: true, ..FLASH_ATTN },
+    Kernel { cuda: BLACKWELL, heads: Heads::Of(&[256]), sinks: true, block: 128, ..FLASH_ATTN },
     Kernel { cuda: BLACKWELL, heads: Heads::Eights(128), words: WITH_E4M3, sinks: true, ..FLASH_ATTN },
     Kernel { cuda: THOR, heads: Heads::Eights(512), ..FLASH_ATTN },
     Kernel { cuda: SM120, ..FLASH_ATTN },
@@ -339,13 +343,20 @@ pub(super) static KERNELS: &[Kernel] = &[
         ..SPARSE
     },
     // A latent without a rope key has an empty place for it there.
-    Kernel { versions: since(WITHOUT_ROPE), cuda: HOPPER, words: &[PACKED], ..FLASHMLA_SPARSE },
+    Kernel {
+        versions: since(WITHOUT_ROPE),
+        cuda: HOPPER,
+        heads: Heads::Of(&[512]),
+        words: &[AUTO, BF16, PACKED],
+        ..FLASHMLA_SPARSE
+    },
     Kernel {
         name: "FLASHINFER_MLA_SPARSE_SM120",
         versions: since(SPARSE_ON_SM120),
         cuda: SM120,
         dtypes: BRAIN,
         words: &[("auto", Stored::Packed), ("fp8", Stored::Packed), ("fp8_e4m3", Stored::Packed), PACKED],
+        dcp: Dcp::No,
         ..SPARSE
     },
     Kernel {
