@@ -6,7 +6,7 @@ use cacheplan_planner::logs::Fact;
 use cacheplan_serve::{Answer, Options, ServeError, answer};
 use rstest::rstest;
 
-use common::{launch, models, on};
+use common::{changed, launch, models, on};
 
 const LLAMA: &str = "meta-llama__Llama-3.1-8B-Instruct";
 const OSS: &str = "openai__gpt-oss-120b";
@@ -34,7 +34,13 @@ fn said(device: &str, model: &str, flags: &str) -> Option<String> {
 #[rstest]
 #[case::too_old("t4", "Qwen__Qwen3-0.6B", "FLASH_ATTN", "", "'compute capability not supported'")]
 #[case::too_old_for_another("t4", "Qwen__Qwen3-0.6B", "FLASHINFER", "", "'compute capability not supported'")]
-#[case::eight_bits_on_ampere("a100-80gb", LLAMA, "FLASH_ATTN", "--kv-cache-dtype fp8", "'kv_cache_dtype not supported'")]
+#[case::eight_bits_on_ampere(
+    "a100-80gb",
+    LLAMA,
+    "FLASH_ATTN",
+    "--kv-cache-dtype fp8",
+    "'kv_cache_dtype not supported'"
+)]
 #[case::eight_bits_on_ada("l40s", LLAMA, "FLASH_ATTN", "--kv-cache-dtype fp8", "'kv_cache_dtype not supported'")]
 #[case::sinks_on_ampere("a100-80gb", OSS, "FLASHINFER", "", "'attention sinks not supported'")]
 #[case::sinks("8xh100", OSS, "FLEX_ATTENTION", "-tp 8", "'attention sinks not supported'")]
@@ -66,7 +72,11 @@ fn a_kernel_that_is_named_is_refused_for_what_it_lacks(
 #[case::wide_heads_on_hopper("h100", GEMMA, "--attention-backend FLASH_ATTN")]
 #[case::eight_bits_by_another("a100-80gb", LLAMA, "--kv-cache-dtype fp8")]
 #[case::by_triton("t4", "Qwen__Qwen3-0.6B", "--attention-backend TRITON_ATTN")]
-#[case::another_version_is_told("h100", GEMMA, "--attention-config {\"flash_attn_version\":4,\"backend\":\"FLASH_ATTN\"}")]
+#[case::another_version_is_told(
+    "h100",
+    GEMMA,
+    "--attention-config {\"flash_attn_version\":4,\"backend\":\"FLASH_ATTN\"}"
+)]
 fn what_kernels_take_starts(#[case] device: &str, #[case] model: &str, #[case] flags: &str) {
     assert_eq!(said(device, model, flags), None);
 }
@@ -107,10 +117,11 @@ fn kernels_of_amd_have_blocks_and_words_of_their_own() {
     of(V32, "--block-size 1").unwrap();
     of(V32, "--block-size 16").unwrap();
     // Records in 8 bits are latents of that width there, without scales.
-    let tokens = |flags: &str| of(V32, &format!("{flags} --kv-cache-memory-bytes 40G")).unwrap().facts[&Fact::Tokens].low;
+    let tokens =
+        |flags: &str| of(V32, &format!("{flags} --kv-cache-memory-bytes 40G")).unwrap().facts[&Fact::Tokens].low;
     assert_eq!(tokens("--kv-cache-dtype fp8"), {
         let layer = 576 + 128 + 4;
-        40_u64 * 1_000_000_000 / (61 * layer) / 16 * 16
+        (40_u64 << 30) / (61 * layer) / 16 * 16
     });
     let fp8 = of(V32, "--kv-cache-dtype fp8").unwrap();
     assert!(!fp8.notes.iter().any(|note| note.contains("fp8_ds_mla")), "{:?}", fp8.notes);
@@ -126,7 +137,9 @@ fn the_choice_and_the_check_of_a_name_agree() {
     let (mut started, mut refused) = (0, 0);
     for device in ["t4", "a100-80gb", "l40s", "h100", "b200", "rtx-5090"] {
         for model in ["Qwen__Qwen3-0.6B", "google__gemma-3-1b-it", OSS] {
-            for flags in ["", "--kv-cache-dtype fp8", "--kv-cache-dtype nvfp4", "--kv-cache-dtype fp8_e5m2", "--block-size 24"] {
+            for flags in
+                ["", "--kv-cache-dtype fp8", "--kv-cache-dtype nvfp4", "--kv-cache-dtype fp8_e5m2", "--block-size 24"]
+            {
                 let starts = |naming: String| {
                     let flags = format!("{flags} --kv-cache-memory-bytes 4G {naming}");
                     !matches!(asked(device, model, &flags, &[]), Err(ServeError::Engine { .. }))
@@ -145,7 +158,24 @@ fn the_choice_and_the_check_of_a_name_agree() {
 fn a_gpu_without_bfloat16_runs_a_model_in_another_float() {
     let mxfp4 = said("8xt4", OSS, "-tp 8").unwrap();
     assert!(mxfp4.contains("torch.float16 is not supported for quantization method mxfp4"), "{mxfp4}");
-    let gemma = |device: &str| asked(device, "google__gemma-3-1b-it", "", &[]);
-    let weights = |device: &str| gemma(device).unwrap().facts[&Fact::Weights].low;
-    assert_eq!(weights("t4"), 2 * weights("l4"));
+    const GEMMA_3: &str = "google__gemma-3-1b-it";
+    let tokens = |device: &str| {
+        asked(device, GEMMA_3, "--kv-cache-memory-bytes 4G", &[]).unwrap().facts[&Fact::Tokens].low as f64
+    };
+    let ratio = tokens("l4") / tokens("t4");
+    assert!((ratio - 2.0).abs() < 0.01, "{ratio}");
+    // 4.3e9 weights of 4 bytes are more than there is, those of 2 are not.
+    let large = changed(GEMMA_3, |config| {
+        let sizes = [("hidden_size", 2560), ("num_hidden_layers", 34), ("num_attention_heads", 8)];
+        let more = [("num_key_value_heads", 4), ("intermediate_size", 10_240), ("vocab_size", 262_208)];
+        sizes.into_iter().chain(more).for_each(|(key, size)| config[key] = size.into());
+    });
+    let starts = |device: &str| {
+        let options = Options { version: Some("0.33.0".into()), ..on(device) };
+        let found = answer(&launch("vllm serve m --max-model-len 2048"), large.clone(), &options);
+        !matches!(found, Err(ServeError::Engine { .. })) && found.unwrap().admits()
+    };
+    assert!(starts("l4") && !starts("t4"));
+    // `half` is refused of it by name.
+    assert!(said("t4", GEMMA_3, "--dtype half").unwrap().contains("does not support float16"));
 }

@@ -168,7 +168,8 @@ impl<'a> Caches<'a> {
     ) -> Self {
         let mla_cache = budget.engine_mla_cache();
         let capability = budget.engine.compute_capability.unwrap_or(HOPPER);
-        let packed = |width: u64| (storage.packed)(&Packing { model, width, version, capability, gfx: budget.engine.gfx });
+        let packed =
+            |width: u64| (storage.packed)(&Packing { model, width, version, capability, gfx: budget.engine.gfx });
         let mut attention = Vec::new();
         let indexer = held.resources.iter().map(|resource| &resource.handler).find(|handler| is_indexer(handler));
         let indexer = indexer.filter(|_| held.resources.of_kind(&Kind::MlaPaged).next().is_some());

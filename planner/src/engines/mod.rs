@@ -25,7 +25,7 @@ pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction, OfLayer};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
-pub use stored::{Stored, OfAttention};
+pub use stored::{OfAttention, Stored};
 pub use tier_flags::{LowerTiers, TierFlags};
 pub use transfer_flags::{Handing, TransferFlags};
 pub use version::Version;

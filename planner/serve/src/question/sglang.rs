@@ -9,7 +9,7 @@ mod states;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
-use cacheplan_planner::engines::{OfAttention, EnginePrediction, Version};
+use cacheplan_planner::engines::{EnginePrediction, OfAttention, Version};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 

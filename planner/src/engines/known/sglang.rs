@@ -16,7 +16,7 @@ use crate::engines::expanded;
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
-use crate::engines::stored::{Stored, Telling, OfAttention};
+use crate::engines::stored::{OfAttention, Stored, Telling};
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;

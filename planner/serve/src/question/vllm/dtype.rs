@@ -126,10 +126,12 @@ fn run_in(question: &mut Question, model: &ModelCaches, dtype: DType) -> Result<
     let is_known = question.is_stated("engine.cache_bytes") || question.is_stated("memory.weights");
     if dtype == DType::F32 && model.info().dtype != DType::F32 && !is_known {
         let falls_back = question.value("--dtype").and_then(dtype_named).is_none();
-        let Some(weights) = model.weights_cast(dtype).filter(|_| falls_back) else {
+        let weights = model.weights_cast(dtype).filter(|_| falls_back);
+        // Of weights of which nothing is known there is nothing to double.
+        if weights.is_none() && !(falls_back && model.info().weights.is_none()) {
             return Err(ServeError::weights_unknown("--dtype", Remedy::Set("--dtype", "auto".into())));
-        };
-        question.weights = Some(weights);
+        }
+        question.weights = weights.or(question.weights);
         question.notes.push("the GPU has no bfloat16 and the model takes no float16: it is run in float32".into());
     }
     Ok(())
@@ -197,7 +199,7 @@ pub(in super::super) fn kernels(question: &mut Question, request: &PlanRequest) 
     };
     // Without latents none has such a layout.
     let is_known = stored.is_some() || !word.ends_with("_ds_mla");
-    if is_known && stored == of(OfAttention { word: None, backend: None, ..told }).map_err(refusal)? {
+    if is_known && of(OfAttention::default()).is_ok_and(|planned| planned == stored) {
         if let Some(name) = stored.and_then(Stored::name).filter(|name| *name != word) {
             question.notes.push(format!("its log says that it uses the {name} KV cache format"));
         }

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::super::rules::{Rule, lists, since};
 use super::super::{of_config, speculation};
-use super::{attention, dtype};
 use super::graphs::Graphs;
+use super::{attention, dtype};
 
 const READ: Version = Version(0, 33, 0);
 

@@ -14,7 +14,7 @@ use super::packed::Family;
 use crate::budget::EngineOptions;
 use crate::engines::caches::{HOPPER, Packing, packed_bytes};
 use crate::engines::situation::Situation;
-use crate::engines::stored::{Stored, Telling, OfAttention};
+use crate::engines::stored::{OfAttention, Stored, Telling};
 use crate::engines::version::Version;
 use crate::error::EngineRefusal;
 use table::{
@@ -69,7 +69,16 @@ pub(super) struct Wanted<'a> {
 impl<'a> Wanted<'a> {
     /// Of the latents of a model.
     fn latents(model: &'a str, width: u64, sparse: bool, version: Version, gpu: Gpu) -> Self {
-        Self { model, latents: true, sparse, heads: vec![width], version, gpu, dcp: false, told: OfAttention::default() }
+        Self {
+            model,
+            latents: true,
+            sparse,
+            heads: vec![width],
+            version,
+            gpu,
+            dcp: false,
+            told: OfAttention::default(),
+        }
     }
 
     /// Of a model that keeps such caches; none where it has no attention, or one of its own.
@@ -154,9 +163,13 @@ impl<'a> Wanted<'a> {
         if self.version < ASKS {
             return Ok(ControlFlow::Break(()));
         }
-        // Of a kernel in several rows that which lacks the least.
+        // Of a kernel in several rows that which lacks the least, of those for this GPU where there are any.
+        let is_own = |kernel: &&Kernel| {
+            let alike = asked.clone().filter(|other| other.name == kernel.name);
+            self.runs(kernel) || !alike.into_iter().any(|other| self.runs(other))
+        };
         let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-        for kernel in asked {
+        for kernel in asked.clone().filter(is_own) {
             let of_row = self.reasons(kernel, size, word);
             match reasons.iter_mut().find(|(name, _)| *name == kernel.name) {
                 Some((_, least)) if of_row.len() < least.len() => *least = of_row,
@@ -200,6 +213,7 @@ impl<'a> Wanted<'a> {
             (Some(DType::Bf16 | DType::F16), _) if self.version < MANY_WORDS => Some(AUTO.0),
             (Some(DType::Bf16), _) => Some(BF16.0),
             (Some(DType::F16), _) => Some(F16.0),
+            (Some(DType::F32), _) if self.is_read() => Some(AUTO.0),
             (Some(_), _) => None,
             (None, _) => Some(AUTO.0),
         }
@@ -236,13 +250,17 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Why a kernel does not take a word for heads of such a size, as `validate_configuration` says it and in its order.
-    fn reasons(&self, kernel: &Kernel, size: u64, word: &str) -> Vec<&'static str> {
-        let read = self.is_read();
+    fn runs(&self, kernel: &Kernel) -> bool {
         let (gpus, gpu) = match self.gpu {
             Gpu::Cuda(capability) => (kernel.cuda, capability),
             Gpu::Rocm(gfx) => (kernel.rocm, gfx),
         };
+        gpus.iter().any(|of| of.contains(&gpu))
+    }
+
+    /// Why a kernel does not take a word for heads of such a size, as `validate_configuration` says it and in its order.
+    fn reasons(&self, kernel: &Kernel, size: u64, word: &str) -> Vec<&'static str> {
+        let read = self.is_read();
         let run_in = self.told.run_in.unwrap_or(DType::Bf16);
         let lacks = [
             (!kernel.heads.has(size, self.version), "head_size not supported"),
@@ -257,7 +275,7 @@ impl<'a> Wanted<'a> {
             (read && WITH_SINKS.contains(&self.model) && !kernel.sinks, "attention sinks not supported"),
             (self.sparse && !kernel.sparse, "sparse not supported"),
             (!self.sparse && kernel.sparse, "non-sparse not supported"),
-            (!gpus.iter().any(|of| of.contains(&gpu)), "compute capability not supported"),
+            (!self.runs(kernel), "compute capability not supported"),
             (self.divides() && kernel.dcp == Dcp::No, "DCP not supported"),
         ];
         lacks.into_iter().filter(|(lacks, _)| *lacks).map(|(_, reason)| reason).collect()

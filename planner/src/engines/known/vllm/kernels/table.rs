@@ -148,13 +148,8 @@ const KEYS: Kernel = Kernel {
     block: 16,
 };
 const FLASH_ATTN: Kernel = Kernel { name: "FLASH_ATTN", heads: Heads::Eights(256), dcp: Dcp::Yes, ..KEYS };
-const FLASHINFER: Kernel = Kernel {
-    name: "FLASHINFER",
-    heads: Heads::Of(&[64, 128, 256, 512]),
-    words: WITH_E5M2,
-    dcp: Dcp::Yes,
-    ..KEYS
-};
+const FLASHINFER: Kernel =
+    Kernel { name: "FLASHINFER", heads: Heads::Of(&[64, 128, 256, 512]), words: WITH_E5M2, dcp: Dcp::Yes, ..KEYS };
 const BY_AMD: Kernel = Kernel { cuda: NONE, rocm: ALL, words: WITH_E5M2, ..KEYS };
 const TRITON_MLA: Kernel = Kernel { name: "TRITON_MLA", rocm: ALL, heads: Heads::Any, ..DENSE };
 const DENSE: Kernel =
@@ -184,20 +179,14 @@ pub(super) static KERNELS: &[Kernel] = &[
     Kernel { cuda: SM120, ..FLASH_ATTN },
     Kernel { cuda: &[80..=89, 91..=99, 110..=119], ..FLASHINFER },
     Kernel { cuda: DECODES_SINKS, sinks: true, ..FLASHINFER },
+    Kernel { cuda: &[80..=99, 120..=121], heads: Heads::Of(&[128, 256, 512]), words: &[IN_FP4[0]], ..FLASHINFER },
     Kernel {
-        cuda: &[80..=99, 120..=121],
-        heads: Heads::Of(&[128, 256, 512]),
-        words: &[IN_FP4[0]],
-        ..FLASHINFER
-    },
-    Kernel { name: "ROCM_ATTN", heads: Heads::Of(&[32, 64, 80, 96, 128, 160, 192, 224, 256]), dtypes: FLOATS, ..BY_AMD },
-    Kernel {
-        name: "ROCM_AITER_FA",
-        asked: Asked::WithAiter,
-        heads: Heads::Of(&[64, 128, 256]),
-        sinks: true,
+        name: "ROCM_ATTN",
+        heads: Heads::Of(&[32, 64, 80, 96, 128, 160, 192, 224, 256]),
+        dtypes: FLOATS,
         ..BY_AMD
     },
+    Kernel { name: "ROCM_AITER_FA", asked: Asked::WithAiter, heads: Heads::Of(&[64, 128, 256]), sinks: true, ..BY_AMD },
     Kernel { name: "ROCM_AITER_UNIFIED_ATTN", heads: Heads::Least(32), sinks: true, ..BY_AMD },
     Kernel {
         name: "TRITON_ATTN",
@@ -312,13 +301,7 @@ pub(super) static KERNELS: &[Kernel] = &[
         words: &[AUTO, BF16],
         ..FLASHMLA_SPARSE
     },
-    Kernel {
-        name: "FLASHINFER_MLA_SPARSE",
-        versions: since(MANY_WORDS),
-        cuda: BLACKWELL,
-        block: 32,
-        ..SPARSE
-    },
+    Kernel { name: "FLASHINFER_MLA_SPARSE", versions: since(MANY_WORDS), cuda: BLACKWELL, block: 32, ..SPARSE },
     Kernel {
         name: "FLASH_ATTN_MLA_SPARSE",
         versions: since(Version(0, 25, 0)),

@@ -38,7 +38,11 @@ fn ours((name, gpu, kind, size, dtype, block, dcp): &Key) -> String {
         latents: matches!(&**kind, "latents" | "sparse"),
         sparse: kind == "sparse",
         dcp: *dcp,
-        told: OfAttention { block: Some(*block).filter(|block| *block > 0), run_in: Some(run_in), ..OfAttention::default() },
+        told: OfAttention {
+            block: Some(*block).filter(|block| *block > 0),
+            run_in: Some(run_in),
+            ..OfAttention::default()
+        },
         ..Wanted::latents(model, *size, false, READ, gpu)
     };
     let rows = || KERNELS.iter().filter(|kernel| kernel.name == name && kernel.versions.contains(&READ));
@@ -55,7 +59,10 @@ fn a_kernel_takes_what_vllm_says_that_it_takes() {
     let dtypes = ["bfloat16", "float16", "float32"].map(|dtype| [(dtype, 0, false), (dtype, 0, true)]);
     let blocks = [1, 16, 24, 64].map(|block| ("bfloat16", block, false));
     let mut wrong = Vec::new();
-    for (name, gpu) in kernels.iter().flat_map(|(name, of)| gpus.iter().filter(move |gpu| gpu.starts_with(of)).map(move |gpu| (name, gpu))) {
+    for (name, gpu) in kernels
+        .iter()
+        .flat_map(|(name, of)| gpus.iter().filter(move |gpu| gpu.starts_with(of)).map(move |gpu| (name, gpu)))
+    {
         for (kind, size) in SIZES.iter().flat_map(|(kind, sizes)| sizes.iter().map(move |size| (kind, *size))) {
             for (dtype, block, dcp) in dtypes.iter().flatten().chain(&blocks) {
                 let key = (
