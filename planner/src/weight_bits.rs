@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cacheplan_handlers::DType;
 use cacheplan_transforms::WeightBytes;
 use serde::Deserialize;
 
@@ -163,6 +164,27 @@ impl ModelCaches {
         let assumed = all * of.bits / 8.0;
         let most = assumed + tables * (TABLES - of.bits).max(0.0) / 8.0;
         Some([assumed * (1.0 - SMALLER), assumed, most.max(assumed * (1.0 + SMALLER))].map(|bytes| bytes as u64))
+    }
+
+    /// All weights where they are cast to another dtype as they are loaded; `None` of quantised ones, and where their size is not known.
+    pub fn weights_cast(&self, dtype: DType) -> Option<WeightBytes> {
+        let stored = self.info().weights.filter(|_| self.is_in_full())?;
+        let [from, to] = [self.info().dtype, dtype].map(|dtype| dtype.row_bytes(1));
+        let (from, to) = from.zip(to).filter(|(from, _)| *from > 0)?;
+        let cast = |bytes: u64| bytes.saturating_mul(to) / from;
+        let classes = stored.classes.map(|mut classes| {
+            let parts = [
+                &mut classes.attention,
+                &mut classes.dense,
+                &mut classes.routed,
+                &mut classes.shared,
+                &mut classes.embeddings,
+                &mut classes.replicated,
+            ];
+            parts.into_iter().for_each(|part| *part = cast(*part));
+            classes
+        });
+        Some(WeightBytes { classes, ..WeightBytes::new(cast(stored.bytes), false) })
     }
 
     /// All weights where those of its layers take so many bytes each, assumed: embeddings, head and norms stay as they are

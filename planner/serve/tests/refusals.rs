@@ -54,9 +54,9 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
 #[case::headless(LLAMA, "--headless --api-server-count 2", "--api-server-count=2 cannot be used with --headless")]
 #[case::unknown_kernels(LLAMA, "--attention-backend XFORMERS", "Unknown attention backend: 'XFORMERS'")]
 #[case::removed_kernels(LLAMA, "--attention-backend TREE_ATTN", "Unknown attention backend: 'TREE_ATTN'")]
-#[case::kernels_of_latents(LLAMA, "--attention-backend FLASHMLA", "['non-MLA not supported']")]
-#[case::configured_kernels(LLAMA, "--attention-config {\"backend\":\"FLASHMLA\"}", "['non-MLA not supported']")]
-#[case::kernels_of_keys(DEEPSEEK, "-tp 8 --attention-backend FLASH_ATTN", "['MLA not supported']")]
+#[case::kernels_of_latents(LLAMA, "--attention-backend FLASHMLA", "'non-MLA not supported']")]
+#[case::configured_kernels(LLAMA, "--attention-config {\"backend\":\"FLASHMLA\"}", "'non-MLA not supported']")]
+#[case::kernels_of_keys(DEEPSEEK, "-tp 8 --attention-backend FLASH_ATTN", "'MLA not supported']")]
 #[case::kernels_of_another_gpu(
     DEEPSEEK,
     "-tp 8 --attention-backend CUTLASS_MLA",

@@ -110,3 +110,17 @@ fn a_server_that_prefills_beside_drafts_is_refused_rather_than_guessed() {
     assert!(told(&format!("--disaggregation-mode prefill {DRAFTS}"), "Qwen__Qwen3-8B").is_ok());
     assert!(told("--disaggregation-mode prefill", NEXT).is_ok());
 }
+
+/// Whatever it is told.
+#[rstest]
+#[case("t4", "", "torch.float16")]
+#[case("t4", " --dtype bfloat16", "torch.float16")]
+#[case("l4", "", "torch.bfloat16")]
+#[case("l4", " --dtype half", "torch.float16")]
+fn a_gpu_without_bfloat16_keeps_caches_in_float16(#[case] device: &str, #[case] flags: &str, #[case] dtype: &str) {
+    let command = format!("sglang serve --model-path m --context-length 4096{flags}");
+    let options = Options { version: Some("0.5.23".into()), ..on(device) };
+    let found = answer(&launch(&command), models("Qwen__Qwen3-0.6B"), &options).unwrap();
+    let line = found.lines.iter().find(|line| line.contains("KV Cache is allocated")).unwrap();
+    assert!(line.contains(&format!("dtype: {dtype}")), "{line}");
+}

@@ -165,8 +165,8 @@ const MODEL: &str = "Qwen__Qwen3-8B";
 #[case::a_layout_of_sparse_latents_alone(
     "vllm serve m --kv-cache-dtype fp8_ds_mla",
     "h100",
-    "`fp8_ds_mla` were not read",
-    "vllm serve m --kv-cache-dtype auto"
+    "kv_cache_dtype not supported",
+    "vllm serve m --kv-cache-dtype fp8"
 )]
 #[case::the_model_twice("vllm serve m --model n", "h100", "unrecognized arguments: m", "vllm serve --model n")]
 #[case::bytes_beyond_the_device(
@@ -256,7 +256,7 @@ const MODEL: &str = "Qwen__Qwen3-8B";
 #[case::a_block_that_no_kernel_reads(
     "vllm serve m --block-size 7",
     "h100",
-    "block_size not supported (7)",
+    "block_size=7, use_mla=False",
     "vllm serve m --block-size 16"
 )]
 #[case::less_than_no_drafts(

@@ -37,6 +37,9 @@ section! {
         /// The compute capability of the GPU times ten, by which engines choose kernels.
         key("--compute-capability", Values::Count(70, 129), "90", "90")
         pub compute_capability: Option<u32>,
+        /// The number of an AMD GPU, 942 of gfx942, which its name tells.
+        #[serde(skip)]
+        pub gfx: Option<u32>,
         /// Whether prefixes are kept for reuse.
         key("--prefix-caching", Values::Switch, "false", "false")
         pub prefix_caching: Option<bool>,
@@ -101,7 +104,8 @@ impl EngineOptions {
         let (unconsumed, mut stated) = (self.unconsumed(consumed), self.as_json());
         stated.retain(|key, _| !unconsumed.contains(key));
         // What was written here is read back.
-        serde_json::from_value(Value::Object(stated)).unwrap_or_default()
+        let only: Self = serde_json::from_value(Value::Object(stated)).unwrap_or_default();
+        Self { gfx: self.gfx, ..only }
     }
 
     fn as_json(&self) -> Map<String, Value> {

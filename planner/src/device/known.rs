@@ -8,6 +8,8 @@ pub(super) struct Known {
     pub(super) mib: u64,
     /// The compute capability of NVIDIA's, times ten.
     pub(super) capability: Option<u32>,
+    /// The number of AMD's.
+    pub(super) gfx: Option<u32>,
     pub(super) rates: Option<Rates>,
 }
 
@@ -45,17 +47,17 @@ const fn rates(gigabytes: f64, tera: [f64; 3], source: &'static str) -> Option<R
 }
 
 const fn nvidia(name: &'static str, mib: u64, capability: u32, rates: Option<Rates>) -> Known {
-    Known { maker: "NVIDIA", name, mib, capability: Some(capability), rates }
+    Known { maker: "NVIDIA", name, mib, capability: Some(capability), gfx: None, rates }
 }
 
-const fn amd(name: &'static str, mib: u64, rates: Option<Rates>) -> Known {
-    Known { maker: "AMD", name, mib, capability: None, rates }
+const fn amd(name: &'static str, mib: u64, gfx: u32, rates: Option<Rates>) -> Known {
+    Known { maker: "AMD", name, mib, capability: None, gfx: Some(gfx), rates }
 }
 
 /// Memory that processor and GPU share; Apple states no rate of matrix products.
 const fn apple(name: &'static str, gib: u64, gigabytes: f64) -> Known {
     let rates = Rates { bytes: gigabytes * 1e9, operations: None, source: "Apple's technical specifications" };
-    Known { maker: "Apple", name, mib: gib << 10, capability: None, rates: Some(rates) }
+    Known { maker: "Apple", name, mib: gib << 10, capability: None, gfx: None, rates: Some(rates) }
 }
 
 /// Memory of NVIDIA's is as `nvidia-smi` reports it, error correction as delivered; of AMD's as `rocm-smi` does, but for
@@ -77,6 +79,7 @@ pub(super) const KNOWN: [Known; 30] = [
         name: "Gaudi-3",
         mib: 131_072,
         capability: None,
+        gfx: None,
         rates: rates(3700.0, [1835.0, 1835.0, 1835.0], "Intel Gaudi 3 white paper"),
     },
     nvidia("H100", 81_559, 90, rates(3350.0, [989.5, 1979.0, 1979.0], "NVIDIA H100 data sheet, SXM")),
@@ -90,9 +93,9 @@ pub(super) const KNOWN: [Known; 30] = [
     apple("M2-Ultra-192GB", 192, 800.0),
     apple("M3-Ultra-512GB", 512, 819.0),
     apple("M4-Max-128GB", 128, 546.0),
-    amd("MI300X", 196_592, rates(5325.0, [1307.4, 2614.9, 2614.9], "AMD Instinct MI300X data sheet")),
-    amd("MI325X", 262_144, rates(6000.0, [1307.4, 2614.9, 2614.9], "AMD Instinct MI325X data sheet")),
-    amd("MI355X", 294_912, rates(8000.0, [2516.6, 5033.2, 10_066.3], "AMD Instinct MI355X data sheet")),
+    amd("MI300X", 196_592, 942, rates(5325.0, [1307.4, 2614.9, 2614.9], "AMD Instinct MI300X data sheet")),
+    amd("MI325X", 262_144, 942, rates(6000.0, [1307.4, 2614.9, 2614.9], "AMD Instinct MI325X data sheet")),
+    amd("MI355X", 294_912, 950, rates(8000.0, [2516.6, 5033.2, 10_066.3], "AMD Instinct MI355X data sheet")),
     nvidia("RTX-3090", 24_576, 86, rates(936.0, [142.0, 284.0, 568.0], "NVIDIA GA102 white paper")),
     nvidia("RTX-4090", 24_564, 89, rates(1008.0, [330.3, 660.6, 1321.2], "NVIDIA Ada white paper")),
     nvidia("RTX-5090", 32_607, 120, rates(1792.0, [419.0, 838.0, 1676.0], "NVIDIA RTX Blackwell white paper")),

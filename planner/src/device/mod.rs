@@ -128,11 +128,20 @@ impl DeviceInfo {
     }
 
     /// The compute capability times ten, by which engines choose kernels; `None` where only the size is known.
-    pub(crate) fn compute_capability(&self) -> Option<u32> {
+    pub fn compute_capability(&self) -> Option<u32> {
+        self.known()?.capability
+    }
+
+    /// AMD's number of one of its GPUs, by which engines choose kernels there: 942 of gfx942.
+    pub(crate) fn gfx(&self) -> Option<u32> {
+        self.known()?.gfx
+    }
+
+    fn known(&self) -> Option<&'static Known> {
         // Tools write more behind the name of a series, such as `NVIDIA H100 80GB HBM3`.
         let series = |known: &Known| known.name.trim_end_matches("-40GB").trim_end_matches("-80GB");
         let is = |known: &&Known| plain(&self.name).starts_with(&plain(&format!("{}{}", known.maker, series(known))));
-        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())?.capability
+        KNOWN.iter().filter(is).max_by_key(|known| known.name.len())
     }
 
     /// What it does at best; `None` where only its size is known, or its name alone.

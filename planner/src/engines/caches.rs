@@ -39,6 +39,8 @@ pub(super) struct Packing<'a> {
     pub(super) version: Version,
     /// Compute capability, times ten.
     pub(super) capability: u32,
+    /// AMD's number of the GPU, of one of theirs.
+    pub(super) gfx: Option<u32>,
 }
 
 impl Storage {
@@ -166,7 +168,8 @@ impl<'a> Caches<'a> {
     ) -> Self {
         let mla_cache = budget.engine_mla_cache();
         let capability = budget.engine.compute_capability.unwrap_or(HOPPER);
-        let packed = |width: u64| (storage.packed)(&Packing { model, width, version, capability });
+        let packed =
+            |width: u64| (storage.packed)(&Packing { model, width, version, capability, gfx: budget.engine.gfx });
         let mut attention = Vec::new();
         let indexer = held.resources.iter().map(|resource| &resource.handler).find(|handler| is_indexer(handler));
         let indexer = indexer.filter(|_| held.resources.of_kind(&Kind::MlaPaged).next().is_some());

@@ -414,9 +414,12 @@ pub(crate) static TENSORRT_LLM_FILE: TargetFile = TargetFile {
 /// The dtypes of keys and values that vLLM's kernels read: Triton converts from e4m3 on compute capability 8.9 and above, and vLLM
 /// takes it below too after 0.11.0 (vllm-project/vllm#26431, on an RTX 3090).
 pub(super) fn vllm_kv_dtypes(version: Version, capability: u32) -> Vec<DType> {
+    const AMPERE: u32 = 80;
     const ADA: u32 = 89;
     let lacks = |dtype: &DType| *dtype == DType::F8E4m3 && capability < ADA && version <= Version(0, 11, 0);
-    VLLM.kv_dtypes(version).into_iter().filter(|dtype| !lacks(dtype)).collect()
+    // Without bfloat16 a model that takes no float16 is run in float32, and keys and values follow.
+    let wide = (capability < AMPERE).then_some(DType::F32);
+    VLLM.kv_dtypes(version).into_iter().filter(|dtype| !lacks(dtype)).chain(wide).collect()
 }
 
 /// vLLM's block: the plan's, as a multiple of what every kernel reads (`get_supported_kernel_block_sizes`).

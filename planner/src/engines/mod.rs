@@ -25,14 +25,16 @@ pub use layout::{Layout, LayoutFlag};
 pub(crate) use predict::{available_bytes, bytes_per_sequence};
 pub use prediction::{EnginePlan, EnginePrediction, OfLayer};
 pub use registry::{Engine, EngineSpec, UnknownEngine};
-pub use stored::Stored;
+pub use stored::{OfAttention, Stored};
 pub use tier_flags::{LowerTiers, TierFlags};
 pub use transfer_flags::{Handing, TransferFlags};
 pub use version::Version;
 
 /// What commands of vLLM are read by as well as its plans.
 pub mod vllm {
-    pub use super::known::vllm::{HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY, other_float, run_in};
+    pub use super::known::vllm::{
+        HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY, dense_block, other_float, reads_latents, run_in,
+    };
 }
 
 /// What commands of SGLang are read by as well as its plans.

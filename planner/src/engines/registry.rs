@@ -17,7 +17,7 @@ use super::known::{llama_cpp, sglang, tensorrt_llm, vllm};
 use super::layout::{self, Layout, LayoutFlag, Told};
 use super::prediction::EnginePrediction;
 use super::rules::{EngineRules, Numbering};
-use super::stored::{Stored, Telling};
+use super::stored::{OfAttention, Stored, Telling};
 use super::version::Version;
 use crate::budget::{Budget, nearest};
 use crate::error::EngineRefusal;
@@ -270,22 +270,22 @@ impl EngineSpec {
         (self.engine.0.kv_dtypes)(self.version, capability.unwrap_or(HOPPER))
     }
 
-    /// How it stores latents among a model's caches where its flag for their dtype is `word`, or says what the budget says, and it
-    /// is told to take the kernels of `backend`. None of a model without latents, and where that is not known.
+    /// How it stores latents among a model's caches where a command says so. None of a model without latents, and where that is not
+    /// known.
     ///
     /// # Errors
-    /// What the engine says where no kernel reads them so.
+    /// What the engine says where no kernel of attention reads the model's caches so.
     pub fn stored(
         self,
         model: &ModelInfo,
         caches: &Resources,
         budget: &Budget,
-        word: Option<&str>,
-        backend: Option<&str>,
+        told: OfAttention<'_>,
     ) -> Result<Option<Stored>, EngineRefusal> {
         let (version, stated) = (self.version, budget.dtypes.kv);
+        let (gfx, dcp) = (budget.engine.gfx, budget.parallel.dcp > 1);
         let capability = budget.engine.compute_capability.unwrap_or(HOPPER);
-        (self.engine.0.rules.stored)(&Telling { model, caches, version, capability, word, stated, backend })
+        (self.engine.0.rules.stored)(&Telling { model, caches, version, capability, gfx, stated, dcp, told })
     }
 
     /// What it keeps of ops of such a model in a way of its own.

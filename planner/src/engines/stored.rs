@@ -12,11 +12,30 @@ pub(crate) struct Telling<'a> {
     pub(crate) version: Version,
     /// Compute capability, times ten.
     pub(crate) capability: u32,
-    /// What its flag for the dtype of caches says; where it is absent what `stated` says.
-    pub(crate) word: Option<&'a str>,
+    /// AMD's number of the GPU, of one of theirs.
+    pub(crate) gfx: Option<u32>,
+    /// What the budget says that caches are kept in.
     pub(crate) stated: Option<DType>,
+    /// Whether ranks divide a sequence's tokens.
+    pub(crate) dcp: bool,
+    pub(crate) told: OfAttention<'a>,
+}
+
+/// What a command says of attention beside the budget.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OfAttention<'a> {
+    /// What its flag for the dtype of caches says; where it is absent the budget does.
+    pub word: Option<&'a str>,
     /// The kernels that it is told to take.
-    pub(crate) backend: Option<&'a str>,
+    pub backend: Option<&'a str>,
+    /// Tokens of a block, where they are stated.
+    pub block: Option<u64>,
+    /// What the model is run in.
+    pub run_in: Option<DType>,
+    /// Heads of queries that a rank has.
+    pub queries: Option<u64>,
+    /// Whether AMD's own kernels are turned on.
+    pub aiter: bool,
 }
 
 /// How entries are stored.

@@ -4,7 +4,7 @@ use cacheplan_transforms::Resources;
 
 use super::input::Prediction;
 use crate::budget::{Budget, Lengths, Speculation, Workload};
-use crate::engines::{EnginePrediction, EngineSpec, Stored};
+use crate::engines::{EnginePrediction, EngineSpec, OfAttention, Stored};
 use crate::error::{EngineRefusal, PlanError};
 use crate::plan::{CachePlan, Scheme};
 use crate::size::ByteSize;
@@ -54,7 +54,7 @@ pub(super) fn stored(
     let kept = caches.iter().find(|cache| cache.handler.kind().is_kv()).map(|cache| cache.handler.dtype());
     let mut budget = Budget::default();
     budget.dtypes.kv = kept.filter(|dtype| *dtype != plan.model.dtype);
-    engine.stored(&plan.model, &caches, &budget, word, None)
+    engine.stored(&plan.model, &caches, &budget, OfAttention { word, ..OfAttention::default() })
 }
 
 /// One rank's caches without what only our own rollback needs; `None` where that changes the shape of others.

@@ -59,6 +59,7 @@ impl Budget {
     pub fn on(&self, device: &DeviceInfo) -> Self {
         let mut on = self.clone();
         on.engine.compute_capability = on.engine.compute_capability.or_else(|| device.compute_capability());
+        on.engine.gfx = device.gfx();
         on
     }
 }

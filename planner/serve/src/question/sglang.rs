@@ -9,7 +9,7 @@ mod states;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
-use cacheplan_planner::engines::{EnginePrediction, Version};
+use cacheplan_planner::engines::{EnginePrediction, OfAttention, Version};
 use cacheplan_planner::logs::failures::{NOTHING_LEFT_OF_SHARE, TOO_LONG_A_CONTEXT};
 use cacheplan_planner::plan::LedgerItem;
 use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
@@ -107,11 +107,17 @@ fn last_gpu(question: &Question, [tp, pp, replicas]: [u64; 3]) -> Result<(), Ser
     Err(question.refused(said, stated.map(Remedy::Remove)))
 }
 
+/// The compute capability, times ten, from which on there is bfloat16.
+const BRAIN_FLOAT: u32 = 80;
+
 /// The dtype that the model is run in, which keys and values follow where nothing else says (`_get_and_verify_dtype`).
 fn dtype(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const FLAG: &str = "--dtype";
     let word = question.value(FLAG).map(str::to_lowercase);
-    let Some(dtype) = word.as_deref().and_then(dtype_named) else { return Ok(()) };
+    // Without bfloat16 whatever is said (`maybe_downgrade_dtype_for_legacy_gpu`).
+    let has_none = capability(question, model).is_some_and(|capability| capability < BRAIN_FLOAT);
+    let stated = word.as_deref().and_then(dtype_named);
+    let Some(dtype) = (if has_none { Some(DType::F16) } else { stated }) else { return Ok(()) };
     // Only the share of a device depends on what weights take.
     let known = ["engine.cache_bytes", "engine.max_total_tokens", "memory.weights"];
     if dtype == DType::F32 && model.info().dtype != DType::F32 && !known.iter().any(|key| question.is_stated(key)) {
@@ -129,7 +135,10 @@ fn sparse_kernels(question: &Question, model: &ModelCaches) -> Result<(), ServeE
     let Some(request) = request(question, model).filter(|_| told.iter().any(Option::is_some)) else { return Ok(()) };
     let word = question.value("--kv-cache-dtype");
     let (info, caches, budget) = (model.info(), request.caches()?, request.budget()?);
-    let of = |backend| question.engine.stored(info, &caches, &budget, word, backend).map_err(PlanError::from);
+    let of = |backend| {
+        let told = OfAttention { word, backend, ..OfAttention::default() };
+        question.engine.stored(info, &caches, &budget, told).map_err(PlanError::from)
+    };
     let chosen = of(None)?;
     for setting in told.into_iter().flatten() {
         if of(Some(setting.value()))? != chosen {

@@ -88,7 +88,7 @@ pub(super) fn look_at_caches(
     limits: &Limits,
 ) -> Result<u64, ServeError> {
     dtype::bfloat16(question, request)?;
-    dtype::latents(question, request)?;
+    dtype::kernels(question, request)?;
     Ok(memory::least_blocks(question, limits))
 }
 

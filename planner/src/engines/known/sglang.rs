@@ -17,7 +17,7 @@ use crate::engines::expanded;
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
-use crate::engines::stored::{Stored, Telling};
+use crate::engines::stored::{OfAttention, Stored, Telling};
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;
@@ -117,7 +117,7 @@ fn packed_latent(latent: &Packing<'_>) -> Option<u64> {
 
 /// How latents of sparse attention are stored; all others as their dtype says.
 fn stored(telling: &Telling<'_>) -> Result<Option<Stored>, EngineRefusal> {
-    let Telling { model, version, capability, word, stated, backend, .. } = *telling;
+    let Telling { model, version, capability, stated, told: OfAttention { word, backend, .. }, .. } = *telling;
     let model = model.model_type.as_str();
     if !SPARSE_LATENTS.contains(&model) {
         return Ok(None);

@@ -38,6 +38,7 @@ use packed::Family;
 use states::state_pages;
 
 pub use count::REPORTS_CONCURRENCY;
+pub use kernels::{dense_block, reads_latents};
 pub(crate) use log::WORDS;
 
 /// Those of the zoo that `model_executor/models/registry.py` of 0.33.0 does not name.
@@ -151,7 +152,7 @@ const NARROWS_SPARSE: Range<Version> = Version(0, 11, 0)..Version(0, 11, 1);
 const NARROW_ON: [(Range<u32>, Version, &[&str]); 3] = [
     (10..11, SMALL_BLOCKS_OF_LATENTS, &["glm_moe_dsa"]),
     (10..11, Version(0, 33, 0), &["glm5_next", "glm5_next_text"]),
-    (12..13, kernels::SPARSE_ON_SM120, &["deepseek_v32", "glm_moe_dsa", "glm5_next", "glm5_next_text"]),
+    (12..13, kernels::table::SPARSE_ON_SM120, &["deepseek_v32", "glm_moe_dsa", "glm5_next", "glm5_next_text"]),
 ];
 /// Read in 0.33.0, and not in 0.32.0: a stated dtype of caches of 16 bits is that which the model is run in.
 const OWN_FLOAT: Version = Version(0, 33, 0);

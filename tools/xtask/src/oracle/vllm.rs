@@ -23,14 +23,18 @@ pub(super) fn run(random: u64) -> Result<(), String> {
 /// Records what vLLM's block pool publishes and its coordinator counts, for the tests of the index.
 pub(super) fn events() -> Result<(), String> {
     let python = newest()?.join("bin/python");
-    let asked = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
-    let packages = answers(Command::new(&python).args(asked), "")?;
     let out = format!("tests/fixtures/events/vllm-{EXPORTED}.jsonl.gz");
-    sh(Command::new(&python).arg(script("vllm_events.py")).arg(packages.trim()).arg(out))
+    sh(Command::new(&python).arg(script("vllm_events.py")).arg(packages(&python)?).arg(out))
+}
+
+/// The folder of an environment's packages.
+fn packages(python: &Path) -> Result<String, String> {
+    let asked = ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"];
+    Ok(answers(Command::new(python).args(asked), "")?.trim().to_owned())
 }
 
 /// Asks about commands, every form of every flag and `random` mixtures, all of which a test compares on request, and keeps a sample;
-/// writes down what its configurations take.
+/// writes down what its configurations and its kernels take.
 pub(super) fn commands(random: u64) -> Result<(), String> {
     /// Of so many questions one is kept.
     const SAMPLE: usize = 12;
@@ -42,6 +46,8 @@ pub(super) fn commands(random: u64) -> Result<(), String> {
     };
     let fields = Path::new("planner/serve/src/flags/vllm.fields.tsv");
     fs::write(fields, asked("vllm_fields.py", &[], "")?).map_err(at(&fields))?;
+    let kernels = asked("vllm_kernels.py", &[&format!("{}/vllm", packages(&python)?)], "")?;
+    write(&format!("vllm-{EXPORTED}.kernels.txt"), &kernels)?;
     let questions = asked("command_questions.py", &["planner/serve/src/flags/vllm.tsv", &random.to_string()], "")?;
     let answered = asked("vllm_commands.py", &[CONFIGS], &questions)?;
     let folder = target("oracles/commands")?;

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::{Version, vllm};
 use serde_json::Value;
 
 use super::super::Question;
+use super::is_on;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -44,8 +45,8 @@ const NARROW_IN_WIDE_ROOM: Range<Version> = Version(0, 20, 0)..Version(0, 28, 0)
 
 /// Kernels read blocks of so many tokens and multiples of that.
 pub(super) const READ: u64 = 16;
-/// Read in 0.33.0 alone.
-const NAMED_BLOCKS: Version = Version(0, 33, 0);
+/// Read in 0.33.0 alone: what each kernel takes.
+const LISTED: Version = Version(0, 33, 0);
 /// Its parser takes any block, as it did not in 0.17.0.
 const ANY_BLOCK: Version = Version(0, 18, 0);
 
@@ -64,19 +65,17 @@ pub(super) fn settle(question: &Question) -> Result<(), ServeError> {
 
 /// Blocks of the kernels that a command names, where it states none and they read others than those that are chosen.
 pub(super) fn named_block(question: &mut Question) {
-    const BLOCKS: [(&str, u64); 2] = [("FLASHMLA", 64), ("CUTLASS_MLA", 128)];
-    let Some(name) = named(question).map(|name| name.to_uppercase()) else { return };
-    let is_read = question.engine.version >= NAMED_BLOCKS;
-    if let Some((_, block)) = BLOCKS.iter().find(|(known, _)| is_read && *known == name) {
+    let block = named(question).and_then(|name| vllm::dense_block(&name)).filter(|block| *block > READ);
+    if let Some(block) = block.filter(|_| question.engine.version >= LISTED) {
         question.default_of("engine.block_size", block);
     }
 }
 
-/// A block that no kernel reads (`get_supported_kernel_block_sizes`); before, the parser had a list of them.
+/// A block that no kernel reads (`get_supported_kernel_block_sizes`), where they were not read one by one; before, the parser had a list of them.
 pub(super) fn block(question: &Question) -> Result<(), ServeError> {
     const FLAG: &str = "--block-size";
     let Some(block) = question.count(FLAG).filter(|block| !block.is_multiple_of(READ)) else { return Ok(()) };
-    if question.engine.version < ANY_BLOCK {
+    if !(ANY_BLOCK..LISTED).contains(&question.engine.version) {
         return Ok(());
     }
     let said = format!(
@@ -86,13 +85,25 @@ pub(super) fn block(question: &Question) -> Result<(), ServeError> {
     Err(question.refused(said, [Remedy::Set(FLAG, fitting.to_string()), Remedy::Remove(FLAG)]))
 }
 
-/// The kernels that the command names.
+/// Whether AMD's own kernels of latents are turned on.
+pub(super) fn aiter(question: &Question) -> bool {
+    is_on(question, "VLLM_ROCM_USE_AITER") == Some(true) && is_on(question, "VLLM_ROCM_USE_AITER_MLA") != Some(false)
+}
+
+/// The kernels that the command names, in capitals, unless it also says what they are to be like.
+pub(super) fn checked(question: &Question) -> Option<String> {
+    const LIKE: [&str; 3] = ["flash_attn_version", "use_trtllm_attention", "use_non_causal"];
+    let config = question.object(FLAG).ok().flatten().unwrap_or_default();
+    named(question).filter(|_| !LIKE.iter().any(|key| config.contains_key(*key)))
+}
+
+/// The kernels that the command names, in capitals.
 pub(super) fn named(question: &Question) -> Option<String> {
     let stated = question.value(NAMED_BY).map(str::to_owned);
     let stated = stated.or_else(|| backend(question));
     let by_variable =
         || question.env.get("VLLM_ATTENTION_BACKEND").filter(|_| question.engine.version < WITHOUT_VARIABLE);
-    stated.or_else(|| by_variable().cloned())
+    stated.or_else(|| by_variable().cloned()).map(|name| name.to_uppercase())
 }
 
 /// Those that `--attention-config` names.

@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::super::rules::{Row, Rule, lists, since};
 use super::super::{of_config, speculation};
-use crate::visible::{OF_HIP, VARIABLE};
-use super::attention;
 use super::graphs::Graphs;
 use super::towers::{self, takes_more_than_text};
+use super::{attention, dtype};
+use crate::visible::{OF_HIP, VARIABLE};
 
 pub(super) const READ: Version = Version(0, 33, 0);
 
@@ -39,7 +39,6 @@ const KERNEL: &str = "--mamba-backend";
 const ALGORITHM: &str = "--mamba-ssu-algorithm";
 const BUFFERS: &str = "--use-replayssm";
 const SHARDED: &str = "--enable-batch-sharded-sampling";
-const BACKEND: &str = "--attention-backend";
 const DTYPE: &str = "--dtype";
 const QUANTIZATION: &str = "--quantization";
 const UNIT: &str = "--prefix-match-unit";
@@ -331,21 +330,11 @@ pub(super) const RULES: &[Rule] = &[
         (case.is_on(HYPER) && case.size(RANKS) > 1 && lacks)
             .then(|| "--enable-hc-sp is not supported for this model".into())
     }),
-    since(READ, &[BACKEND, attention::FLAG], |case| {
-        // Those of Hopper and before read no sinks but by their own kernels.
-        let by = attention::named(case.question)?.to_uppercase();
-        let lacks = by == "FLEX_ATTENTION" || by == "FLASHINFER" && case.generation() == Some(9);
-        (lacks && case.model_type() == "gpt_oss").then(|| {
-            format!(
-                "Selected backend AttentionBackendEnum.{by} is not valid for this configuration. Reason: ['attention sinks not supported']"
-            )
-        })
-    }),
     since(READ, &[DTYPE], |case| {
         let config = &case.model.model()?.config;
         let method = config.get("quantization_config")?.get("quant_method")?.as_str()?;
-        let word = case.unlisted(DTYPE, "auto bfloat16").filter(|_| method == "mxfp4")?;
-        let word = if word == "half" { "float16" } else { word };
+        let run_in = dtype::run_as(case.question, case.model).filter(|_| method == "mxfp4")?;
+        let word = dtype::word(run_in).filter(|word| *word != "bfloat16")?;
         Some(format!(
             "torch.{word} is not supported for quantization method {method}. Supported dtypes: [torch.bfloat16]"
         ))

@@ -22,9 +22,6 @@ pub(super) const QUANTIZATIONS: &str = "awq auto_awq fp8 fbgemm_fp8 fp_quant mod
     awq_marlin humming compressed-tensors experts_int8 quark moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 \
     online fp8_per_tensor fp8_per_block fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8 auto_round";
 
-/// `supported_kv_cache_dtypes` of `FlashAttentionBackend`.
-pub(super) const DTYPES_OF_FLASH_ATTN: &str = "auto float16 bfloat16 fp8 fp8_e4m3";
-
 /// `_Backend` of 0.11.0.
 pub(super) const BACKENDS_OF_0_11: &str = "FLASH_ATTN TRITON_ATTN XFORMERS ROCM_FLASH ROCM_AITER_MLA ROCM_AITER_FA TORCH_SDPA FLASHINFER FLASHINFER_MLA \
     TRITON_MLA CUTLASS_MLA FLASHMLA FLASH_ATTN_MLA PALLAS IPEX DUAL_CHUNK_FLASH_ATTN DIFFERENTIAL_FLASH_ATTN NO_ATTENTION \

@@ -1,7 +1,7 @@
 //! What vLLM refuses behind its parser, by the words of the versions that were read: 0.8.5, 0.11.0, 0.24.0 and 0.33.0.
 
 use cacheplan_handlers::Kind;
-use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::{Version, vllm};
 use cacheplan_planner::logs::failures::NOTHING_LEFT;
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ use super::super::rules::{Case, Rule, lists, since, within};
 use super::super::speculation;
 use super::attention;
 use super::graphs::Graphs;
-use super::names::{BACKENDS_OF_0_11, DTYPES_OF_FLASH_ATTN, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
+use super::names::{BACKENDS_OF_0_11, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
 
 const READ: Version = Version(0, 33, 0);
 /// Read in 0.27.1 too, where a variable says what the flag says since.
@@ -42,7 +42,6 @@ const MASK: &str = "--return-sampling-mask";
 const TRANSFER: &str = "--kv-transfer-config";
 const PORT: &str = "--grpc-port";
 const BACKEND: &str = "--attention-backend";
-const CACHE_DTYPE: &str = "--kv-cache-dtype";
 const STATE_DTYPE: &str = "--mamba-ssm-cache-dtype";
 const ROUNDING: &str = "--enable-mamba-cache-stochastic-rounding";
 const INTERLEAVE: [&str; 2] = ["--dcp-kv-cache-interleave-size", "--cp-kv-cache-interleave-size"];
@@ -285,36 +284,17 @@ pub(super) const RULES: &[Rule] = &[
             "--api-server-count={servers} cannot be used with --headless (no API servers are started in headless mode)."
         ))
     }),
-    since(EARLIER, &[BACKEND, attention::FLAG], |case| {
+    // From there on kernels are asked for all that they take.
+    within(EARLIER..READ, &[BACKEND, attention::FLAG], |case| {
         // Kernels of DeepSeek-V4 have names of their own.
-        let (name, _) = kernels(case).filter(|_| !case.model_type().starts_with("deepseek_v4"))?;
-        let keeps_latents = case.keeps(&Kind::MlaPaged);
-        let reads_latents = OF_LATENTS.iter().any(|(known, _)| *known == name);
-        let reads_keys = OF_KEYS.contains(&&*name);
-        let reason = match keeps_latents {
-            true if reads_keys => "MLA not supported",
-            false if reads_latents => "non-MLA not supported",
+        let name = attention::named(case.question).filter(|_| !case.model_type().starts_with("deepseek_v4"))?;
+        let reason = match (case.keeps(&Kind::MlaPaged), vllm::reads_latents(&name)?) {
+            (true, false) => "MLA not supported",
+            (false, true) => "non-MLA not supported",
             _ => return None,
         };
         Some(format!(
             "Selected backend AttentionBackendEnum.{name} is not valid for this configuration. Reason: ['{reason}']"
-        ))
-    }),
-    since(READ, &[BACKEND, attention::FLAG], |case| {
-        let (name, generation) = kernels(case)?;
-        let (_, of) = OF_LATENTS.iter().find(|(known, _)| *known == name)?;
-        let unfit = !of.is_empty() && generation.is_some_and(|generation| !of.contains(&generation));
-        unfit.then(|| {
-            format!(
-                "Selected backend AttentionBackendEnum.{name} is not valid for this configuration. Reason: ['compute capability not supported']"
-            )
-        })
-    }),
-    since(READ, &[CACHE_DTYPE, BACKEND, attention::FLAG], |case| {
-        let (name, _) = kernels(case).filter(|(name, _)| name == "FLASH_ATTN")?;
-        case.unlisted(CACHE_DTYPE, DTYPES_OF_FLASH_ATTN)?;
-        Some(format!(
-            "Selected backend AttentionBackendEnum.{name} is not valid for this configuration. Reason: ['kv_cache_dtype not supported']"
         ))
     }),
     since(EARLIER, &[ROUNDING], |case| {
@@ -420,23 +400,6 @@ pub(super) const RULES: &[Rule] = &[
 
 fn is_said(object: &serde_json::Map<String, Value>, key: &str) -> bool {
     object.get(key).is_some_and(|value| !value.is_null())
-}
-
-/// Kernels that read latents, with the generations of GPUs that they are limited to.
-const OF_LATENTS: [(&str, &[u32]); 6] = [
-    ("FLASHMLA", &[9, 10]),
-    ("FLASH_ATTN_MLA", &[9]),
-    ("CUTLASS_MLA", &[10]),
-    ("FLASHINFER_MLA", &[10]),
-    ("TOKENSPEED_MLA", &[10]),
-    ("TRITON_MLA", &[]),
-];
-/// Kernels that read keys and values.
-const OF_KEYS: [&str; 4] = ["FLASH_ATTN", "TRITON_ATTN", "FLASHINFER", "FLEX_ATTENTION"];
-
-/// The kernels that the command names, and the generation of the GPU.
-fn kernels(case: &Case<'_>) -> Option<(String, Option<u32>)> {
-    Some((attention::named(case.question)?.to_uppercase(), case.generation()))
 }
 
 /// Ranks of all replicas.

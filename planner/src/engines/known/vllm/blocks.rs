@@ -70,12 +70,20 @@ fn kernel_block(situation: &Situation<'_>, latent: bool) -> u64 {
         false if situation.version < WIDE_HEADS_IN_LARGE_BLOCKS => 16,
         false if caches.attention.iter().any(|cache| is_long(cache) && (blackwell || is_narrow(cache))) => 64,
         false => 16,
-        true if situation.version < SMALL_BLOCKS_OF_LATENTS || caches.sparse => 64,
-        true => kernels::latents(situation).and_then(|latents| latents.block(!wide)).unwrap_or(64),
+        true if situation.version < SMALL_BLOCKS_OF_LATENTS || (caches.sparse && !is_amd(situation)) => 64,
+        true => kernels::wanted(situation).and_then(|wanted| wanted.block(!wide)).unwrap_or(64),
     }
 }
 
 /// What blocks of sparse latents are multiples of.
 pub(super) fn sparse_block(situation: &Situation<'_>) -> u64 {
-    if is_blackwell(capability(situation)) { 32 } else { 64 }
+    match is_amd(situation) {
+        true => 1,
+        false if is_blackwell(capability(situation)) => 32,
+        false => 64,
+    }
+}
+
+fn is_amd(situation: &Situation<'_>) -> bool {
+    kernels::is_amd(situation.options, situation.version)
 }
