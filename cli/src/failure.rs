@@ -21,18 +21,30 @@ pub(crate) struct Failure {
     message: String,
     /// Where in a file it lies.
     excerpt: String,
+    /// What a command is refused for, where that is said elsewhere.
+    refusal: String,
     code: u8,
 }
 
 impl Failure {
     /// An error of the given exit code, see the command's help.
     pub(crate) fn new(code: u8, message: impl Display) -> Self {
-        Self { message: message.to_string(), excerpt: String::new(), code }
+        Self { message: message.to_string(), excerpt: String::new(), refusal: String::new(), code }
     }
 
     /// The same error, with the lines that it is about.
     pub(crate) fn at(self, excerpt: String) -> Self {
         Self { excerpt, ..self }
+    }
+
+    /// The same error of a command that is refused so.
+    pub(crate) fn refused_for(self, refusal: impl Display) -> Self {
+        Self { refusal: refusal.to_string(), ..self }
+    }
+
+    /// What a command is refused for.
+    pub(crate) fn refusal(&self) -> &str {
+        &self.refusal
     }
 
     /// The same error, with what would do.

@@ -99,7 +99,7 @@ fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
             let ran = args.start.run(&beside, print_as);
             let error = match &ran {
                 // Behind who says it.
-                Err(refused) => error.told_by(refused.message().split_once(": ").map_or("", |(_, said)| said)),
+                Err(refused) => error.told_by(refused.refusal().split_once(": ").map_or("", |(_, said)| said)),
                 Ok(()) => error,
             };
             note(log.of_file(&error).message());

@@ -79,12 +79,12 @@ fn a_share_is_not_chosen_where_it_is_stated() {
 #[rstest]
 fn a_share_that_is_stated_starts_as_the_engines_own(
     #[values("l40s", "h100", "rtx-4090", "b200")] device: &str,
-    #[values("", " --chunked-prefill-size 2048", " --cuda-graph-max-bs 8", " --disable-cuda-graph")] flags: &str,
+    #[values("", " --chunked-prefill-size 2048", " --cuda-graph-max-bs-decode 8", " --disable-cuda-graph")] flags: &str,
 ) {
     let options = Options { version: Some("0.5.23".into()), ..on(device) };
     let command = |share: Option<f64>| {
         let share = share.map_or(String::new(), |share| format!(" --mem-fraction-static {share:.6}"));
-        launch(&format!("sglang serve --model-path m --context-length 4096{flags}{share}"))
+        launch(&format!("sglang serve --model-path m --context-length 512{flags}{share}"))
     };
     let models = || models("Qwen__Qwen3-8B");
     let of = |share| answer(&command(share), models(), &options).unwrap();

@@ -166,13 +166,12 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     let devices = holders(question, names, layers, short, &moved)?;
     let on_host: f64 = moved.tensors.iter().filter(|tensor| tensor.to.is_none()).map(|tensor| tensor.part).sum();
     if moved::is_told(question) {
-        let what = match &moved.uncounted {
-            None => format!("{} of weights lie", ByteSize((weights[1] as f64 * on_host).round() as u64)),
-            Some(_) => "weights".to_owned(),
-        };
-        question
-            .notes
-            .push(format!("{what} on the host change no cache: each lies where its layer's attention is computed"));
+        let on_host = ByteSize((weights[1] as f64 * on_host).round() as u64);
+        let lie =
+            moved.uncounted.as_ref().map_or_else(|| format!("{on_host} of weights lie"), |_| "weights lie".into());
+        question.notes.push(format!(
+            "{lie} on the host, which changes no cache: each lies where its layer's attention is computed"
+        ));
     }
     question.cautions.extend(moved.uncounted.iter().map(|why| format!("{why}: what the devices hold is not judged")));
     if let Some(most) = devices.iter().rev().max_by_key(|device| device.count()).filter(|_| devices.len() > 1) {

@@ -212,7 +212,7 @@ fn a_variable_says_what_a_flag_does(
 #[rstest]
 #[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[512,512,512,512,512,32768]", true)]
 #[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[1024]", false)]
-#[case("google__gemma-2-2b", "kv_cache_config.max_attention_window", "[4096,8192]", true)]
+#[case("openai__gpt-oss-120b", "kv_cache_config.max_attention_window", "[128,131072]", true)]
 #[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "kv_cache_config.avg_seq_len", "4096", true)]
 fn options_that_plans_are_exported_in_are_read_back(
     #[case] model: &str,
