@@ -165,8 +165,8 @@ impl<'a> Wanted<'a> {
         }
         // Of a kernel in several rows that which lacks the least, of those for this GPU where there are any.
         let is_own = |kernel: &&Kernel| {
-            let alike = asked.clone().filter(|other| other.name == kernel.name);
-            self.runs(kernel) || !alike.into_iter().any(|other| self.runs(other))
+            let mut alike = asked.clone().filter(|other| other.name == kernel.name);
+            self.runs(kernel) || !alike.any(|other| self.runs(other))
         };
         let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
         for kernel in asked.clone().filter(is_own) {
