@@ -75,8 +75,11 @@ impl Devices {
             let DeviceInfo { name, total_bytes, .. } = &self.device;
             let size = ByteSize(*total_bytes);
             let otherwise = match self.device.kind {
-                DeviceKind::Integrated => "its GPU may use less, 0.67 to 0.84 of it in logs: state --memory-fraction",
-                DeviceKind::Cpu | DeviceKind::Cuda => "state the size where yours differs",
+                DeviceKind::Integrated => {
+                    let [least, most] = self.device.shares_of_gpu().map(|share| ByteSize(share.of(size.0)));
+                    format!("its GPU may use less, {least} to {most} in logs: state --memory-fraction")
+                }
+                DeviceKind::Cpu | DeviceKind::Cuda => "state the size where yours differs".to_owned(),
             };
             let reserve = if stated == Stated::Keys { "memory.reserve" } else { "--reserve" };
             let screen = match self.device.has_outputs() && !config.is_stated("memory.reserve") {

@@ -117,6 +117,14 @@ impl DeviceInfo {
         }
     }
 
+    /// The shares of a memory with a processor beside it that a GPU was given in logs, from the least to the most; all of a memory of its own.
+    pub const fn shares_of_gpu(&self) -> [Fraction; 2] {
+        match self.kind {
+            DeviceKind::Integrated => [Fraction::percent(67), Fraction::percent(84)],
+            DeviceKind::Cuda | DeviceKind::Cpu => [Fraction::percent(100); 2],
+        }
+    }
+
     /// Whether only its name was stated, so that its memory is what devices of that name have.
     pub fn is_nominal(&self) -> bool {
         self.name.ends_with(NOMINAL)

@@ -8,7 +8,7 @@ use std::ops::Range;
 use cacheplan_planner::engines::{EnginePrediction, OfLayer, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
-use cacheplan_planner::{ByteSize, Devices, GgufType, ModelCaches};
+use cacheplan_planner::{ByteSize, DeviceInfo, Devices, Fraction, GgufType, ModelCaches};
 use cacheplan_transforms::{Resources, WeightBytes};
 
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
@@ -71,8 +71,8 @@ pub(crate) struct Placed {
 struct Holder {
     /// As its backend calls it.
     name: String,
-    /// Its memory, less what it leaves free of it; none where no device is named.
-    room: Option<u64>,
+    /// What it has of its memory at most and at least, less what it leaves free of it; none where no device is named.
+    room: Option<[u64; 2]>,
     layers: Range<u64>,
     /// Its part of the weights.
     weights: f64,
@@ -163,7 +163,11 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     if names.is_empty() {
         question.notes.push("it finds no device: weights and caches lie on the host, and the CPU runs them".into());
     }
-    let devices = holders(question, names, layers, short, &moved)?;
+    let shares = match stated.fraction {
+        Some(share) => [share; 2],
+        None => question.device().map_or([Fraction::percent(100); 2], DeviceInfo::shares_of_gpu),
+    };
+    let devices = holders(question, names, layers, short, &moved, shares)?;
     let on_host: f64 = moved.tensors.iter().filter(|tensor| tensor.to.is_none()).map(|tensor| tensor.part).sum();
     if moved::is_told(question) {
         let on_host = ByteSize((weights[1] as f64 * on_host).round() as u64);
@@ -235,6 +239,7 @@ fn holders(
     layers: u64,
     short: Short,
     moved: &Moved,
+    [least, most]: [Fraction; 2],
 ) -> Result<Vec<Holder>, ServeError> {
     let offered = offered(question).unwrap_or(u64::MAX).min(layers);
     let shares = spread::shares(question, names.len()).unwrap_or_else(|| vec![1.0; names.len()]);
@@ -253,7 +258,7 @@ fn holders(
         };
         let more = |tensor: &Tensor| tensor.part * (f64::from(tensor.to.as_ref() == Some(&name)) - own(tensor));
         let weights = (weights + moved.tensors.iter().map(more).sum::<f64>()).max(0.0);
-        let room = bytes.map(|bytes| bytes.saturating_sub(spared(index)));
+        let room = bytes.map(|bytes| [most, least].map(|share| share.of(bytes).saturating_sub(spared(index))));
         Holder { name, room, layers: layers_of, weights }
     };
     let devices = names.into_iter().zip(parts).zip(shares).enumerate().map(holder);
@@ -395,8 +400,9 @@ impl Placed {
 
     /// What takes the devices' memory, in words: at least and at most, as far as that is not known exactly.
     pub(crate) fn taken(&self, predicted: &EnginePrediction, context: Option<&LedgerLine>) -> Option<String> {
-        let room = self.devices.iter().map(|device| device.room).reduce(|all, room| all?.checked_add(room?))??;
-        if !self.is_judged() {
+        let rooms: Vec<[u64; 2]> = self.devices.iter().map(|device| device.room).collect::<Option<_>>()?;
+        let [room, sure] = [0, 1].map(|at| rooms.iter().fold(0u64, |all, room| all.saturating_add(room[at])));
+        if rooms.is_empty() || !self.is_judged() {
             return None;
         }
         let beside = self.beside(predicted, context);
@@ -404,12 +410,12 @@ impl Placed {
             let of_each = self.devices.iter().map(|device| self.needs(device, predicted, at, beside[at]));
             of_each.fold(Needs::default(), Needs::and)
         });
-        let left = span(room.saturating_sub(most.all()), room.saturating_sub(least.all()));
+        let left = span(sure.saturating_sub(most.all()), room.saturating_sub(least.all()));
         let estimated = match beside[0] < beside[2] {
             true => "; steps and the context are estimated, --activations states them",
             false => "",
         };
-        Some(format!("{} on the devices: {}; {left} are left{estimated}", ByteSize(room), least.words(most, ", ")))
+        Some(format!("{} on the devices: {}; {left} are left{estimated}", span(sure, room), least.words(most, ", ")))
     }
 
     /// What is not known of that which its devices must hold, where that decides whether they do, and what would state it.
@@ -475,7 +481,8 @@ impl Placed {
         let of_all = |device: &Holder| {
             let own = self.caches(device, predicted);
             let others = self.needs(device, predicted, 2, beside).all().saturating_sub(own);
-            let left = device.room?.saturating_sub(others);
+            let [_, sure] = device.room?;
+            let left = sure.saturating_sub(others);
             let of_all = (u128::from(left) * u128::from(all)).checked_div(own.into())?;
             Some(u64::try_from(of_all).unwrap_or(u64::MAX))
         };
@@ -502,7 +509,7 @@ impl Placed {
             // Of those that are alike the first decides.
             let of_each = self.devices.iter().rev().map(|device| {
                 let named = if self.devices.len() > 1 { device.name.as_str() } else { "the device" };
-                (self.needs(device, predicted, at, beside[at]), device.room.unwrap_or(0), named)
+                (self.needs(device, predicted, at, beside[at]), device.room.map_or(0, |room| room[at / 2]), named)
             });
             let together = |(needs, all): (Needs, u64), (more, room, _): (Needs, u64, &str)| {
                 (needs.and(more), all.saturating_add(room))

@@ -33,6 +33,8 @@ const MAKERS: [&str; 4] = ["NVIDIA", "AMD", "Apple", "Intel"];
 pub(super) fn devices(question: &Question) -> Result<Vec<String>, ServeError> {
     const MAIN: &str = "--main-gpu";
     let mut found = match question.value(DEVICES) {
+        // No backend of it runs on Intel's accelerators that are known here.
+        None if maker(question) == Some("Intel") => Vec::new(),
         None => (0..question.seen().unwrap_or(1)).map(|index| own_name(question, index)).collect(),
         Some("none") => Vec::new(),
         Some(list) => list.split(',').map(|name| named(question, name)).collect::<Result<Vec<_>, _>>()?,

@@ -47,6 +47,10 @@ const OF_NO_CACHE: [&str; 18] = [
     "torch_compile_config",
 ];
 
+/// How the names of devices begin that are no GPUs of NVIDIA.
+const OTHERS: [&str; 3] = ["AMD ", "Apple ", "Intel "];
+
+const BLOCK: &str = "kv_cache_config.tokens_per_block";
 /// Keys that are looked at with the model.
 const WINDOWS: &str = "kv_cache_config.max_attention_window";
 const MEAN: &str = "kv_cache_config.avg_seq_len";
@@ -155,6 +159,16 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let why = format!("the caches of backend {backend} were not read");
         return Err(ServeError::unread("--backend", why, [Remedy::Remove("--backend")]));
     }
+    let other = question.device().map(|device| device.name.clone()).filter(|name| OTHERS.iter().any(|of| name.starts_with(of)));
+    if let Some(name) = other {
+        return Err(question.refused(format!("No CUDA GPUs are available: it runs on NVIDIA's alone, not on {name}"), []));
+    }
+    if let Some(block) = option(question, BLOCK).and_then(|value| value.parse::<u64>().ok())
+        && !block.is_power_of_two()
+    {
+        let said = format!("[TensorRT-LLM][ERROR] Assertion failed: tokensPerBlock must be power of 2 (it is {block})");
+        return Err(question.refused(said, [Remedy::Remove(FILE)]));
+    }
     // No flag of it states keys of the config otherwise.
     let derived = overrides::longest(question, "", model)?;
     let stated = question.count("--max_seq_len");
@@ -237,7 +251,7 @@ fn mean(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> 
 fn cut_to_tokens(question: &mut Question, model: &ModelCaches, longest: u64) -> Result<u64, ServeError> {
     let number = |key: &str| option(question, key).and_then(|value| value.parse::<u64>().ok());
     let Some(stated) = number(TOKENS) else { return Ok(longest) };
-    let block = number("kv_cache_config.tokens_per_block").filter(|block| *block > 0).unwrap_or(32);
+    let block = number(BLOCK).filter(|block| *block > 0).unwrap_or(32);
     let caches = question.caches(model)?;
     if caches.iter().any(|cache| cache.handler.is_state()) {
         return Err(ServeError::unread(TOKENS, "how states share bytes with so many tokens was not read", []));

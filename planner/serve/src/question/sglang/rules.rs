@@ -27,6 +27,8 @@ pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     if question.engine.version >= READ { look_at_rows(ROWS, question, None) } else { Ok(()) }
 }
 
+const STATES: &str = "--mamba-max-states-per-path must be -1 (unlimited) or a positive integer";
+
 /// What flags alone say.
 const ROWS: &[Row] = &[
     ("--tp-size=0", "integer division or modulo by zero"),
@@ -81,6 +83,20 @@ const ROWS: &[Row] = &[
     ("--asr-max-buffer-seconds<1", "--asr-max-buffer-seconds must be positive"),
     ("--asr-max-concurrent-sessions<1", "--asr-max-concurrent-sessions must be positive"),
     ("--grpc-response-timeout-secs<1e-300", "--grpc-response-timeout-secs must be positive"),
+    ("--mamba-max-states-per-path=0", STATES),
+    ("--mamba-max-states-per-path<-1", STATES),
+    (
+        "--enable-mamba-cache-stochastic-rounding !--mamba-ssm-dtype=float16",
+        "Stochastic rounding for the Mamba SSM cache requires --mamba-ssm-dtype float16.",
+    ),
+    (
+        "--enable-mamba-cache-stochastic-rounding --mamba-backend=triton @before-blackwell",
+        "Stochastic rounding for the Mamba SSM cache with --mamba-backend triton requires SM100 with CUDA >= 12.8",
+    ),
+    (
+        "--enable-return-aux-hidden-states !--speculative-algorithm=EAGLE3|DFLASH|DSPARK",
+        "--enable-return-aux-hidden-states needs --speculative-algorithm EAGLE3, DFLASH or DSPARK to name the capture convention",
+    ),
     ("--mamba-cache-philox-rounds<0", "--mamba-cache-philox-rounds must be non-negative."),
     ("--hicache-host-memory-fraction<1e-300", "--hicache-host-memory-fraction must be in (0, 1]."),
     ("--hicache-host-memory-fraction>1", "--hicache-host-memory-fraction must be in (0, 1]."),

@@ -340,6 +340,19 @@ pub(super) const RULES: &[Rule] = &[
         ))
     }),
     since(READ, &[QUANTIZATION], |case| {
+        // What a checkpoint was quantised by is asked as what a flag says.
+        const DEPRECATED: &str = "fbgemm_fp8";
+        let of_files = || case.model.model()?.stated("quantization_config")?.get("quant_method")?.as_str();
+        let word = case.word(QUANTIZATION).or_else(of_files)?.to_lowercase();
+        match &*word {
+            "bitsandbytes" => Some(format!("Unknown quantization method: {word}.")),
+            DEPRECATED if !case.is_on("--allow-deprecated-quantization") => Some(format!(
+                "The quantization method {word} is deprecated and will be removed in future versions of vLLM. To bypass, set `--allow-deprecated-quantization`."
+            )),
+            _ => None,
+        }
+    }),
+    since(READ, &[QUANTIZATION], |case| {
         let word = case.word(QUANTIZATION)?.to_lowercase();
         let is_said = case.model.model()?.config.get("quantization_config").is_some_and(|section| !section.is_null());
         (lists(OF_FILES, &word) && !is_said).then(|| format!("Cannot find the config file for {word}"))
