@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 
+use cacheplan_planner::budget::Fraction;
 use cacheplan_planner::engines::{EnginePrediction, OfLayer, Version};
 use cacheplan_planner::measured::MeasuredBytes;
 use cacheplan_planner::plan::LedgerLine;
-use cacheplan_planner::{ByteSize, DeviceInfo, Devices, Fraction, GgufType, ModelCaches};
+use cacheplan_planner::{ByteSize, DeviceInfo, Devices, GgufType, ModelCaches};
 use cacheplan_transforms::{Resources, WeightBytes};
 
 use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
@@ -164,8 +165,8 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
         question.notes.push("it finds no device: weights and caches lie on the host, and the CPU runs them".into());
     }
     let shares = match stated.fraction {
-        Some(share) => [share; 2],
-        None => question.device().map_or([Fraction::percent(100); 2], DeviceInfo::shares_of_gpu),
+        Some(share) => Some([share; 2]),
+        None => question.device().map(DeviceInfo::shares_of_gpu),
     };
     let devices = holders(question, names, layers, short, &moved, shares)?;
     let on_host: f64 = moved.tensors.iter().filter(|tensor| tensor.to.is_none()).map(|tensor| tensor.part).sum();
@@ -239,7 +240,7 @@ fn holders(
     layers: u64,
     short: Short,
     moved: &Moved,
-    [least, most]: [Fraction; 2],
+    of_gpu: Option<[Fraction; 2]>,
 ) -> Result<Vec<Holder>, ServeError> {
     let offered = offered(question).unwrap_or(u64::MAX).min(layers);
     let shares = spread::shares(question, names.len()).unwrap_or_else(|| vec![1.0; names.len()]);
@@ -258,7 +259,9 @@ fn holders(
         };
         let more = |tensor: &Tensor| tensor.part * (f64::from(tensor.to.as_ref() == Some(&name)) - own(tensor));
         let weights = (weights + moved.tensors.iter().map(more).sum::<f64>()).max(0.0);
-        let room = bytes.map(|bytes| [most, least].map(|share| share.of(bytes).saturating_sub(spared(index))));
+        let room = bytes.zip(of_gpu).map(|(bytes, [least, most])| {
+            [most, least].map(|share| share.of(bytes).saturating_sub(spared(index)))
+        });
         Holder { name, room, layers: layers_of, weights }
     };
     let devices = names.into_iter().zip(parts).zip(shares).enumerate().map(holder);
