@@ -469,7 +469,7 @@ fn llama_cpp_pads_what_a_slot_holds(#[case] flags: &str, #[case] all: u64, #[cas
 fn llama_cpp_leaves_a_short_context_as_it_is(#[values(512, 2048, 4096, 8192)] trained: u64) {
     let models = changed("Qwen__Qwen3-32B", |config| config["max_position_embeddings"] = trained.into());
     let found = answer(&launch("llama-server -m m -np 2"), models, &on("rtx-4090")).unwrap();
-    assert_eq!((found.starts, found.facts[&Fact::Tokens]), (Starts::Maybe, Logged::exact(trained.min(4096))));
+    assert_eq!((found.starts, found.facts[&Fact::Tokens]), (Starts::Maybe, Logged::exact(2 * trained.min(4096))));
 }
 
 #[test]

@@ -277,3 +277,21 @@ fn places_that_are_not_known_are_refused(#[case] flags: &str, #[case] code: u8) 
     let error = answer(&launch(&words), models(OSS), &on("h100")).unwrap_err();
     assert_eq!(error.exit_code(), code, "{error}");
 }
+
+/// What a Mac gives its GPU of its memory is known between two, and stated by a share.
+#[test]
+fn a_macs_gpu_has_a_part_of_its_memory() {
+    let ask = |stated: &[(&str, &str)], cells: u64| {
+        let overrides = stated.iter().map(|(key, value)| Override::by_flag(*key, *value, *key)).collect();
+        let options = Options { model_is_given: true, overrides, ..on("m4-max-128gb") };
+        let words = format!("llama-server -m l.gguf -np 1 -ngl 99 --fit off -c {cells}");
+        answer(&launch(&words), models("meta-llama__Llama-3.1-8B-Instruct"), &options).unwrap().starts
+    };
+    // 128 KiB a cell beside 15 GiB of weights, of 85.76 to 107.52 GiB.
+    let gib = |bytes: u64| bytes << 30 >> 17;
+    assert_eq!(ask(&[], gib(60)), Starts::Yes);
+    assert_eq!(ask(&[], gib(80)), Starts::Maybe);
+    assert_eq!(ask(&[], gib(100)), Starts::No);
+    assert_eq!(ask(&[("memory.fraction", "0.84")], gib(80)), Starts::Yes);
+    assert_eq!(ask(&[("memory.fraction", "0.67")], gib(80)), Starts::No);
+}

@@ -397,6 +397,14 @@ fn amds_variables_show_some_of_the_devices(
     "--speculative-algorithm BOGUS --speculative-num-draft-tokens 4",
     "Unknown speculative algorithm name: BOGUS"
 )]
+#[case::no_states(NEXT, "--tp 4 --mamba-max-states-per-path 0", "must be -1 (unlimited) or a positive integer")]
+#[case::rounding(NEXT, "--tp 4 --enable-mamba-cache-stochastic-rounding", "requires --mamba-ssm-dtype float16")]
+#[case::rounding_here(
+    NEXT,
+    "--tp 4 --enable-mamba-cache-stochastic-rounding --mamba-ssm-dtype float16",
+    "requires SM100 with CUDA >= 12.8"
+)]
+#[case::captured(LLAMA, "--enable-return-aux-hidden-states", "to name the capture convention")]
 fn sglang_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
     let command = format!("sglang serve --model-path m {flags}");
     let found = said(&command, model, "0.5.23").unwrap_or_else(|| panic!("{flags}: starts"));
@@ -410,4 +418,33 @@ fn sglang_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &s
 #[case(LLAMA, "--speculative-algorithm ngram --speculative-num-draft-tokens 8")]
 fn sglang_takes(#[case] model: &str, #[case] flags: &str) {
     assert_eq!(said(&format!("sglang serve --model-path m {flags}"), model, "0.5.23"), None);
+}
+
+/// It runs on NVIDIA's GPUs alone, in blocks of powers of two.
+#[rstest]
+#[case("mi300x")]
+#[case("gaudi-3")]
+#[case("m4-max-128gb")]
+fn tensorrt_llm_refuses_other_makers(#[case] device: &str) {
+    let ask = |device: &str| answer(&launch("trtllm-serve m --max_seq_len 4096"), models("Qwen__Qwen3-8B"), &on(device));
+    assert!(ask(device).unwrap_err().to_string().contains("No CUDA GPUs are available"));
+    ask("h100").unwrap();
+}
+
+/// What a checkpoint was quantised by is asked as what a flag says.
+#[rstest]
+#[case("bitsandbytes", "", Some("Unknown quantization method: bitsandbytes"))]
+#[case("fbgemm_fp8", "", Some("is deprecated"))]
+#[case("fbgemm_fp8", " --allow-deprecated-quantization", None)]
+#[case("fp8", "", None)]
+fn vllm_refuses_what_files_are_quantised_by(#[case] method: &str, #[case] flags: &str, #[case] refused: Option<&str>) {
+    let model = common::changed(LLAMA, |config| {
+        config["quantization_config"] = serde_json::json!({"quant_method": method});
+    });
+    let found = answer(&launch(&format!("vllm serve m --max-model-len 8192{flags}")), model, &on("h100"));
+    match (found.map_err(|error| error.to_string()), refused) {
+        (Ok(_), None) => {}
+        (Err(said), Some(expected)) => assert!(said.contains(expected), "{said}"),
+        (found, _) => panic!("{:?}", found.map(drop)),
+    }
 }

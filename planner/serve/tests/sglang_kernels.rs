@@ -50,6 +50,46 @@ fn kernels_that_it_chooses_take_pages_of_their_own(#[case] device: &str, #[case]
     assert_eq!(found.sequences, expected.sequences);
 }
 
+/// Sparse latents have pages of its own size whatever is stated, and MiniMax-M3's kernels take 128.
+#[rstest]
+#[case("deepseek-ai__DeepSeek-V3.2", "8xh200", "--page-size 1", "")]
+#[case("deepseek-ai__DeepSeek-V3.2", "8xh200", "--page-size 128", "")]
+#[case("zai-org__GLM-5.2", "8xb200", "--page-size 16", "")]
+#[case("MiniMaxAI__MiniMax-M3", "8xh200", "", "--page-size 128")]
+#[case("MiniMaxAI__MiniMax-M3", "8xb200", "", "--page-size 128")]
+fn pages_of_sparse_attention_are_of_its_own_size(
+    #[case] model: &str,
+    #[case] device: &str,
+    #[case] flags: &str,
+    #[case] same: &str,
+) {
+    let of = |flags: &str| told(model, device, &format!("--tp 8 --context-length 100 {flags}").trim_end().to_owned());
+    let [found, expected] = [flags, same].map(|flags| of(flags).unwrap());
+    assert_eq!(found.facts[&Fact::Tokens], expected.facts[&Fact::Tokens]);
+    assert_eq!(found.sequences, expected.sequences);
+}
+
+#[rstest]
+#[case("deepseek-ai__DeepSeek-V3.2", "8xh200", "fp8_e5m2", Some("only supports bf16/bfloat16 or fp8_e4m3"))]
+#[case("deepseek-ai__DeepSeek-V3.2", "8xh200", "fp8_e4m3", None)]
+#[case("deepseek-ai__DeepSeek-V3", "8xb200", "fp8_e5m2", Some("only supports kv-cache-dtype of fp8_e4m3, bf16, or auto"))]
+#[case("deepseek-ai__DeepSeek-V3", "8xb200", "bfloat16", Some("only supports kv-cache-dtype of fp8_e4m3, bf16, or auto"))]
+#[case("deepseek-ai__DeepSeek-V3", "8xb200", "bf16", None)]
+#[case("deepseek-ai__DeepSeek-V3", "8xh200", "fp8_e5m2", None)]
+fn kernels_of_latents_take_some_dtypes_alone(
+    #[case] model: &str,
+    #[case] device: &str,
+    #[case] dtype: &str,
+    #[case] refused: Option<&str>,
+) {
+    let found = told(model, device, &format!("--tp 8 --context-length 8192 --kv-cache-dtype {dtype}"));
+    match (found.map_err(|error| error.to_string()), refused) {
+        (Ok(_), None) => {}
+        (Err(said), Some(expected)) => assert!(said.contains(expected), "{said}"),
+        (found, _) => panic!("{:?}", found.map(drop)),
+    }
+}
+
 /// With states too, whatever is kept of these.
 #[rstest]
 fn kernels_of_nemotron_h_take_pages_on_blackwell(

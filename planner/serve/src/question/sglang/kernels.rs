@@ -106,6 +106,14 @@ pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
     if case.model_type().starts_with("deepseek_v4") {
         return None;
     }
+    let dtype = question.value("--kv-cache-dtype").unwrap_or("auto");
+    if latents && case.keeps(&Kind::IndexKey) && !lists("auto bf16 bfloat16 fp8_e4m3", dtype) {
+        return Some("DeepSeek DSA only supports bf16/bfloat16 or fp8_e4m3 kv_cache_dtype".into());
+    }
+    let by_tensorrt = decode == Some("trtllm_mla") || usual(question, case.model).is_ok_and(|of| of == Some("trtllm_mla"));
+    if latents && by_tensorrt && !outside(&[10, 12]) && !lists("fp8_e4m3 bf16 auto", dtype) {
+        return Some("TensorRT-LLM MLA backend only supports kv-cache-dtype of fp8_e4m3, bf16, or auto.".into());
+    }
     if prefill == Some("trtllm_mha") && outside(&[9, 10, 12]) {
         return Some("TRTLLM MHA backend for prefill requires Hopper (SM90), Blackwell (SM100), or SM120 GPUs. Please use a different prefill backend.".into());
     }

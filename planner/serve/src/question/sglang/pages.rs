@@ -6,6 +6,7 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 
 use super::super::Question;
+use super::super::rules::lists;
 use super::capability;
 use super::kernels::{self, ALL, DECODE, PREFILL};
 use crate::error::ServeError;
@@ -23,6 +24,8 @@ const PAGES: [(&str, &[u64], bool); 6] = [
     (TRTLLM, &[16, 32, 64], true),
     ("hpc_ops", &[64], true),
 ];
+/// Model types whose sparse attention reads pages of 128, by the kernels that it chooses for them on Hopper and Blackwell.
+const M3: &str = "minimax_m3 minimax_m3_vl";
 const TRTLLM: &str = "trtllm_mha";
 /// Read in 0.5.23, and not in 0.5.12: these take pages of so many too.
 const TAKES_128: Version = Version(0, 5, 23);
@@ -53,10 +56,23 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
         let keeps_latents = caches.iter().any(|cache| *cache.handler.kind() == Kind::MlaPaged);
         page = if keeps_latents { page } else { Some(128) };
     }
+    let caches = question.caches(model)?;
+    let keeps = |kind: &Kind| caches.iter().any(|cache| cache.handler.kind() == kind);
+    let is_cuda = capability(question, model).is_some();
+    if is_cuda && keeps(&Kind::IndexKey) && keeps(&Kind::MlaPaged) && stated.is_some() {
+        // Sparse latents are in pages of its own choice, which is planned.
+        question.stated.retain(|stated| stated.key != "engine.block_size");
+        question.notes.push(format!("{PAGE} is taken back: pages of sparse latents are of its own size"));
+        return Ok(());
+    }
+    let of_m3 = lists(M3, &model.info().model_type) && question.engine.version >= TAKES_128;
+    if of_m3 && page.is_none() && capability(question, model).is_some_and(|found| matches!(found / 10, 9 | 10)) {
+        page = Some(128);
+    }
     if let Some(page) = page.filter(|_| page != stated) {
         question.stated.retain(|stated| stated.key != "engine.block_size");
         question.default_of("engine.block_size", page);
-        let whose = if usual.is_some() { "it chooses" } else { "are named" };
+        let whose = if usual.is_some() || of_m3 { "it chooses" } else { "are named" };
         question.notes.push(format!("the kernels that {whose} take pages of {page} tokens"));
     }
     let decodes = question.flag("--disaggregation-mode").map(Setting::value) == Some("decode");
