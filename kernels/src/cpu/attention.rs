@@ -121,7 +121,8 @@ impl<T: Element> Step<'_, T> {
                 });
             }
         });
-        for_each(tiles.par_iter().filter(|tile| tile.parts > 1), |tile| {
+        let parted: Vec<_> = tiles.iter().filter(|tile| tile.parts > 1).collect();
+        for_each(parted.par_iter(), |tile| {
             for head in 0..heads {
                 let part = |part: usize| {
                     let start = ((tile.first_task + part) * heads + head) * partial_elems;

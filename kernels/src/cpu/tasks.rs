@@ -5,10 +5,11 @@
 
 use rayon::prelude::*;
 
-/// Runs `body` on each of `tasks`, on all threads.
+/// Runs `body` on each of `tasks`, on all threads. A thread that has none left takes half of those of another down to a single
+/// one, unless a least number at a time is stated: by itself rayon lets the last eighth of a product run on one thread.
 #[inline(always)]
-pub(super) fn for_each<T: ParallelIterator>(tasks: T, body: impl Fn(T::Item) + Send + Sync) {
-    tasks.for_each(|task| {
+pub(super) fn for_each<T: IndexedParallelIterator>(tasks: T, body: impl Fn(T::Item) + Send + Sync) {
+    tasks.with_max_len(1).for_each(|task| {
         let _flushed = FlushSubnormals::new();
         body(task);
     });
