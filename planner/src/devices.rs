@@ -77,7 +77,8 @@ impl Devices {
             let otherwise = match self.device.kind {
                 DeviceKind::Integrated => {
                     let [least, most] = self.device.shares_of_gpu().map(|share| ByteSize(share.of(size.0)));
-                    format!("its GPU may use less, {least} to {most} in logs: state --memory-fraction")
+                    let by = if stated == Stated::Command { "--device" } else { "--memory-fraction" };
+                    format!("its GPU may use less, {least} to {most} in logs: state it with {by}")
                 }
                 DeviceKind::Cpu | DeviceKind::Cuda => "state the size where yours differs".to_owned(),
             };

@@ -19,7 +19,7 @@ const OF_ROCR: &str = "ROCR_VISIBLE_DEVICES";
 pub(crate) const OF_CONTAINER: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// The variables on which an answer depends, beside those by which flags are stated too.
-const READ: [&str; 30] = [
+const READ: [&str; 29] = [
     VARIABLE,
     OF_HIP,
     OF_ROCR,
@@ -40,7 +40,6 @@ const READ: [&str; 30] = [
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_DP_SIZE",
     "VLLM_ENABLE_V1_MULTIPROCESSING",
-    "VLLM_GPU_SYNC_CHECK",
     "VLLM_KV_CACHE_LAYOUT",
     "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
     "VLLM_MLA_DISABLE",

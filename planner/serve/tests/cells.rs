@@ -49,7 +49,11 @@ fn slots_and_their_cells_are_told_apart(#[case] flags: &str, #[case] expected: &
 #[case::stated("-np 2 -c 1000", "n_ctx = 1024 ", "n_batch = 1000 ")]
 #[case::few("-np 3 -c 300", "n_ctx_seq = 256 ", "n_batch = 300 llama_context: n_ubatch = 300 ")]
 #[case::vectors("--embedding -c 8192", "n_ctx = 8192 ", "n_batch = 512 llama_context: n_ubatch = 512 ")]
-#[case::vectors_of_small_passes("--reranking -c 8192 -ub 256", "n_ctx = 8192 ", "n_batch = 256 llama_context: n_ubatch = 256 ")]
+#[case::vectors_of_small_passes(
+    "--reranking -c 8192 -ub 256",
+    "n_ctx = 8192 ",
+    "n_batch = 256 llama_context: n_ubatch = 256 "
+)]
 fn a_context_and_its_steps_are_those_that_are_logged(#[case] flags: &str, #[case] cells: &str, #[case] of_slot: &str) {
     let said = text(&format!("-m q.gguf {flags}"), &[("memory.weights", "5GB")]);
     assert!(said.contains(cells) && said.contains(of_slot), "{said}");
@@ -85,7 +89,8 @@ fn heads_are_whole_blocks(#[case] flags: &str, #[case] expected: &str) {
         })
     };
     let options = Options { model_is_given: true, ..on("rtx-4090") };
-    let ask = |flags: &str| answer(&launch(&format!("llama-server -m m.gguf -np 1 -c 4096 {flags}")), model(), &options);
+    let ask =
+        |flags: &str| answer(&launch(&format!("llama-server -m m.gguf -np 1 -c 4096 {flags}")), model(), &options);
     let error = ask(flags).unwrap_err().to_string();
     assert!(error.contains(expected), "{error}");
     ask("-ctk f16").unwrap();
@@ -278,20 +283,16 @@ fn places_that_are_not_known_are_refused(#[case] flags: &str, #[case] code: u8) 
     assert_eq!(error.exit_code(), code, "{error}");
 }
 
-/// What a Mac gives its GPU of its memory is known between two, and stated by a share.
+/// What a Mac gives its GPU of its memory is known between two; a stated size is what it gives.
 #[test]
 fn a_macs_gpu_has_a_part_of_its_memory() {
-    let ask = |stated: &[(&str, &str)], cells: u64| {
-        let overrides = stated.iter().map(|(key, value)| Override::by_flag(*key, *value, *key)).collect();
-        let options = Options { model_is_given: true, overrides, ..on("m4-max-128gb") };
-        let words = format!("llama-server -m l.gguf -np 1 -ngl 99 --fit off -c {cells}");
+    // Caches of so many GiB, of 128 KiB a cell, beside 15 GiB of weights.
+    let ask = |device: &str, gib: u64| {
+        let options = Options { model_is_given: true, ..on(device) };
+        let words = format!("llama-server -m l.gguf -np 1 -ngl 99 --fit off -c {}", gib << 13);
         answer(&launch(&words), models("meta-llama__Llama-3.1-8B-Instruct"), &options).unwrap().starts
     };
-    // 128 KiB a cell beside 15 GiB of weights, of 85.76 to 107.52 GiB.
-    let gib = |bytes: u64| bytes << 30 >> 17;
-    assert_eq!(ask(&[], gib(60)), Starts::Yes);
-    assert_eq!(ask(&[], gib(80)), Starts::Maybe);
-    assert_eq!(ask(&[], gib(100)), Starts::No);
-    assert_eq!(ask(&[("memory.fraction", "0.84")], gib(80)), Starts::Yes);
-    assert_eq!(ask(&[("memory.fraction", "0.67")], gib(80)), Starts::No);
+    let mac = "m4-max-128gb";
+    assert_eq!([60, 80, 100].map(|gib| ask(mac, gib)), [Starts::Yes, Starts::Maybe, Starts::No]);
+    assert_eq!([ask("100GiB", 80), ask("100GiB", 90)], [Starts::Yes, Starts::No]);
 }

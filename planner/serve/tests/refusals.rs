@@ -12,6 +12,7 @@ const DEEPSEEK: &str = "deepseek-ai__DeepSeek-V3";
 const OSS: &str = "openai__gpt-oss-120b";
 const NEXT: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
 const NEMOTRON: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
+const GEMMA: &str = "google__gemma-4-26B-A4B";
 const KIMI: &str = "moonshotai__Kimi-Linear-48B-A3B-Instruct";
 
 fn said(command: &str, model: &str, version: &str) -> Option<String> {
@@ -118,9 +119,12 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
     "max_num_active_seqs: Input should be greater than or equal to 1"
 )]
 #[case::traces(LLAMA, "--collect-detailed-traces all", "requires `--otlp-traces-endpoint` to be set")]
-#[case::shared_memory(LLAMA, "--mm-shm-cache-max-object-size-mb 64", "when 'mm_processor_cache_type' is 'shm'")]
-#[case::encoders_kernels(LLAMA, "--mm-encoder-attn-backend XFORMERS", "Attention backend 'XFORMERS' has been removed")]
-#[case::encoders_scales(LLAMA, "--mm-encoder-fp8-scale-path x", "require 'mm_encoder_attn_dtype' to be 'fp8'")]
+#[case::shared_memory(GEMMA, "--mm-shm-cache-max-object-size-mb 64", "when 'mm_processor_cache_type' is 'shm'")]
+#[case::encoders_kernels(GEMMA, "--mm-encoder-attn-backend XFORMERS", "Attention backend 'XFORMERS' has been removed")]
+#[case::encoders_scales(GEMMA, "--mm-encoder-fp8-scale-path x", "require 'mm_encoder_attn_dtype' to be 'fp8'")]
+#[case::device_of_processors(GEMMA, "--mm-processor-device cuda", "Cannot run the multi-modal processor on 'cuda'")]
+#[case::shared_tensors(GEMMA, "--mm-tensor-ipc torch_shm", "without VLLM_WORKER_MULTIPROC_METHOD set to spawn")]
+#[case::shared_tensors_of_ranks(GEMMA, "-tp 2 --mm-tensor-ipc torch_shm", "not supported with data_parallel_size > 1")]
 #[case::few_to_shard(
     LLAMA,
     "--enable-batch-sharded-sampling -tp 2 --max-num-seqs 1",
@@ -426,7 +430,8 @@ fn sglang_takes(#[case] model: &str, #[case] flags: &str) {
 #[case("gaudi-3")]
 #[case("m4-max-128gb")]
 fn tensorrt_llm_refuses_other_makers(#[case] device: &str) {
-    let ask = |device: &str| answer(&launch("trtllm-serve m --max_seq_len 4096"), models("Qwen__Qwen3-8B"), &on(device));
+    let ask =
+        |device: &str| answer(&launch("trtllm-serve m --max_seq_len 4096"), models("Qwen__Qwen3-8B"), &on(device));
     assert!(ask(device).unwrap_err().to_string().contains("No CUDA GPUs are available"));
     ask("h100").unwrap();
 }

@@ -63,17 +63,27 @@ fn pages_of_sparse_attention_are_of_its_own_size(
     #[case] flags: &str,
     #[case] same: &str,
 ) {
-    let of = |flags: &str| told(model, device, &format!("--tp 8 --context-length 100 {flags}").trim_end().to_owned());
+    let of = |flags: &str| told(model, device, format!("--tp 8 --context-length 100 {flags}").trim_end());
     let [found, expected] = [flags, same].map(|flags| of(flags).unwrap());
-    assert_eq!(found.facts[&Fact::Tokens], expected.facts[&Fact::Tokens]);
+    assert_eq!(found.facts, expected.facts);
     assert_eq!(found.sequences, expected.sequences);
 }
 
 #[rstest]
 #[case("deepseek-ai__DeepSeek-V3.2", "8xh200", "fp8_e5m2", Some("only supports bf16/bfloat16 or fp8_e4m3"))]
 #[case("deepseek-ai__DeepSeek-V3.2", "8xh200", "fp8_e4m3", None)]
-#[case("deepseek-ai__DeepSeek-V3", "8xb200", "fp8_e5m2", Some("only supports kv-cache-dtype of fp8_e4m3, bf16, or auto"))]
-#[case("deepseek-ai__DeepSeek-V3", "8xb200", "bfloat16", Some("only supports kv-cache-dtype of fp8_e4m3, bf16, or auto"))]
+#[case(
+    "deepseek-ai__DeepSeek-V3",
+    "8xb200",
+    "fp8_e5m2",
+    Some("only supports kv-cache-dtype of fp8_e4m3, bf16, or auto")
+)]
+#[case(
+    "deepseek-ai__DeepSeek-V3",
+    "8xb200",
+    "bfloat16",
+    Some("only supports kv-cache-dtype of fp8_e4m3, bf16, or auto")
+)]
 #[case("deepseek-ai__DeepSeek-V3", "8xb200", "bf16", None)]
 #[case("deepseek-ai__DeepSeek-V3", "8xh200", "fp8_e5m2", None)]
 fn kernels_of_latents_take_some_dtypes_alone(

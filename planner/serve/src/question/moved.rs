@@ -112,7 +112,7 @@ pub(super) fn moved(question: &Question, model: &ModelCaches) -> Result<Moved, S
                 uncounted = Some(format!("what `{}` moves besides feed-forward blocks is not counted", rule.says));
             }
             (false, false) => {
-                uncounted = Some(format!("no tensor that is counted here has a name like `{}`", rule.says))
+                uncounted = Some(format!("no tensor that is counted here has a name like `{}`", rule.says));
             }
             (false, true) => {}
         }
@@ -181,7 +181,8 @@ impl Block {
         const GATED: &[&str] = &["gate", "up", "down"];
         const PLAIN: &[&str] = &["up", "down"];
         let whole = model.info.weights?.bytes as f64;
-        let kinds: [(&'static str, u64, fn(&FeedForward) -> u64); 3] = [
+        type Width = fn(&FeedForward) -> u64;
+        let kinds: [(&'static str, u64, Width); 3] = [
             ("", classes.dense, |block| if block.experts == 0 { block.intermediate_size } else { 0 }),
             ("_exps", classes.routed, |block| block.experts.saturating_mul(block.intermediate_size)),
             ("_shexp", classes.shared, |block| block.shared_size),

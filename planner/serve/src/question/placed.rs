@@ -164,10 +164,7 @@ pub(crate) fn placed(question: &mut Question, model: &ModelCaches) -> Result<Pla
     if names.is_empty() {
         question.notes.push("it finds no device: weights and caches lie on the host, and the CPU runs them".into());
     }
-    let shares = match stated.fraction {
-        Some(share) => Some([share; 2]),
-        None => question.device().map(DeviceInfo::shares_of_gpu),
-    };
+    let shares = question.device().map(DeviceInfo::shares_of_gpu);
     let devices = holders(question, names, layers, short, &moved, shares)?;
     let on_host: f64 = moved.tensors.iter().filter(|tensor| tensor.to.is_none()).map(|tensor| tensor.part).sum();
     if moved::is_told(question) {
@@ -259,9 +256,9 @@ fn holders(
         };
         let more = |tensor: &Tensor| tensor.part * (f64::from(tensor.to.as_ref() == Some(&name)) - own(tensor));
         let weights = (weights + moved.tensors.iter().map(more).sum::<f64>()).max(0.0);
-        let room = bytes.zip(of_gpu).map(|(bytes, [least, most])| {
-            [most, least].map(|share| share.of(bytes).saturating_sub(spared(index)))
-        });
+        let room = bytes
+            .zip(of_gpu)
+            .map(|(bytes, [least, most])| [most, least].map(|share| share.of(bytes).saturating_sub(spared(index))));
         Holder { name, room, layers: layers_of, weights }
     };
     let devices = names.into_iter().zip(parts).zip(shares).enumerate().map(holder);

@@ -128,6 +128,7 @@ impl<'a> Case<'a> {
             "states" => self.has_states,
             "keeps-prefixes" => self.question.keeps_prefixes(),
             "sparse" => self.keeps(&Kind::IndexKey),
+            "more-than-text" => takes_more_than_text(self.model),
             "attn-dp" => {
                 let replicas = |flag: &str| self.size(flag) > 1;
                 replicas("--attn-dp-size") || self.is_on("--enable-dp-attention") && replicas("--dp-size")
@@ -210,6 +211,11 @@ impl<'a> Case<'a> {
             && !is_of_experts(self.model_type())
             && self.model_type() != "mixtral"
     }
+}
+
+/// Whether the model takes more than text.
+pub(super) fn takes_more_than_text(model: &ModelCaches) -> bool {
+    model.model().is_none_or(|model| ["vision_config", "audio_config"].iter().any(|key| model.stated(key).is_some()))
 }
 
 /// Whether a list of words has one.

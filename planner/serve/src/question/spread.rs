@@ -104,7 +104,12 @@ pub(super) fn is_by_rows(question: &Question) -> bool {
 /// The shares that a command states for so many devices, if any.
 pub(super) fn shares(question: &Question, devices: usize) -> Option<Vec<f32>> {
     let stated = question.value(SHARES).filter(|_| devices > 1)?;
-    let mut stated: Vec<f32> = stated.split([',', '/']).filter(|share| !share.is_empty()).take(devices).map(|share| stof(share).unwrap_or(0.0)).collect();
+    let mut stated: Vec<f32> = stated
+        .split([',', '/'])
+        .filter(|share| !share.is_empty())
+        .take(devices)
+        .map(|share| stof(share).unwrap_or(0.0))
+        .collect();
     stated.resize(devices, 0.0);
     stated.iter().any(|share| *share > 0.0).then_some(stated)
 }

@@ -159,9 +159,12 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let why = format!("the caches of backend {backend} were not read");
         return Err(ServeError::unread("--backend", why, [Remedy::Remove("--backend")]));
     }
-    let other = question.device().map(|device| device.name.clone()).filter(|name| OTHERS.iter().any(|of| name.starts_with(of)));
+    let other =
+        question.device().map(|device| device.name.clone()).filter(|name| OTHERS.iter().any(|of| name.starts_with(of)));
     if let Some(name) = other {
-        return Err(question.refused(format!("No CUDA GPUs are available: it runs on NVIDIA's alone, not on {name}"), []));
+        return Err(
+            question.refused(format!("No CUDA GPUs are available: it runs on NVIDIA's alone, not on {name}"), [])
+        );
     }
     if let Some(block) = option(question, BLOCK).and_then(|value| value.parse::<u64>().ok())
         && !block.is_power_of_two()

@@ -43,9 +43,6 @@ const VOCABULARY: u64 = 64;
 /// What its configuration refuses of words that its parser takes.
 pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     fields::look(question)?;
-    if question.engine.version >= joined::READ {
-        look_at_rows(joined::ROWS, question, None)?;
-    }
     fields::bounds(question)?;
     dtype::name(question)?;
     words::backend(question)
@@ -137,6 +134,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
     let case = Case::of(question, model, Limits { max_seq_len, ..batch })?;
     transfers::refuse_encoders(question, model)?;
+    if question.engine.version >= joined::READ {
+        look_at_rows(joined::ROWS, question, Some(&case))?;
+    }
     look(rules::RULES, &case)?;
     look(joined::RULES, &case)?;
     look(transfers::RULES, &case)?;
@@ -274,7 +274,7 @@ fn experts(question: &mut Question, model: &ModelCaches, tp: u64, dp: u64) -> Re
     const FLAG: &str = "--enable-expert-parallel";
     question.stated.retain(|stated| stated.key != "parallel.ep");
     let ranks = tp.saturating_mul(dp);
-    let mut channels = model.model().into_iter().flat_map(|model| model.expert_channels()).peekable();
+    let mut channels = model.model().into_iter().flat_map(cacheplan_transforms::Model::expert_channels).peekable();
     let holds_whole = question.is_on(FLAG);
     if ranks > 1 && (holds_whole || dp > 1 && channels.peek().is_some()) {
         question.default_of("parallel.ep", ranks);

@@ -110,7 +110,8 @@ pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
     if latents && case.keeps(&Kind::IndexKey) && !lists("auto bf16 bfloat16 fp8_e4m3", dtype) {
         return Some("DeepSeek DSA only supports bf16/bfloat16 or fp8_e4m3 kv_cache_dtype".into());
     }
-    let by_tensorrt = decode == Some("trtllm_mla") || usual(question, case.model).is_ok_and(|of| of == Some("trtllm_mla"));
+    let by_tensorrt =
+        decode == Some("trtllm_mla") || usual(question, case.model).is_ok_and(|of| of == Some("trtllm_mla"));
     if latents && by_tensorrt && !outside(&[10, 12]) && !lists("fp8_e4m3 bf16 auto", dtype) {
         return Some("TensorRT-LLM MLA backend only supports kv-cache-dtype of fp8_e4m3, bf16, or auto.".into());
     }

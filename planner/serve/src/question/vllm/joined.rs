@@ -5,11 +5,10 @@ use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::{Row, Rule, lists, since};
+use super::super::rules::{Row, Rule, lists, since, takes_more_than_text};
 use super::super::{of_config, speculation};
 use super::graphs::Graphs;
-use super::towers::{self, takes_more_than_text};
-use super::{attention, dtype};
+use super::{attention, dtype, towers};
 use crate::visible::{OF_HIP, VARIABLE};
 
 pub(super) const READ: Version = Version(0, 33, 0);
@@ -68,8 +67,7 @@ const NUMBERS: [&str; 9] = [
 const INVARIANT: &str = "VLLM_BATCH_INVARIANT";
 
 /// Variables that take these words alone (`env_with_choices`), of those that it asks for before it starts a worker.
-const CHOICES: [(&str, &str); 4] = [
-    ("VLLM_GPU_SYNC_CHECK", "warn error"),
+const CHOICES: [(&str, &str); 3] = [
     ("VLLM_KV_CACHE_LAYOUT", "LBNHC LBHNC LHBNC NHD HND BLHNC BLNHC BHLNC"),
     ("VLLM_SSM_CONV_STATE_LAYOUT", "SD DS"),
     ("VLLM_WORKER_MULTIPROC_METHOD", "spawn fork"),
@@ -84,22 +82,22 @@ const WITH_BUFFERS: &str = "nemotron_h nemotron_h_puzzle kimi_linear kimi_k3";
 /// Methods of which the files must say how they were quantised.
 const OF_FILES: &str = "awq awq_marlin gptq gptq_marlin compressed-tensors torchao";
 
-/// What it refuses of flags that ask nothing of the model.
+/// What it refuses of flags alone, or of those of models that take more than text.
 pub(super) const ROWS: &[Row] = &[
     (
         "--collect-detailed-traces !--otlp-traces-endpoint",
         "collect_detailed_traces requires `--otlp-traces-endpoint` to be set.",
     ),
     (
-        "--mm-shm-cache-max-object-size-mb !--mm-shm-cache-max-object-size-mb=128 !--mm-processor-cache-type=shm",
+        "@more-than-text --mm-shm-cache-max-object-size-mb !--mm-shm-cache-max-object-size-mb=128 !--mm-processor-cache-type=shm",
         "'mm_shm_cache_max_object_size_mb' should only be set when 'mm_processor_cache_type' is 'shm'.",
     ),
     (
-        "--mm-encoder-attn-backend=XFORMERS|xformers",
+        "@more-than-text --mm-encoder-attn-backend=XFORMERS|xformers",
         "Attention backend 'XFORMERS' has been removed (See PR #29262 for details). Please select a supported attention backend.",
     ),
-    ("--mm-encoder-fp8-scale-path !--mm-encoder-attn-dtype=fp8", SCALES),
-    ("--mm-encoder-fp8-scale-save-path !--mm-encoder-attn-dtype=fp8", SCALES),
+    ("@more-than-text --mm-encoder-fp8-scale-path !--mm-encoder-attn-dtype=fp8", SCALES),
+    ("@more-than-text --mm-encoder-fp8-scale-save-path !--mm-encoder-attn-dtype=fp8", SCALES),
 ];
 
 const SCALES: &str =
@@ -131,7 +129,9 @@ pub(super) const RULES: &[Rule] = &[
         let holds = |value: &String| value.trim().parse::<i64>().is_ok_and(|number| number != 0);
         let is_on = case.question.env.get(INVARIANT).is_some_and(holds);
         match is_on {
-            true if case.has_states() => Some("VLLM batch_invariant mode is not supported for the kernels of its states.".into()),
+            true if case.has_states() => {
+                Some("VLLM batch_invariant mode is not supported for the kernels of its states.".into())
+            }
             true if case.keeps(&Kind::IndexKey) => Some(
                 "No valid attention backend found: batch invariance not supported by those of sparse latents".into(),
             ),

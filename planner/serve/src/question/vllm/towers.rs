@@ -76,11 +76,6 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     Ok(())
 }
 
-/// Whether the model takes more than text.
-pub(super) fn takes_more_than_text(model: &ModelCaches) -> bool {
-    model.model().is_none_or(|model| ["vision_config", "audio_config"].iter().any(|key| model.stated(key).is_some()))
-}
-
 /// What its towers take, and what leads from them to the decoder, as its config tells: what ranks divide, and what each has as a whole.
 fn bytes(model: &ModelCaches) -> Option<[u64; 2]> {
     let model = model.model()?;

@@ -5,9 +5,8 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::{Case, Rule, lists, since};
+use super::super::rules::{Case, Rule, lists, since, takes_more_than_text};
 use super::super::{Question, connectors, of_config};
-use super::towers::takes_more_than_text;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
