@@ -5,7 +5,7 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES};
 
-use super::{Limits, Question, placed, spread};
+use super::{Limits, Question, spread};
 use crate::error::ServeError;
 use crate::flags::parse::{Setting, program};
 use crate::flags::values::stoi;
@@ -187,9 +187,14 @@ fn slots_of(question: &Question) -> (u64, bool) {
     (slots, chosen || question.is_on("--kv-unified"))
 }
 
+/// Whether it fits itself to the devices.
+pub(super) fn fits(question: &Question) -> bool {
+    question.engine.version >= FITS && question.value("--fit").is_none_or(|value| !OFF.contains(&value))
+}
+
 /// Streams of cells that `--fit` counts a context for: slots that share theirs are one.
 pub(super) fn streams(question: &Question) -> u64 {
-    let counts = question.engine.version >= FITS_EACH && placed::fits(question);
+    let counts = question.engine.version >= FITS_EACH && fits(question);
     match slots_of(question) {
         (slots, false) if counts => slots.max(1),
         _ => 1,

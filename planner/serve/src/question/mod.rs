@@ -15,6 +15,7 @@ mod rules;
 mod settled;
 mod sglang;
 mod speculation;
+mod speculative;
 mod spread;
 pub(crate) mod tensorrt_llm;
 mod vllm;

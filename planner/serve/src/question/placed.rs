@@ -12,7 +12,7 @@ use cacheplan_planner::plan::LedgerLine;
 use cacheplan_planner::{ByteSize, DeviceInfo, Devices, GgufType, ModelCaches};
 use cacheplan_transforms::{Resources, WeightBytes};
 
-use super::llama_cpp::{self, FITS, FLASH_ATTENTION_HAS_VALUES, OFF};
+use super::llama_cpp::{self, FLASH_ATTENTION_HAS_VALUES};
 use super::moved::{self, Moved, Tensor};
 use super::spread::{self, spread};
 use super::{Question, above};
@@ -268,7 +268,7 @@ fn holders(
 /// What it leaves free of each device where it fits itself to them.
 fn spared(question: &Question, short: Short) -> Result<impl Fn(usize) -> u64, ServeError> {
     const FLAG: &str = "--fit-target";
-    let fits = short != Short::Fails && fits(question);
+    let fits = short != Short::Fails && llama_cpp::fits(question);
     let stated = question.value(FLAG).filter(|_| fits);
     let of_each = |each: &str| each.trim().parse::<u64>().ok()?.checked_mul(1 << 20);
     let targets: Option<Vec<u64>> = stated.map_or(Some(Vec::new()), |list| list.split(',').map(of_each).collect());
@@ -298,11 +298,6 @@ fn scores(question: &Question, model: &ModelCaches) -> u64 {
     super::of_config(model, super::HEADS).unwrap_or(0).saturating_mul(4).saturating_mul(llama_cpp::ubatch(question))
 }
 
-/// Whether it fits itself to the devices.
-pub(super) fn fits(question: &Question) -> bool {
-    question.engine.version >= FITS && question.value("--fit").is_none_or(|value| !OFF.contains(&value))
-}
-
 /// The layers of the model, without the output.
 fn layers(model: &ModelCaches, caches: &Resources) -> u64 {
     let last = caches.iter().filter_map(|cache| cache.layer).max().map_or(0, |last| u64::from(last) + 1);
@@ -321,7 +316,7 @@ fn layers_stated(question: &Question) -> Option<&str> {
 }
 
 fn short(question: &Question, layers: u64, devices: usize) -> Short {
-    let fits = fits(question);
+    let fits = llama_cpp::fits(question);
     let keeps_some = moved::is_told(question);
     let all = offered(question).is_none_or(|offered| offered >= layers);
     // What is stated of layers it does not change.

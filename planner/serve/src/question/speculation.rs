@@ -2,19 +2,19 @@
 
 use cacheplan_handlers::Growth;
 use cacheplan_planner::ModelCaches;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::Question;
 use super::vllm::{heads, words};
+use super::{Question, speculative};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
 /// The model that drafts, where the speculative config names one of its own.
 pub(super) fn draft(question: &Question) -> Result<Option<String>, ServeError> {
-    let Some(config) = speculative(question)? else { return Ok(None) };
+    let Some(config) = speculative::config(question)? else { return Ok(None) };
     let model = config.get("model").and_then(Value::as_str).map(str::to_owned);
-    let is_itself = |model: &str| heads::is_method(method(&config)) && is_own(question, model);
-    Ok(model.filter(|model| !matches!(method(&config), "ngram" | "suffix") && !is_itself(model)))
+    let is_itself = |model: &str| heads::is_method(speculative::method(&config)) && is_own(question, model);
+    Ok(model.filter(|model| !matches!(speculative::method(&config), "ngram" | "suffix") && !is_itself(model)))
 }
 
 /// Whether a name is that of the model that is served.
@@ -24,33 +24,9 @@ fn is_own(question: &Question, model: &str) -> bool {
 
 /// Whether a model drafts by itself, and not from what the served one computes.
 pub(super) fn is_by_a_model(question: &Question) -> Result<bool, ServeError> {
-    let Some(config) = speculative(question)? else { return Ok(false) };
+    let Some(config) = speculative::config(question)? else { return Ok(false) };
     let model = config.get("model").and_then(Value::as_str).filter(|model| !model.trim_matches(['[', ']']).eq("ngram"));
-    Ok(model.is_some() && matches!(method(&config), "" | "draft_model"))
-}
-
-/// `--speculative-config`, with what its shortcuts state (`create_speculative_config`).
-pub(super) fn speculative(question: &Question) -> Result<Option<Value>, ServeError> {
-    const FLAG: &str = "--speculative-config";
-    let mut config = question.object(FLAG)?.unwrap_or_default();
-    let shortcuts =
-        [("--spec-method", "method"), ("--spec-model", "model"), ("--spec-tokens", "num_speculative_tokens")];
-    for (flag, key) in shortcuts {
-        let Some(setting) = question.flag(flag) else { continue };
-        if config.contains_key(key) {
-            let said = format!("{flag} and {FLAG}['{key}'] are mutually exclusive");
-            return Err(question.refused(said, [Remedy::Remove(flag)]));
-        }
-        let number = setting.whole().filter(|_| key == "num_speculative_tokens");
-        config.insert(key.to_owned(), number.map_or_else(|| Value::from(setting.value()), Value::from));
-    }
-    let config: Map<String, Value> = config.into_iter().map(|(key, value)| (key.replace('-', "_"), value)).collect();
-    words::speculative(question, &config)?;
-    Ok((!config.is_empty()).then_some(Value::Object(config)))
-}
-
-pub(super) fn method(config: &Value) -> &str {
-    config.get("method").and_then(Value::as_str).unwrap_or("")
+    Ok(model.is_some() && matches!(speculative::method(&config), "" | "draft_model"))
 }
 
 /// Layers of DeepSeek-V4's own that draft by DSpark where its config says no number.
@@ -59,7 +35,7 @@ const DSPARK_LAYERS: u64 = 3;
 /// What drafts, and how many tokens.
 pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     const FLAG: &str = "--speculative-config";
-    let Some(config) = speculative(question)? else { return Ok(()) };
+    let Some(config) = speculative::config(question)? else { return Ok(()) };
     let stated = config.get("num_speculative_tokens");
     if let Some(number) = stated.and_then(Value::as_i64).filter(|number| *number <= 0) {
         let said = format!(
@@ -78,7 +54,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     }
     question.default_of("speculation.draft_tokens", tokens);
     let stated_model = config.get("model").and_then(Value::as_str);
-    match method(&config) {
+    match speculative::method(&config) {
         // Another checkpoint is asked what it is once it was opened.
         name if heads::is_method(name) && stated_model.is_none_or(|model| is_own(question, model)) => {
             let caches = question.caches(model)?;

@@ -5,7 +5,7 @@ use cacheplan_planner::engines::Version;
 use cacheplan_transforms::Model;
 use serde_json::Value;
 
-use super::super::{Question, speculation};
+use super::super::{Question, speculative};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
@@ -130,10 +130,10 @@ const OTHERS: [&str; 4] = ["eagle-", "eagle3", "dflash", "dspark"];
 /// # Errors
 /// A method by such layers, and a model that has none.
 pub(super) fn predicts(question: &Question, draft: &ModelCaches) -> Result<bool, ServeError> {
-    let Some(config) = speculation::speculative(question)?.filter(|_| question.engine.version >= READ) else {
+    let Some(config) = speculative::config(question)?.filter(|_| question.engine.version >= READ) else {
         return Ok(false);
     };
-    let name = speculation::method(&config);
+    let name = speculative::method(&config);
     let path = config.get("model").and_then(Value::as_str).unwrap_or_default().to_lowercase();
     let is_asked = is_method(name) || matches!(name, "" | "draft_model");
     let of = draft.model().filter(|_| is_asked && !OTHERS.iter().any(|other| path.contains(other)));
@@ -147,11 +147,11 @@ pub(super) fn predicts(question: &Question, draft: &ModelCaches) -> Result<bool,
 
 /// What a model that is named beside the served one adds, where only such layers of it are run: caches like the served one's.
 pub(super) fn beside(question: &mut Question, model: &ModelCaches, draft: &ModelCaches) -> Result<(), ServeError> {
-    let Some(config) = speculation::speculative(question)?.filter(|_| predicts(question, draft).unwrap_or(true)) else {
+    let Some(config) = speculative::config(question)?.filter(|_| predicts(question, draft).unwrap_or(true)) else {
         return Ok(());
     };
     let tokens = config.get("num_speculative_tokens").and_then(super::words::whole).unwrap_or(1);
-    settle(question, draft, speculation::method(&config), tokens)?;
+    settle(question, draft, speculative::method(&config), tokens)?;
     let [own, other] = [model, draft].map(|model| &*model.info().model_type);
     if own == other {
         return Ok(());

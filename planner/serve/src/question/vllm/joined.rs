@@ -6,7 +6,7 @@ use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
 use super::super::rules::{Row, Rule, lists, since, takes_more_than_text};
-use super::super::{of_config, speculation};
+use super::super::{of_config, speculative};
 use super::graphs::Graphs;
 use super::{attention, dtype, towers};
 use crate::visible::{OF_HIP, VARIABLE};
@@ -173,13 +173,13 @@ pub(super) const RULES: &[Rule] = &[
         (!cuts && keeps && case.has_states()).then(|| "Chunked prefill is required for Mamba prefix caching.".into())
     }),
     since(READ, &[SPECULATIVE, METHOD, TOKENS], |case| {
-        let config = speculation::speculative(case.question).ok()?;
+        let config = speculative::config(case.question).ok()?;
         let Some(config) = config else {
             return case.is_stated(SPECULATIVE).then(|| {
                 "num_speculative_tokens must be provided with speculative model unless the draft model config contains an n_predict parameter.".into()
             });
         };
-        let method = speculation::method(&config);
+        let method = speculative::method(&config);
         let alone = lists(BY_THEMSELVES, method) || method.ends_with("_mtp");
         let says = |key: &str| config.get(key).is_some_and(|value| !value.is_null());
         if !alone && !says("model") && says("num_speculative_tokens") {
@@ -200,7 +200,7 @@ pub(super) const RULES: &[Rule] = &[
     }),
     since(READ, &[METRICS, SPECULATIVE], |case| {
         let counts = case.word(METRICS).is_some_and(|word| word != "none");
-        let drafts = speculation::speculative(case.question).ok().flatten().is_some();
+        let drafts = speculative::config(case.question).ok().flatten().is_some();
         (counts && !drafts).then(|| {
             "--per-request-spec-decode-metrics requires speculative decoding to be enabled (via --speculative-config).".into()
         })

@@ -6,7 +6,7 @@ use cacheplan_planner::logs::failures::NOTHING_LEFT;
 use serde_json::Value;
 
 use super::super::rules::{Case, Rule, lists, since, within};
-use super::super::speculation;
+use super::super::{speculation, speculative};
 use super::attention;
 use super::graphs::Graphs;
 use super::names::{BACKENDS_OF_0_11, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
@@ -81,7 +81,7 @@ pub(super) const RULES: &[Rule] = &[
     within(OLD..BEHIND_OLD, &[SPECULATIVE], |case| {
         // A drafter that learned from the model is known by its name.
         const LEARNED: [&str; 3] = ["eagle", "medusa", "mlp"];
-        let config = speculation::speculative(case.question).ok()??;
+        let config = speculative::config(case.question).ok()??;
         let name = config.get("model").and_then(Value::as_str)?.to_lowercase();
         let by_model =
             speculation::is_by_a_model(case.question).ok()? && !LEARNED.iter().any(|part| name.contains(part));
@@ -410,7 +410,7 @@ fn ranks(case: &Case<'_>) -> u64 {
 
 /// The speculative config of a method.
 fn drafts(case: &Case<'_>, is_it: fn(&str) -> bool) -> Option<Value> {
-    let config = speculation::speculative(case.question).ok()??;
+    let config = speculative::config(case.question).ok()??;
     config.get("method").and_then(Value::as_str).is_some_and(is_it).then_some(config)
 }
 

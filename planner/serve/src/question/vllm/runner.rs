@@ -6,7 +6,7 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::{Question, of_config, overrides, speculation};
+use super::super::{Question, of_config, overrides, speculation, speculative};
 use super::{is_on, words};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -24,7 +24,7 @@ pub(super) fn settle(question: &mut Question) -> Result<(), ServeError> {
     if question.engine.version < READ {
         return Ok(());
     }
-    let config = speculation::speculative(question)?;
+    let config = speculative::config(question)?;
     let lacks = newer_lacks(question, config.as_ref());
     match (is_on(question, VARIABLE), lacks) {
         (Some(true), Some(lacks)) => {
@@ -81,7 +81,7 @@ fn newer_lacks(question: &Question, config: Option<&Value>) -> Option<String> {
 /// The method, also where the model alone says it.
 fn method(config: &Value) -> &str {
     let model = config.get("model").and_then(Value::as_str).unwrap_or_default();
-    match speculation::method(config) {
+    match speculative::method(config) {
         "" | "[ngram]" if model.trim_matches(['[', ']']) == "ngram" => "ngram",
         "" => "draft_model",
         "[ngram]" => "ngram",
@@ -91,7 +91,7 @@ fn method(config: &Value) -> &str {
 
 /// A model that drafts by itself must know the same words (`verify_equal_vocab_size_if_draft_model`).
 pub(super) fn same_words(question: &Question, model: &ModelCaches, draft: &ModelCaches) -> Result<(), ServeError> {
-    let Some(config) = speculation::speculative(question)?.filter(|_| question.engine.version >= READ) else {
+    let Some(config) = speculative::config(question)?.filter(|_| question.engine.version >= READ) else {
         return Ok(());
     };
     let translates = config.get("use_heterogeneous_vocab").and_then(Value::as_bool) == Some(true);
@@ -111,7 +111,7 @@ pub(super) fn same_words(question: &Question, model: &ModelCaches, draft: &Model
 /// The longest sequence beside a model that drafts by itself: the newer runner cannot go on without it (`_limit_max_model_len_to_draft`).
 pub(super) fn longest(question: &Question, draft: &ModelCaches, most: u64) -> Result<u64, ServeError> {
     let is_by_a_model = question.engine.version >= READ && speculation::is_by_a_model(question)?;
-    let Some(config) = speculation::speculative(question)?.filter(|_| is_by_a_model) else { return Ok(most) };
+    let Some(config) = speculative::config(question)?.filter(|_| is_by_a_model) else { return Ok(most) };
     let own = overrides::own(question.engine, draft);
     let stated = config.get("max_model_len").and_then(words::whole);
     if let (Some(stated), Some(own)) = (stated, own)
@@ -138,7 +138,7 @@ fn takes_older(question: &Question, config: &Value) -> bool {
 /// The older runner divides a model that drafts by itself as the served one (`_raise_if_draft_tp_mismatch`); the newer does so whatever
 /// its config says.
 pub(super) fn same_ranks(question: &Question, draft: &ModelCaches) -> Result<(), ServeError> {
-    let Some(config) = speculation::speculative(question)?.filter(|_| question.engine.version >= READ) else {
+    let Some(config) = speculative::config(question)?.filter(|_| question.engine.version >= READ) else {
         return Ok(());
     };
     let own = question.count("--tensor-parallel-size").unwrap_or(1);
