@@ -121,8 +121,9 @@ impl<T: Element> Step<'_, T> {
                 });
             }
         });
-        let parted: Vec<_> = tiles.iter().filter(|tile| tile.parts > 1).collect();
-        for_each(parted.par_iter(), |tile| {
+        let merged = if split { tiles.as_slice() } else { &[] };
+        for_each(merged.par_iter(), |tile| {
+            let heads = if tile.parts > 1 { heads } else { 0 };
             for head in 0..heads {
                 let part = |part: usize| {
                     let start = ((tile.first_task + part) * heads + head) * partial_elems;
