@@ -82,14 +82,14 @@ pub(crate) fn read_by(engine: Engine, words: &[String]) -> BTreeSet<&'static str
 /// How many of so many GPUs a process sees: those that the variable lists in front of the first that is none, and none where it lists one
 /// twice (CUDA's guide, and `_parse_visible_devices` of torch). Nothing where nobody says how many there are.
 pub(crate) fn seen(env: &BTreeMap<String, String>, device: Option<&DeviceInfo>, there: Option<u32>) -> Option<u32> {
-    let is_cuda = device.is_none_or(|device| device.kind != DeviceKind::Cpu && !device.name.starts_with("Apple "));
+    let is_cuda = device.is_none_or(|device| device.kind != DeviceKind::Cpu && device.maker() != Some("Apple"));
     let limits = listing(env, device).into_iter().filter(|_| is_cuda);
     limits.fold(there, |there, name| Some(shown(&env[name], there.unwrap_or(u32::MAX))))
 }
 
 /// The variables that show some of the GPUs of that make, each of what the one before it shows.
 pub(crate) fn listing(env: &BTreeMap<String, String>, device: Option<&DeviceInfo>) -> Vec<&'static str> {
-    let of_amd = device.is_some_and(|device| device.name.starts_with("AMD "));
+    let of_amd = device.is_some_and(|device| device.maker() == Some("AMD"));
     let says = |name: &&str| env.get(*name).is_some_and(|listed| !of_amd || !listed.is_empty());
     let last = if of_amd && env.get(OF_HIP).is_some_and(|listed| !listed.is_empty()) { OF_HIP } else { VARIABLE };
     [of_amd.then_some(OF_ROCR), Some(last)].into_iter().flatten().filter(says).collect()

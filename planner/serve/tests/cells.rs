@@ -81,7 +81,7 @@ fn a_whole_context_is_not_fitted() {
 #[rstest]
 #[case("-ctk q8_0", "K cache type q8_0 with block size 32 does not divide n_embd_head_k=80")]
 #[case("-ctv q4_0", "V cache type q4_0 with block size 32 does not divide n_embd_head_v=80")]
-#[case("-ctk q8_0 -fa off", "rows of heads of 80 in blocks of 32 are not planned")]
+#[case("-ctk q8_0 -fa off", "heads of 80 are no whole blocks")]
 fn heads_are_whole_blocks(#[case] flags: &str, #[case] expected: &str) {
     let model = || {
         changed(QWEN, |config| {

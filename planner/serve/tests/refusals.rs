@@ -335,6 +335,16 @@ fn vllm_refuses_under_a_variable(#[case] variable: &str, #[case] flags: &str, #[
     assert_eq!(said(format!("vllm serve m {}", flags.replace("--async-scheduling", "")).trim(), LLAMA, "0.33.0"), None);
 }
 
+/// The order of convolution states is asked for where there are some.
+#[rstest]
+#[case(LLAMA, false)]
+#[case(NEMOTRON, true)]
+fn vllm_asks_for_the_order_of_states_that_it_has(#[case] model: &str, #[case] refuses: bool) {
+    let found = said("VLLM_SSM_CONV_STATE_LAYOUT=x vllm serve m", model, "0.33.0");
+    assert_eq!(found.is_some(), refuses, "{found:?}");
+    assert!(found.is_none_or(|found| found.contains("Invalid value 'x' for VLLM_SSM_CONV_STATE_LAYOUT")));
+}
+
 /// What a model keeps decides whether its kernels are the same in every batch.
 #[rstest]
 #[case(LLAMA, None)]

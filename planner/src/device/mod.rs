@@ -173,11 +173,18 @@ impl DeviceInfo {
 
     /// Who says how much memory it has: its maker's tool, or its data sheet.
     pub(crate) fn reported_by(&self) -> &'static str {
-        match self.name.split(' ').next() {
+        match self.maker() {
             Some("NVIDIA") => "nvidia-smi",
             Some("AMD") => "rocm-smi",
             _ => "its data sheet",
         }
+    }
+
+    /// Who makes it, where its name says it: NVIDIA, AMD, Apple or Intel.
+    pub fn maker(&self) -> Option<&'static str> {
+        const MAKERS: [&str; 4] = ["NVIDIA", "AMD", "Apple", "Intel"];
+        let first = self.name.split(' ').next()?;
+        MAKERS.into_iter().find(|maker| *maker == first)
     }
 
     /// How many devices, and what each of them is: `8xh100`, `h100x8`, the cloud's `p5.48xlarge`, or one where no count is written.

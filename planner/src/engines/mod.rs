@@ -44,5 +44,10 @@ pub mod sglang {
 
 /// What commands of llama.cpp are read by as well as its plans.
 pub mod llama_cpp {
-    pub use super::known::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES};
+    pub use super::known::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES, refuses_head};
+}
+
+/// What commands of TensorRT-LLM are read by as well as its plans.
+pub mod tensorrt_llm {
+    pub use super::known::tensorrt_llm::refuses_block;
 }

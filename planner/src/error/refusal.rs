@@ -118,6 +118,16 @@ pub enum EngineRefusal {
         /// Its message.
         said: String,
     },
+    /// What the engine ends with at its start, as it says it.
+    #[error("{engine} {version} would not start: {said}", said = Shown(.said))]
+    Start {
+        /// The engine.
+        engine: &'static str,
+        /// Its version.
+        version: Version,
+        /// Its message.
+        said: String,
+    },
     /// A latent in two dtypes.
     #[error(
         "a latent is key and value at once, and {engine} does not start with it in two dtypes; state the same for both"

@@ -66,6 +66,37 @@ fn what_changed_between_versions_is_named() {
     assert_eq!(request.rule_changes(new, "sglang".parse().unwrap()).unwrap(), Vec::<String>::new());
 }
 
+/// What engines end with at their start, they end with at every door.
+#[rstest]
+#[case::heads_in_blocks(
+    "llama.cpp",
+    "cache_type_k = 'q8_0'",
+    80,
+    Some("q8_0 with block size 32 does not divide n_embd_head_k=80")
+)]
+#[case::values_in_blocks(
+    "llama.cpp",
+    "cache_type_v = 'q4_0'",
+    80,
+    Some("q4_0 with block size 32 does not divide n_embd_head_v=80")
+)]
+#[case::whole_blocks("llama.cpp", "cache_type_k = 'q8_0'", 96, None)]
+#[case::no_blocks("llama.cpp", "cache_type_k = 'bf16'", 80, None)]
+#[case::no_power_of_two("tensorrt-llm", "block_size = 100", 64, Some("tokensPerBlock must be power of 2 (it is 100)"))]
+#[case::power_of_two("tensorrt-llm", "block_size = 128", 64, None)]
+fn what_ends_a_start_is_refused(
+    #[case] engine: &str,
+    #[case] options: &str,
+    #[case] head_dim: u64,
+    #[case] expected: Option<&str>,
+) {
+    let model = Model::new("llama", 1).with("kv_cache", 0, kv(2, head_dim));
+    let budget = budget(&format!("max_seq_len = 8192\n[engine]\ncache_bytes = '1GiB'\n{options}"));
+    let said = model.request(&budget).predict(engine.parse().unwrap()).err().map(|error| error.to_string());
+    assert_eq!(said.is_some(), expected.is_some(), "{said:?}");
+    assert!(said.is_none_or(|said| expected.is_some_and(|expected| said.contains(expected))));
+}
+
 #[rstest]
 #[case::of_no_engine("Motif", &["vllm", "sglang", "llama.cpp", "tensorrt-llm"])]
 #[case::recurrence("rwkv7", &["vllm", "sglang", "tensorrt-llm"])]

@@ -3,7 +3,9 @@
 use cacheplan_handlers::{DType, Kind};
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
-use cacheplan_planner::engines::llama_cpp::{CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES};
+use cacheplan_planner::engines::llama_cpp::{
+    CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES, refuses_head,
+};
 
 use super::{Limits, Question, spread};
 use crate::error::ServeError;
@@ -153,7 +155,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         }
     }
     let plain = |word: &str| matches!(word, "f32" | "f16" | "bf16");
-    heads_in_blocks(question, model, plain)?;
+    heads_in_blocks(question, model)?;
     let quantised = question.value(VALUES).is_some_and(|word| !plain(word));
     if quantised && is_without_flash_attention(question) {
         let said = "llama_init_from_model: V cache quantization requires flash_attn";
@@ -242,24 +244,21 @@ pub(super) fn is_without_flash_attention(question: &Question) -> bool {
     }
 }
 
-/// Heads that are no whole blocks of a stated dtype, which flash attention does not read; without it rows of all heads are in blocks.
-fn heads_in_blocks(question: &Question, model: &ModelCaches, plain: fn(&str) -> bool) -> Result<(), ServeError> {
-    const BLOCK: u64 = 32;
+/// Heads that are no whole blocks of a stated dtype; without flash attention rows of all heads are in blocks.
+fn heads_in_blocks(question: &Question, model: &ModelCaches) -> Result<(), ServeError> {
     let caches = question.caches(model)?;
     let paged = caches.iter().filter(|cache| *cache.handler.kind() == Kind::KvPaged);
-    let Some(head) = paged.filter_map(|cache| cache.handler.dim("head_dim")).find(|head| !head.is_multiple_of(BLOCK))
-    else {
-        return Ok(());
-    };
-    for (flag, side, which) in [(KEYS, "K", "k"), (VALUES, "V", "v")] {
-        let Some(word) = question.value(flag).filter(|word| !plain(word)).map(str::to_owned) else { continue };
-        if is_without_flash_attention(question) {
-            let why = format!("rows of heads of {head} in blocks of {BLOCK} are not planned");
-            return Err(ServeError::unread(flag, why, [Remedy::Set(flag, "f16".into())]));
+    for head in paged.filter_map(|cache| cache.handler.dim("head_dim")) {
+        for (flag, of) in [(KEYS, 'k'), (VALUES, 'v')] {
+            let dtype = question.value(flag).and_then(cache_type);
+            let Some(said) = dtype.and_then(|dtype| refuses_head(of, dtype, head)) else { continue };
+            let remedies = [Remedy::Set(flag, "f16".into())];
+            if is_without_flash_attention(question) {
+                let why = format!("heads of {head} are no whole blocks, and rows of several are not planned");
+                return Err(ServeError::unread(flag, why, remedies));
+            }
+            return Err(question.refused(said, remedies));
         }
-        let said =
-            format!("{side} cache type {word} with block size {BLOCK} does not divide n_embd_head_{which}={head}");
-        return Err(question.refused(said, [Remedy::Set(flag, "f16".into())]));
     }
     Ok(())
 }

@@ -27,7 +27,6 @@ const BACKENDS: [(&str, Option<&str>); 7] = [
     ("MTL", Some("Apple")),
     ("Metal", Some("Apple")),
 ];
-const MAKERS: [&str; 4] = ["NVIDIA", "AMD", "Apple", "Intel"];
 
 /// The devices on which layers may lie, as their backend calls them; none where all stays on the host.
 pub(super) fn devices(question: &Question) -> Result<Vec<String>, ServeError> {
@@ -82,8 +81,7 @@ pub(super) fn named(question: &Question, written: &str) -> Result<String, ServeE
 
 /// Who makes the device, where its name says it.
 fn maker(question: &Question) -> Option<&'static str> {
-    let name = question.device()?.name.split(' ').next()?;
-    MAKERS.into_iter().find(|maker| *maker == name)
+    question.device()?.maker()
 }
 
 /// A device as the backend of its maker calls it; NVIDIA's, where nobody says whose it is.

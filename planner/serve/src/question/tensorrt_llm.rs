@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, Growth};
+use cacheplan_planner::engines::tensorrt_llm::refuses_block;
 use cacheplan_planner::engines::{FlagMeaning, Version};
 use cacheplan_planner::{ByteSize, Engine, ModelCaches, Override, PlanRequest};
 
@@ -46,9 +47,6 @@ const OF_NO_CACHE: [&str; 18] = [
     "stream_interval",
     "torch_compile_config",
 ];
-
-/// How the names of devices begin that are no GPUs of NVIDIA.
-const OTHERS: [&str; 3] = ["AMD ", "Apple ", "Intel "];
 
 const BLOCK: &str = "kv_cache_config.tokens_per_block";
 /// Keys that are looked at with the model.
@@ -159,17 +157,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let why = format!("the caches of backend {backend} were not read");
         return Err(ServeError::unread("--backend", why, [Remedy::Remove("--backend")]));
     }
-    let other =
-        question.device().map(|device| device.name.clone()).filter(|name| OTHERS.iter().any(|of| name.starts_with(of)));
-    if let Some(name) = other {
-        return Err(
-            question.refused(format!("No CUDA GPUs are available: it runs on NVIDIA's alone, not on {name}"), [])
-        );
+    let other = question.device().filter(|device| device.maker().is_some_and(|maker| maker != "NVIDIA"));
+    if let Some(name) = other.map(|device| device.name.clone()) {
+        let said = format!("No CUDA GPUs are available: it runs on NVIDIA's alone, not on {name}");
+        return Err(question.refused(said, []));
     }
-    if let Some(block) = option(question, BLOCK).and_then(|value| value.parse::<u64>().ok())
-        && !block.is_power_of_two()
-    {
-        let said = format!("[TensorRT-LLM][ERROR] Assertion failed: tokensPerBlock must be power of 2 (it is {block})");
+    let block = option(question, BLOCK).and_then(|value| value.parse().ok());
+    if let Some(said) = block.and_then(refuses_block) {
         return Err(question.refused(said, [Remedy::Remove(FILE)]));
     }
     // No flag of it states keys of the config otherwise.

@@ -108,13 +108,35 @@ pub(crate) static RULES: EngineRules = EngineRules {
     indexed_sequences: 0,
     storage: Storage::AS_MODELLED,
     stored: |_| Ok(None),
-    refuses: |_| None,
+    refuses,
     predict,
     arguments: Some(arguments::of),
 };
 
 /// llama.cpp refuses a context of more sequences (`LLAMA_MAX_SEQ`; 64 before ggml-org/llama.cpp#15916).
 pub const MOST_SEQUENCES: u64 = 256;
+
+/// What it says of keys (`k`) or values (`v`) of heads that are no whole blocks of a dtype, which flash attention does not read.
+pub fn refuses_head(of: char, dtype: DType, head: u64) -> Option<String> {
+    const BLOCK: u64 = 32;
+    let is_in_blocks = !matches!(dtype, DType::F32 | DType::F16 | DType::Bf16);
+    (is_in_blocks && !head.is_multiple_of(BLOCK)).then(|| {
+        let side = of.to_ascii_uppercase();
+        format!("{side} cache type {dtype} with block size {BLOCK} does not divide n_embd_head_{of}={head}")
+    })
+}
+
+fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
+    let options = situation.options;
+    let sides = [('k', options.cache_type_k), ('v', options.cache_type_v)];
+    let mut heads = situation.caches.attention.iter().filter_map(|cache| cache.handler.dim("head_dim"));
+    let said = heads.find_map(|head| {
+        sides.into_iter().find_map(|(of, stated)| {
+            refuses_head(of, stated.or(situation.budget.dtypes.kv).unwrap_or(DType::F16), head)
+        })
+    })?;
+    Some(EngineRefusal::Start { engine: RULES.name, version: situation.version, said })
+}
 
 fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     refuse_two_dtypes(situation)?;

@@ -14,7 +14,7 @@ use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
 use crate::engines::situation::Situation;
 use crate::engines::version::Version;
-use crate::error::PlanError;
+use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;
 use crate::solver::solve::last;
 use crate::solver::step::LOGIT_BYTES;
@@ -55,10 +55,19 @@ pub(crate) static RULES: EngineRules = EngineRules {
     indexed_sequences: 0,
     storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
     stored: |_| Ok(None),
-    refuses: |_| None,
+    refuses: |situation| {
+        let said = situation.options.block_size.and_then(refuses_block)?;
+        Some(EngineRefusal::Start { engine: RULES.name, version: situation.version, said })
+    },
     predict,
     arguments: None,
 };
+
+/// What it says of blocks of so many tokens that its kernels do not read (`kvCacheUtils.h`).
+pub fn refuses_block(tokens: u64) -> Option<String> {
+    let said = || format!("[TensorRT-LLM][ERROR] Assertion failed: tokensPerBlock must be power of 2 (it is {tokens})");
+    (!tokens.is_power_of_two()).then(said)
+}
 
 /// What a rank has, and what its caches take of it.
 struct Rank {

@@ -1,5 +1,5 @@
-//! Flags and variables that 0.33.0 takes one by one and refuses together, or for a model; each was asked of its own configuration
-//! (`cargo xtask oracle vllm-commands`).
+//! Flags and variables that 0.33.0 takes one by one and refuses together, or for a model: what its configuration refuses was asked of it
+//! (`cargo xtask oracle vllm-commands`), what its workers refuse was read.
 
 use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
@@ -52,7 +52,7 @@ const PROCESSOR: &str = "--mm-processor-device";
 const ROUNDING: &str = "--enable-mamba-cache-stochastic-rounding";
 const HYPER: &str = "--enable-hc-sp";
 
-/// Variables that it reads as whole numbers before it starts a worker.
+/// Variables that it reads as whole numbers before it has caches.
 const NUMBERS: [&str; 9] = [
     "VLLM_DP_SIZE",
     "VLLM_DP_RANK",
@@ -66,11 +66,11 @@ const NUMBERS: [&str; 9] = [
 ];
 const INVARIANT: &str = "VLLM_BATCH_INVARIANT";
 
-/// Variables that take these words alone (`env_with_choices`), of those that it asks for before it starts a worker.
+/// Variables that take these words alone (`env_with_choices`), of those that it asks for before it has caches; the last of states alone.
 const CHOICES: [(&str, &str); 3] = [
     ("VLLM_KV_CACHE_LAYOUT", "LBNHC LBHNC LHBNC NHD HND BLHNC BLNHC BHLNC"),
-    ("VLLM_SSM_CONV_STATE_LAYOUT", "SD DS"),
     ("VLLM_WORKER_MULTIPROC_METHOD", "spawn fork"),
+    ("VLLM_SSM_CONV_STATE_LAYOUT", "SD DS"),
 ];
 
 /// Methods that draft without a model beside the one that is served (`SpeculativeConfig.__post_init__`).
@@ -111,15 +111,16 @@ pub(super) const RULES: &[Rule] = &[
         Some(format!("{name}: invalid literal for int() with base 10: '{value}'"))
     }),
     since(READ, &[], |case| {
+        let asked = if case.has_states() { &CHOICES[..] } else { &CHOICES[..2] };
         let stated = |(name, words): (&'static str, &'static str)| Some((name, words, case.question.env.get(name)?));
         let (name, words, value) =
-            CHOICES.into_iter().filter_map(stated).find(|(_, words, value)| !lists(words, value))?;
+            asked.iter().copied().filter_map(stated).find(|(_, words, value)| !lists(words, value))?;
         let words: Vec<&str> = words.split(' ').collect();
         Some(format!("Invalid value '{value}' for {name}. Valid options: {}.", words.join(", ")))
     }),
     since(READ, &[], |case| {
         let [of_hip, of_cuda] = [OF_HIP, VARIABLE].map(|name| case.question.env.get(name).filter(|it| !it.is_empty()));
-        let is_amd = case.question.device().is_some_and(|device| device.name.starts_with("AMD "));
+        let is_amd = case.question.device().is_some_and(|device| device.maker() == Some("AMD"));
         let (of_hip, of_cuda) = of_hip.zip(of_cuda).filter(|(of_hip, of_cuda)| is_amd && of_hip != of_cuda)?;
         Some(format!(
             "Inconsistent GPU visibility env vars: {OF_HIP}='{of_hip}' vs {VARIABLE}='{of_cuda}'. Please set only one, or ensure they match."
