@@ -21,7 +21,7 @@ pub(crate) struct Failure {
     message: String,
     /// Where in a file it lies.
     excerpt: String,
-    /// What a command is refused for, where that is said elsewhere.
+    /// What an engine refuses a command with, where that is said elsewhere.
     refusal: String,
     code: u8,
 }
@@ -37,12 +37,12 @@ impl Failure {
         Self { excerpt, ..self }
     }
 
-    /// The same error of a command that is refused so.
-    pub(crate) fn refused_for(self, refusal: impl Display) -> Self {
+    /// The same error of a command that an engine refuses so.
+    pub(crate) fn refused_for(self, refusal: &str) -> Self {
         Self { refusal: refusal.to_string(), ..self }
     }
 
-    /// What a command is refused for.
+    /// What an engine refuses a command with; empty where none does.
     pub(crate) fn refusal(&self) -> &str {
         &self.refusal
     }

@@ -98,8 +98,7 @@ fn of_command(args: &Args, log: Option<&Log>) -> Result<(), Failure> {
         Err(error @ LogError::Failed { .. }) => {
             let ran = args.start.run(&beside, print_as);
             let error = match &ran {
-                // Behind who says it.
-                Err(refused) => error.told_by(refused.refusal().split_once(": ").map_or("", |(_, said)| said)),
+                Err(refused) => error.told_by(refused.refusal()),
                 Ok(()) => error,
             };
             note(log.of_file(&error).message());

@@ -280,7 +280,8 @@ impl StartArgs {
                 }
                 let is_said = print_as != Print::Json && report.is_some();
                 let failure = if is_said { refusal.failure() } else { refusal.text() };
-                Err(Failure::new(refusal.error.exit_code(), failure).refused_for(&refusal.error))
+                Err(Failure::new(refusal.error.exit_code(), failure)
+                    .refused_for(refusal.error.said().unwrap_or_default()))
             }
         }
     }

@@ -136,6 +136,14 @@ impl ServeError {
         }
     }
 
+    /// What the engine says, where it refuses.
+    pub fn said(&self) -> Option<&str> {
+        match self {
+            Self::Parser { said, .. } | Self::Engine { said, .. } => Some(said),
+            _ => None,
+        }
+    }
+
     /// Whether it says that the engine would not start, and not that nobody knows.
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Parser { .. }) || self.exit_code() == 3

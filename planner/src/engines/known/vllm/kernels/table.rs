@@ -131,6 +131,10 @@ const PLAIN: Words = &[AUTO, F16, BF16];
 const WITH_E4M3: Words = &[AUTO, F16, BF16, FP8, E4M3];
 const WITH_E5M2: Words = &[AUTO, F16, BF16, FP8, E4M3, E5M2];
 
+/// AMD's own for latents.
+const AITER_MLA: Kernel =
+    Kernel { versions: since(READ), asked: Asked::WithAiter, latents: true, dcp: Dcp::Yes, block: 1, ..BY_AMD };
+
 /// Of keys and values, by CUDA.
 const KEYS: Kernel = Kernel {
     name: "",
@@ -265,26 +269,10 @@ pub(super) static KERNELS: &[Kernel] = &[
     Kernel { name: "FLASH_ATTN_MLA", cuda: HOPPER, words: PLAIN, ..DENSE },
     Kernel { name: "FLASHMLA", versions: before(READ), cuda: &[90..=109], block: 64, ..DENSE },
     Kernel { name: "FLASHMLA", versions: since(READ), cuda: HOPPER, block: 64, ..DENSE },
-    Kernel {
-        name: "ROCM_AITER_MLA",
-        versions: since(READ),
-        asked: Asked::WithAiter,
-        latents: true,
-        dcp: Dcp::Yes,
-        block: 1,
-        ..BY_AMD
-    },
+    Kernel { name: "ROCM_AITER_MLA", ..AITER_MLA },
     Kernel { versions: before(MANY_WORDS), words: PLAIN, ..TRITON_MLA },
     Kernel { versions: since(MANY_WORDS), ..TRITON_MLA },
-    Kernel {
-        name: "ROCM_AITER_TRITON_MLA",
-        versions: since(READ),
-        asked: Asked::WithAiter,
-        latents: true,
-        dcp: Dcp::Yes,
-        block: 1,
-        ..BY_AMD
-    },
+    Kernel { name: "ROCM_AITER_TRITON_MLA", ..AITER_MLA },
     Kernel {
         name: "FLASHMLA_SPARSE",
         versions: before(MANY_WORDS),
