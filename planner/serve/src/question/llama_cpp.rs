@@ -25,8 +25,8 @@ pub(super) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
-/// Read in b11549, and in no other: the context that nobody states is that of each stream of cells.
-const FITS_EACH: Version = Version(11549, 0, 0);
+/// Seen in b10809, and not in b10566 (ggml-org/llama.cpp#27496): the context that nobody states is that of each stream of cells.
+const FITS_EACH: Version = Version(10_809, 0, 0);
 const KEYS: &str = "--cache-type-k";
 const VALUES: &str = "--cache-type-v";
 /// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`CELLS`], as their log says.
