@@ -7,6 +7,7 @@ use cacheplan_planner::engines::llama_cpp::{
     CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES, refuses_head,
 };
 
+use super::rules::lists;
 use super::{Limits, Question, spread};
 use crate::error::ServeError;
 use crate::flags::parse::{Setting, program};
@@ -68,6 +69,15 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
     Ok(trained)
 }
 
+/// Words that its parser takes of flags whose help has them in sentences (`common/arg.cpp`).
+const WORDS: [(&str, &str); 3] = [
+    ("--load-mode", "auto none mmap mlock mmap+mlock dio"),
+    ("--lazy-mode", "auto on off"),
+    ("--numa", "distribute isolate numactl"),
+];
+/// Numbers that it takes from 0 on.
+const COUNTS: [&str; 4] = ["--n-cpu-moe", "--n-cpu-ffn", "--spec-draft-n-max", "--checkpoint-min-step"];
+
 fn cache_type(word: &str) -> Option<DType> {
     KV_DTYPES.into_iter().find(|dtype| dtype.name() == word)
 }
@@ -84,6 +94,17 @@ pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     let layers = question.flag(LAYERS).map_or("all", Setting::value);
     if !matches!(layers, "auto" | "all") && stoi(layers).is_none() {
         return Err(refused(LAYERS, "stoi".to_owned(), "all"));
+    }
+    for (flag, words) in WORDS {
+        let stated = question.flag(flag).map(Setting::value).filter(|word| !word.is_empty());
+        if stated.is_some_and(|word| !lists(words, word)) {
+            let first = words.split(' ').next().unwrap_or_default();
+            return Err(refused(flag, "invalid value".to_owned(), first));
+        }
+    }
+    let negative = |flag: &&str| question.flag(flag).and_then(Setting::whole).is_some_and(|number| number < 0);
+    if let Some(flag) = COUNTS.into_iter().find(negative) {
+        return Err(refused(flag, "invalid value".to_owned(), "0"));
     }
     for flag in [KEYS, VALUES] {
         let Some(word) = question.flag(flag).map(Setting::value).filter(|word| cache_type(word).is_none()) else {

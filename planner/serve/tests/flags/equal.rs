@@ -260,10 +260,7 @@ fn tensorrt_llm_cuts_sequences_to_what_its_one_pool_holds(
 #[case(&[("cuda_graph_config.batch_sizes", "[1,2]"), ("cuda_graph_config.max_batch_size", "8")], Some((3, "is incompatible with")))]
 #[case(&[("max_beam_width", "4")], Some((4, "how 4 beams share the blocks")))]
 #[case(&[("max_beam_width", "1")], None)]
-fn options_of_tensorrt_llm_are_taken_or_refused(
-    #[case] config: &[(&str, &str)],
-    #[case] refused: Option<(u8, &str)>,
-) {
+fn options_of_tensorrt_llm_are_taken_or_refused(#[case] config: &[(&str, &str)], #[case] refused: Option<(u8, &str)>) {
     let mut told = launch("trtllm-serve m");
     told.config.extend(config.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
     match (answer(&told, models("Qwen__Qwen3-8B"), &on("h100")), refused) {
