@@ -225,10 +225,11 @@ impl PlanError {
     }
 
     /// The exit code of a command that ends with this error: 2 where it names what there is not, 3 where the budget is too
-    /// small, 4 where the model or an engine refuses, else 1.
+    /// small or an engine would not start, 4 where what was not read or an engine lacks is asked, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::DoesNotFit(_) | Self::TooMany { .. } | Self::SmallStep { .. } | Self::TooFew { .. } => 3,
+            Self::Engine(EngineRefusal::Start { .. }) => 3,
             Self::Engine(EngineRefusal::NotConsumed { .. } | EngineRefusal::Gone { .. }) => 1,
             Self::Engine(_) | Self::Graph(_) | Self::Resource(_) => 4,
             Self::Stated(error) => error.exit_code(),

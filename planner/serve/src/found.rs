@@ -172,7 +172,9 @@ impl Found {
         say(Fact::CacheBytes, self.bytes);
         let makes_block = self.engine.engine.name() == "vllm";
         let has_states = |at: &At| at.predicted.state_page_bytes.is_some();
-        say(Fact::TokensPerBlock, self.span(|at| at.predicted.block_size.filter(|_| !makes_block || has_states(at))));
+        let block = self.span(|at| at.predicted.block_size.filter(|_| !makes_block || has_states(at)));
+        // Blocks are as long where none is allocated.
+        say(Fact::TokensPerBlock, block.map(|block| if block.low == 0 { Logged::exact(block.high) } else { block }));
         say(Fact::NumBlocks, self.span(|at| at.predicted.num_blocks));
         say(Fact::Tokens, self.span(|at| at.predicted.tokens));
         say(Fact::WindowTokens, self.span(|at| at.predicted.window_tokens));

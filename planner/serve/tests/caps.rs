@@ -119,9 +119,14 @@ fn tokens_of_tensorrt_llm_are_at_most_those_that_are_stated() {
     // What is longer is cut to them.
     let few = tokens(8_200);
     assert_eq!((few.limits.max_seq_len, few.starts), (8_192, Starts::Yes));
-    // Windows of several sizes take no notice of it.
-    let windows = |tokens: u64| with_tokens("google__gemma-3-1b-it", tokens).facts[&Fact::Tokens];
+    // Windows of several sizes take no notice of it, where they are stated.
+    let gemma = |config: &str| with_cache_config("google__gemma-3-1b-it", config, &with_bytes("h100", 40 << 30));
+    let windows = |tokens: u64| {
+        let config = format!("max_tokens: {tokens}, max_attention_window: [512, 512, 512, 512, 512, 32768]");
+        gemma(&config).facts[&Fact::Tokens]
+    };
     assert_eq!(windows(1_000), windows(10_000_000));
+    assert_eq!(gemma("max_tokens: 64000").facts[&Fact::Tokens], Logged::exact(64_000));
 }
 
 /// Its file of options takes whole numbers for bytes, of which a budget wants a unit to few.

@@ -77,7 +77,7 @@ section! {
         key("--cache-type-v", Values::DType, "that of keys and values", "'q8_0'")
         #[serde(deserialize_with = "kv_dtype")]
         pub cache_type_v: Option<DType>,
-        /// llama.cpp's --swa-full: windows own as many cells as full attention.
+        /// Windows own as much as full attention: llama.cpp's --swa-full, TensorRT-LLM untold.
         key("--swa-full", Values::Switch, "false", "false")
         pub swa_full: Option<bool>,
         /// vLLM's --async-scheduling: a step is prepared while others run, and holds its tokens.

@@ -49,5 +49,5 @@ pub mod llama_cpp {
 
 /// What commands of TensorRT-LLM are read by as well as its plans.
 pub mod tensorrt_llm {
-    pub use super::known::tensorrt_llm::refuses_block;
+    pub use super::known::tensorrt_llm::{knows_windows, refuses_block, refuses_device};
 }

@@ -113,6 +113,7 @@ impl Inputs<'_> {
             load: load.clone(),
             options,
             budget: self.budget,
+            device: self.device,
             model: self.model,
             bytes,
             draft_tokens,

@@ -5,6 +5,7 @@ use cacheplan_transforms::ModelInfo;
 use super::caches::Caches;
 use super::version::Version;
 use crate::budget::{Budget, EngineOptions};
+use crate::device::DeviceInfo;
 use crate::error::{PlanError, Shortfall, Suggestion};
 use crate::solver::demand::Load;
 use crate::solver::step::StepBytes;
@@ -22,6 +23,8 @@ pub(crate) struct Situation<'a> {
     pub(super) load: Load,
     pub(super) options: &'a EngineOptions,
     pub(super) budget: &'a Budget,
+    /// The device, where one is stated.
+    pub(super) device: Option<&'a DeviceInfo>,
     pub(super) model: &'a ModelInfo,
     /// Bytes for caches; `None` if the budget states none.
     pub(super) bytes: Option<u64>,

@@ -1,7 +1,7 @@
 //! Our plan beside the engines'.
 
 use cacheplan_planner::budget::Objective;
-use cacheplan_planner::{Comparison, DeviceInfo, Engine, EngineSpec, PlanRequest};
+use cacheplan_planner::{Comparison, DeviceInfo, Devices, Engine, EngineSpec, PlanRequest};
 
 use rstest::rstest;
 
@@ -98,6 +98,19 @@ fn what_ends_a_start_is_refused(
 }
 
 #[rstest]
+#[case("mi300x", Some("not on AMD MI300X"))]
+#[case("m4-max-128gb", Some("No CUDA GPUs are available"))]
+#[case("h100", None)]
+fn tensorrt_llm_refuses_other_makers(#[case] device: &str, #[case] expected: Option<&str>) {
+    let model = Model::new("llama", 1).with("kv_cache", 0, kv(2, 64));
+    let budget = budget("max_seq_len = 8192\n[engine]\ncache_bytes = '1GiB'");
+    let request = model.request(&budget).with_devices(device.parse::<Devices>().unwrap());
+    let said = request.predict("tensorrt-llm".parse().unwrap()).err().map(|error| error.to_string());
+    assert_eq!(said.is_some(), expected.is_some(), "{said:?}");
+    assert!(said.is_none_or(|said| expected.is_some_and(|expected| said.contains(expected))));
+}
+
+#[rstest]
 #[case::of_no_engine("Motif", &["vllm", "sglang", "llama.cpp", "tensorrt-llm"])]
 #[case::recurrence("rwkv7", &["vllm", "sglang", "tensorrt-llm"])]
 #[case::of_vllm_alone("alice_ai", &["sglang", "llama.cpp", "tensorrt-llm"])]
@@ -183,7 +196,7 @@ fn an_engine_refuses_every_option_that_it_does_not_consume() {
         ("ubatch = 512", &["llama.cpp"]),
         ("cache_type_k = 'f16'", &["llama.cpp"]),
         ("cache_type_v = 'f16'", &["llama.cpp"]),
-        ("swa_full = true", &["llama.cpp"]),
+        ("swa_full = true", &["tensorrt-llm", "llama.cpp"]),
         ("async_scheduling = false", &["vllm"]),
         ("hybrid_kv_cache = true", &["vllm", "sglang"]),
         ("compute_capability = 90", &["vllm", "sglang", "tensorrt-llm", "llama.cpp"]),

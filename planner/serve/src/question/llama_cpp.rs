@@ -7,6 +7,7 @@ use cacheplan_planner::engines::llama_cpp::{
     CELLS, DEFAULT_BATCH, DEFAULT_UBATCH, KV_DTYPES, MOST_SEQUENCES, refuses_head,
 };
 
+use super::rules::lists;
 use super::{Limits, Question, spread};
 use crate::error::ServeError;
 use crate::flags::parse::{Setting, program};
@@ -25,8 +26,8 @@ pub(super) const FLASH_ATTENTION_HAS_VALUES: Version = Version(6325, 0, 0);
 /// From this build on the context is the trained length where nobody states it; before it was [`CONTEXT`].
 pub(super) const FITS: Version = Version(7407, 0, 0);
 const CONTEXT: u64 = 4096;
-/// Read in b11549, and in no other: the context that nobody states is that of each stream of cells.
-const FITS_EACH: Version = Version(11549, 0, 0);
+/// Seen in b10809, and not in b10566 (ggml-org/llama.cpp#27496): the context that nobody states is that of each stream of cells.
+const FITS_EACH: Version = Version(10_809, 0, 0);
 const KEYS: &str = "--cache-type-k";
 const VALUES: &str = "--cache-type-v";
 /// From about this build on (ggml-org/llama.cpp#17046) each sequence's cells are a multiple of [`CELLS`], as their log says.
@@ -68,6 +69,15 @@ fn overridden(question: &Question) -> Result<Option<u64>, ServeError> {
     Ok(trained)
 }
 
+/// Words that its parser takes of flags whose help has them in sentences (`common/arg.cpp`).
+const WORDS: [(&str, &str); 3] = [
+    ("--load-mode", "auto none mmap mlock mmap+mlock dio"),
+    ("--lazy-mode", "auto on off"),
+    ("--numa", "distribute isolate numactl"),
+];
+/// Numbers that it takes from 0 on.
+const COUNTS: [&str; 4] = ["--n-cpu-moe", "--n-cpu-ffn", "--spec-draft-n-max", "--checkpoint-min-step"];
+
 fn cache_type(word: &str) -> Option<DType> {
     KV_DTYPES.into_iter().find(|dtype| dtype.name() == word)
 }
@@ -84,6 +94,17 @@ pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     let layers = question.flag(LAYERS).map_or("all", Setting::value);
     if !matches!(layers, "auto" | "all") && stoi(layers).is_none() {
         return Err(refused(LAYERS, "stoi".to_owned(), "all"));
+    }
+    for (flag, words) in WORDS {
+        let stated = question.flag(flag).map(Setting::value).filter(|word| !word.is_empty());
+        if stated.is_some_and(|word| !lists(words, word)) {
+            let first = words.split(' ').next().unwrap_or_default();
+            return Err(refused(flag, "invalid value".to_owned(), first));
+        }
+    }
+    let negative = |flag: &&str| question.flag(flag).and_then(Setting::whole).is_some_and(|number| number < 0);
+    if let Some(flag) = COUNTS.into_iter().find(negative) {
+        return Err(refused(flag, "invalid value".to_owned(), "0"));
     }
     for flag in [KEYS, VALUES] {
         let Some(word) = question.flag(flag).map(Setting::value).filter(|word| cache_type(word).is_none()) else {

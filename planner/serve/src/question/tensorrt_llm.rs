@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cacheplan_handlers::{DType, Growth};
-use cacheplan_planner::engines::tensorrt_llm::refuses_block;
+use cacheplan_planner::engines::tensorrt_llm::{knows_windows, refuses_block, refuses_device};
 use cacheplan_planner::engines::{FlagMeaning, Version};
 use cacheplan_planner::{ByteSize, Engine, ModelCaches, Override, PlanRequest};
 
@@ -27,7 +27,8 @@ pub(super) const FILE: &str = "--config";
 const FRACTION: &str = "kv_cache_config.free_gpu_memory_fraction";
 
 /// Keys, or what they begin with, that no cache's size depends on: what is reused, where else blocks lie, and how a step runs.
-const OF_NO_CACHE: [&str; 18] = [
+const OF_NO_CACHE: [&str; 38] = [
+    "kv_cache_config.attention_dp_events_gather_period_ms",
     "kv_cache_config.copy_on_partial_reuse",
     "kv_cache_config.enable_block_reuse",
     "kv_cache_config.enable_partial_reuse",
@@ -35,16 +36,35 @@ const OF_NO_CACHE: [&str; 18] = [
     "kv_cache_config.host_cache_size",
     "kv_cache_config.onboard_blocks",
     "kv_cache_config.secondary_offload_min_priority",
+    "allreduce_strategy",
+    "attention_dp_config",
     "attn_backend",
+    "batch_wait_max_tokens_ratio",
+    "batch_wait_timeout_iters",
+    "batch_wait_timeout_ms",
     "cuda_graph_config",
     "disable_overlap_scheduler",
+    "enable_autotuner",
     "enable_iter_perf_stats",
     "enable_iter_req_stats",
+    "enable_layerwise_nvtx_marker",
+    "garbage_collection_gen0_threshold",
+    "guided_decoding_backend",
+    "iter_stats_max_iterations",
+    "load_format",
     "moe_config",
+    "nvfp4_gemm_config",
+    "orchestrator_type",
+    "perf_metrics_max_requests",
+    "postprocess_tokenizer_dir",
     "print_iter_log",
+    "request_stats_max_iterations",
+    "return_perf_metrics",
     "sampler_type",
     "scheduler_config",
+    "skip_tokenizer_init",
     "stream_interval",
+    "tokenizer_mode",
     "torch_compile_config",
 ];
 
@@ -157,15 +177,18 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         let why = format!("the caches of backend {backend} were not read");
         return Err(ServeError::unread("--backend", why, [Remedy::Remove("--backend")]));
     }
-    let other = question.device().filter(|device| device.maker().is_some_and(|maker| maker != "NVIDIA"));
-    if let Some(name) = other.map(|device| device.name.clone()) {
-        let said = format!("No CUDA GPUs are available: it runs on NVIDIA's alone, not on {name}");
+    if let Some(said) = question.device().and_then(refuses_device) {
         return Err(question.refused(said, []));
     }
     let block = option(question, BLOCK).and_then(|value| value.parse().ok());
     if let Some(said) = block.and_then(refuses_block) {
         return Err(question.refused(said, [Remedy::Remove(FILE)]));
     }
+    if let Some(beams) = question.count("--max_beam_width").filter(|beams| *beams > 1) {
+        let why = format!("how {beams} beams share the blocks of a sequence was not read");
+        return Err(ServeError::unread("--max_beam_width", why, [Remedy::Remove("--max_beam_width")]));
+    }
+    look_at_graphs(question)?;
     // No flag of it states keys of the config otherwise.
     let derived = overrides::longest(question, "", model)?;
     let stated = question.count("--max_seq_len");
@@ -182,9 +205,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
             "Specified max_seq_len={stated} is larger than what the model can support ({most}). Setting max_seq_len to {most}"
         ));
     }
-    windows(question, model, max_seq_len)?;
+    let keeps_all = keeps_all(question, model, max_seq_len)?;
     mean(question, model)?;
-    let max_seq_len = cut_to_tokens(question, model, max_seq_len)?;
+    let max_seq_len = cut_to_tokens(question, model, max_seq_len, keeps_all)?;
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let tp = size("--tensor_parallel_size");
     let ranks = tp.saturating_mul(size("--pipeline_parallel_size"));
@@ -211,13 +234,15 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
         question.share_of_device(share);
         question.default_of("memory.of", "free");
     }
-    Ok((Limits { max_seq_len, max_batch_size: Some(batch), max_num_tokens }, false))
+    // Sequences are cut to what its blocks hold, and nothing is refused.
+    Ok((Limits { max_seq_len, max_batch_size: Some(batch), max_num_tokens }, true))
 }
 
-/// Windows that are stated layer by layer, the list anew behind its end: the model's own change nothing.
-fn windows(question: &Question, model: &ModelCaches, longest: u64) -> Result<(), ServeError> {
-    let Some(value) = option(question, WINDOWS).filter(|value| *value != "null") else { return Ok(()) };
-    let stated: Vec<u64> = serde_json::from_str(value).unwrap_or_default();
+/// Whether layers with windows keep all tokens, as all do that nobody states windows of. Those are stated layer by layer, the list anew
+/// behind its end: the model's own divide its layers.
+fn keeps_all(question: &mut Question, model: &ModelCaches, longest: u64) -> Result<bool, ServeError> {
+    let stated = option(question, WINDOWS).filter(|value| *value != "null");
+    let stated: Option<Vec<u64>> = stated.map(|value| serde_json::from_str(value).unwrap_or_default());
     // A window as long as the sequences is none, which its rules know by their length.
     let request = PlanRequest::of(model.clone()).for_engine(question.engine);
     let caches = request.changed(|budget| budget.max_seq_len = Some(longest)).caches()?;
@@ -225,10 +250,37 @@ fn windows(question: &Question, model: &ModelCaches, longest: u64) -> Result<(),
         Growth::Paged { window, .. } => Some(window.map_or(longest, u64::from).min(longest)),
         _ => None,
     });
-    let same = own.zip(stated.iter().cycle()).all(|(own, stated)| own == *stated.min(&longest));
-    match same && !stated.is_empty() {
-        true => Ok(()),
-        false => Err(ServeError::unread(WINDOWS, "windows other than the model's own are not planned", [])),
+    let own: Vec<u64> = own.collect();
+    let keeps_all = match &stated {
+        None => !knows_windows(&model.info().model_type),
+        Some(stated) => !stated.is_empty() && stated.iter().all(|window| *window >= longest),
+    };
+    let same =
+        |stated: &Vec<u64>| own.iter().zip(stated.iter().cycle()).all(|(own, stated)| *own == longest.min(*stated));
+    if stated.is_some_and(|stated| !keeps_all && (stated.is_empty() || !same(&stated))) {
+        return Err(ServeError::unread(WINDOWS, "windows other than the model's own are not planned", []));
+    }
+    let has_windows = own.iter().any(|window| *window < longest);
+    if keeps_all && has_windows {
+        question.default_of("engine.swa_full", true);
+        question.notes.push(format!("layers with windows keep all tokens, as nobody states them with {WINDOWS}"));
+    }
+    Ok(keeps_all)
+}
+
+/// The largest batch of graphs is that of their list, where both are stated (`validate_cuda_graph_config`).
+fn look_at_graphs(question: &Question) -> Result<(), ServeError> {
+    let listed = option(question, "cuda_graph_config.batch_sizes");
+    let listed: Vec<u64> = listed.and_then(|list| serde_json::from_str(list).ok()).unwrap_or_default();
+    let stated = option(question, "cuda_graph_config.max_batch_size").and_then(|most| most.parse::<u64>().ok());
+    match (listed.iter().max(), stated.filter(|stated| *stated > 0)) {
+        (Some(most), Some(stated)) if *most != stated => {
+            let said = format!(
+                "CudaGraphConfig.max_batch_size is incompatible with CudaGraphConfig.batch_sizes: it is {stated}, and the largest of them {most}"
+            );
+            Err(question.refused(said, [Remedy::Remove(FILE)]))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -245,7 +297,12 @@ fn mean(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> 
 }
 
 /// What is longer than the one pool with so many tokens is cut to it (`_validate_and_adjust_attention_windows`).
-fn cut_to_tokens(question: &mut Question, model: &ModelCaches, longest: u64) -> Result<u64, ServeError> {
+fn cut_to_tokens(
+    question: &mut Question,
+    model: &ModelCaches,
+    longest: u64,
+    keeps_all: bool,
+) -> Result<u64, ServeError> {
     let number = |key: &str| option(question, key).and_then(|value| value.parse::<u64>().ok());
     let Some(stated) = number(TOKENS) else { return Ok(longest) };
     let block = number(BLOCK).filter(|block| *block > 0).unwrap_or(32);
@@ -254,7 +311,7 @@ fn cut_to_tokens(question: &mut Question, model: &ModelCaches, longest: u64) -> 
         return Err(ServeError::unread(TOKENS, "how states share bytes with so many tokens was not read", []));
     }
     let windows = caches.iter().filter_map(|cache| match cache.handler.growth() {
-        Growth::Paged { window, .. } => Some(window),
+        Growth::Paged { window, .. } => Some(window.filter(|_| !keeps_all)),
         _ => None,
     });
     if windows.collect::<BTreeSet<_>>().len() > 1 {

@@ -1,7 +1,7 @@
 //! A flag does what another command says in other words: another flag, a key, a variable.
 
-use cacheplan_planner::logs::Logged;
-use cacheplan_serve::{Options, answer};
+use cacheplan_planner::logs::{Fact, Logged};
+use cacheplan_serve::{Answer, Options, answer};
 use rstest::rstest;
 
 use super::common::{launch, models, on};
@@ -209,25 +209,67 @@ fn a_variable_says_what_a_flag_does(
     assert_eq!((found.facts, found.lines), (expected.facts, expected.lines));
 }
 
+/// What plans are exported in is read back; windows that nobody states keep all tokens, as the log of gpt-oss says: 73,728 bytes each, and
+/// sequences that are cut to what there is. Half of its bytes for its half of layers hold as much as all for all.
 #[rstest]
-#[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[512,512,512,512,512,32768]", true)]
-#[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[1024]", false)]
-#[case("openai__gpt-oss-120b", "kv_cache_config.max_attention_window", "[128,131072]", true)]
-#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "kv_cache_config.avg_seq_len", "4096", true)]
+#[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[512,512,512,512,512,32768]", Some(true))]
+#[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[1024]", None)]
+#[case("google__gemma-3-1b-it", "kv_cache_config.max_attention_window", "[32768]", Some(false))]
+#[case("openai__gpt-oss-120b", "kv_cache_config.max_attention_window", "[128,131072]", Some(false))]
+#[case("openai__gpt-oss-120b", "kv_cache_config.max_attention_window", "null", Some(false))]
+#[case("Qwen__Qwen3-Next-80B-A3B-Thinking", "kv_cache_config.avg_seq_len", "4096", Some(false))]
 fn options_that_plans_are_exported_in_are_read_back(
     #[case] model: &str,
     #[case] key: &str,
     #[case] value: &str,
-    #[case] is_own: bool,
+    #[case] holds_more: Option<bool>,
 ) {
     let alone = launch("trtllm-serve m");
     let mut told = alone.clone();
     told.config.push((key.into(), value.into()));
     let options = Options { cache_bytes: Some(Logged::exact(20 << 30)), ..on("h100") };
-    match (answer(&told, models(model), &options), is_own) {
-        (Ok(found), true) => assert_eq!(found.facts, answer(&alone, models(model), &options).unwrap().facts),
-        (Err(error), false) => assert!(error.exit_code() == 4 && error.to_string().starts_with(key), "{error}"),
+    let untold = answer(&alone, models(model), &options).unwrap();
+    let holds = |found: &Answer| found.sequences.unwrap().low;
+    match (answer(&told, models(model), &options), holds_more) {
+        (Ok(found), Some(false)) => assert_eq!(found.facts, untold.facts),
+        (Ok(found), Some(true)) => assert!(holds(&found) > holds(&untold), "{:?}", found.sequences),
+        (Err(error), None) => assert!(error.exit_code() == 4 && error.to_string().starts_with(key), "{error}"),
         (found, _) => panic!("{found:?}"),
+    }
+}
+
+#[rstest]
+#[case("openai__gpt-oss-120b", 73_728 * 86_720, [86_720, 86_720])]
+#[case("openai__gpt-oss-120b", 73_728 * 200_000, [131_072, 200_000])]
+#[case("Qwen__Qwen3-8B", 147_456 * 8_192, [8_192, 8_192])]
+fn tensorrt_llm_cuts_sequences_to_what_its_one_pool_holds(
+    #[case] model: &str,
+    #[case] bytes: u64,
+    #[case] expected: [u64; 2],
+) {
+    let options = Options { cache_bytes: Some(Logged::exact(bytes)), ..on("h100") };
+    let found = answer(&launch("trtllm-serve m"), models(model), &options).unwrap();
+    let logged = [Fact::MaxSeqLen, Fact::Tokens].map(|fact| found.facts[&fact]);
+    assert_eq!(logged, expected.map(Logged::exact));
+    assert_eq!(found.facts[&Fact::TokensPerBlock], Logged::exact(32));
+}
+
+/// Keys of its file of options by themselves: of no cache, refused by it, or not planned.
+#[rstest]
+#[case(&[("guided_decoding_backend", "xgrammar"), ("enable_autotuner", "false"), ("batch_wait_timeout_ms", "5")], None)]
+#[case(&[("cuda_graph_config.batch_sizes", "[1,2,8]"), ("cuda_graph_config.max_batch_size", "8")], None)]
+#[case(&[("cuda_graph_config.batch_sizes", "[1,2]"), ("cuda_graph_config.max_batch_size", "8")], Some((3, "is incompatible with")))]
+#[case(&[("max_beam_width", "4")], Some((4, "how 4 beams share the blocks")))]
+#[case(&[("max_beam_width", "1")], None)]
+fn options_of_tensorrt_llm_are_taken_or_refused(#[case] config: &[(&str, &str)], #[case] refused: Option<(u8, &str)>) {
+    let mut told = launch("trtllm-serve m");
+    told.config.extend(config.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+    match (answer(&told, models("Qwen__Qwen3-8B"), &on("h100")), refused) {
+        (Ok(_), None) => {}
+        (Err(error), Some((code, said))) => {
+            assert!(error.exit_code() == code && error.to_string().contains(said), "{error}");
+        }
+        (found, _) => panic!("{:?}", found.map(drop)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! TensorRT-LLM: one block pool per window with equal shares of bytes, and states for the largest batch.
+//! TensorRT-LLM: one block pool per window that it is told with equal shares of bytes, and states for the largest batch.
 //!
 //! Rules: read in the PyTorch backend's resource managers; the logged sizes under `tests/fixtures/groundtruth` agree.
 
@@ -9,10 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use cacheplan_handlers::Growth;
 use cacheplan_transforms::{CacheDTypes, is_built_in};
 
+use crate::device::DeviceInfo;
 use crate::engines::caches::{Caches, Storage};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::rules::{EngineRules, Numbering};
-use crate::engines::situation::Situation;
+use crate::engines::situation::{Situation, Stage};
 use crate::engines::version::Version;
 use crate::error::{EngineRefusal, PlanError};
 use crate::solver::demand::Demand;
@@ -44,7 +45,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
     compresses: false,
     forms_entries: false,
     convolves: |_| false,
-    consumes: &["block_size", "max_total_tokens", "state_slots"],
+    consumes: &["block_size", "max_total_tokens", "state_slots", "swa_full"],
     divides_tokens: &[],
     changes: &[],
     divides_whole_models: false,
@@ -56,12 +57,25 @@ pub(crate) static RULES: EngineRules = EngineRules {
     storage: Storage { quantises_index: true, ..Storage::AS_MODELLED },
     stored: |_| Ok(None),
     refuses: |situation| {
-        let said = situation.options.block_size.and_then(refuses_block)?;
+        let said = situation.device.and_then(refuses_device);
+        let said = said.or_else(|| situation.options.block_size.and_then(refuses_block))?;
         Some(EngineRefusal::Start { engine: RULES.name, version: situation.version, said })
     },
     predict,
     arguments: None,
 };
+
+/// Whether it divides layers by their windows where nobody tells it those (`_create_kv_cache_manager`): all others keep all tokens in
+/// one pool then (`max_attention_window_vec` of its managers).
+pub fn knows_windows(model_type: &str) -> bool {
+    ["gemma4", "inkling"].iter().any(|family| model_type.starts_with(family))
+}
+
+/// What it says where it finds no device that it runs on.
+pub fn refuses_device(device: &DeviceInfo) -> Option<String> {
+    let is_other = device.maker().is_some_and(|maker| maker != "NVIDIA");
+    is_other.then(|| format!("No CUDA GPUs are available: it runs on NVIDIA's alone, not on {}", device.name))
+}
 
 /// What it says of blocks of so many tokens that its kernels do not read (`kvCacheUtils.h`).
 pub fn refuses_block(tokens: u64) -> Option<String> {
@@ -79,10 +93,10 @@ struct Rank {
 }
 
 impl Rank {
-    fn of(caches: &Caches<'_>, bytes: u64) -> Self {
+    fn of(caches: &Caches<'_>, bytes: u64, keeps_all: bool) -> Self {
         let mut windows = BTreeMap::new();
         for cache in &caches.attention {
-            *windows.entry(cache.window).or_default() += cache.bytes.div_ceil(cache.stride);
+            *windows.entry(cache.window.filter(|_| !keeps_all)).or_default() += cache.bytes.div_ceil(cache.stride);
         }
         Self { bytes, per_state: caches.state_bytes().into(), windows }
     }
@@ -103,8 +117,9 @@ fn predict(situation: &Situation<'_>) -> Result<EnginePrediction, PlanError> {
     let bytes = situation.bytes()?;
     let load = &situation.load;
     let block = situation.options.block_size.unwrap_or(32);
-    let ranks: Vec<Rank> =
-        situation.stages.iter().map(|stage| Rank::of(&stage.caches, stage.bytes.unwrap_or(bytes))).collect();
+    let keeps_all = situation.options.swa_full.unwrap_or(false);
+    let of_stage = |stage: &Stage<'_>| Rank::of(&stage.caches, stage.bytes.unwrap_or(bytes), keeps_all);
+    let ranks: Vec<Rank> = situation.stages.iter().map(of_stage).collect();
     let Rank { windows, per_state, .. } = &ranks[situation.stage];
     let per_state = *per_state;
     // All ranks have the blocks of the poorest (`allreduce` of `max_tokens` with `MPI.MIN`).
