@@ -83,9 +83,9 @@ pub struct Deployment {
 pub struct WeightShare {
     /// `attention`, `routed experts`; `weights` where nothing tells classes apart.
     pub class: String,
-    /// Bytes of all of them, counted once.
+    /// Bytes of all of them, counted once; of embeddings and towers, which lie on one stage, those of this.
     pub bytes: u64,
-    /// Over how many ranks they are divided, pipeline stages included.
+    /// Over how many ranks they are divided, pipeline stages included where they share them.
     pub ranks: u64,
     /// Bytes on each of these ranks.
     pub bytes_per_rank: u64,

@@ -34,6 +34,15 @@ pub struct WeightClasses {
     pub embeddings: u64,
     /// What every rank holds whole: norms, routers, projections down to a latent, and whatever is none of the others.
     pub replicated: u64,
+    /// Of the embeddings those of a head of its own; none where the token embeddings are the head too.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub head: u64,
+    /// Of the dense ones those of towers for images and sound.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub tower: u64,
+    /// Of the replicated ones those of towers.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub whole_tower: u64,
 }
 
 /// One of the [`WeightClasses`].
@@ -44,7 +53,14 @@ pub(crate) enum WeightClass {
     Routed,
     Shared,
     Embeddings,
+    Head,
     Replicated,
+    Tower,
+    WholeTower,
+}
+
+const fn is_none(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// How a matrix is stored where a checkpoint is quantised.
@@ -98,19 +114,28 @@ impl WeightBytes {
 impl WeightClasses {
     /// The bytes of all classes; `None` if they do not fit.
     pub(crate) fn sum(&self) -> Option<u64> {
-        let Self { attention, dense, routed, shared, embeddings, replicated } = *self;
+        let Self { attention, dense, routed, shared, embeddings, replicated, .. } = *self;
         [attention, dense, routed, shared, embeddings, replicated].iter().try_fold(0u64, |sum, &of| sum.checked_add(of))
     }
 
     /// Counts `bytes` more of a class; `None` if they do not fit.
     pub(crate) fn add(&mut self, class: WeightClass, bytes: u64) -> Option<()> {
+        let part = match class {
+            WeightClass::Head => Some(&mut self.head),
+            WeightClass::Tower => Some(&mut self.tower),
+            WeightClass::WholeTower => Some(&mut self.whole_tower),
+            _ => None,
+        };
+        if let Some(part) = part {
+            *part = part.checked_add(bytes)?;
+        }
         let sum = match class {
             WeightClass::Attention => &mut self.attention,
-            WeightClass::Dense => &mut self.dense,
+            WeightClass::Dense | WeightClass::Tower => &mut self.dense,
             WeightClass::Routed => &mut self.routed,
             WeightClass::Shared => &mut self.shared,
-            WeightClass::Embeddings => &mut self.embeddings,
-            WeightClass::Replicated => &mut self.replicated,
+            WeightClass::Embeddings | WeightClass::Head => &mut self.embeddings,
+            WeightClass::Replicated | WeightClass::WholeTower => &mut self.replicated,
         };
         *sum = sum.checked_add(bytes)?;
         Some(())
@@ -127,6 +152,9 @@ impl WeightClasses {
             shared: share(self.shared),
             embeddings: share(self.embeddings),
             replicated: 0,
+            head: share(self.head),
+            tower: share(self.tower),
+            whole_tower: share(self.whole_tower),
         };
         scaled.replicated = bytes - scaled.sum().unwrap_or(bytes).min(bytes);
         scaled
@@ -137,11 +165,14 @@ impl WeightClass {
     /// The class of a weight that [`GraphBuilder`](crate::GraphBuilder) adds, by its name inside the layer.
     pub(crate) fn of_part(part: &str) -> Self {
         match part {
-            "embed_tokens.weight" | "lm_head.weight" | "ngram.table" => Self::Embeddings,
-            "mlp.weight" | "tower.matrices" => Self::Dense,
+            "embed_tokens.weight" | "ngram.table" => Self::Embeddings,
+            "lm_head.weight" => Self::Head,
+            "mlp.weight" => Self::Dense,
+            "tower.matrices" => Self::Tower,
+            "tower" => Self::WholeTower,
             "mlp.experts.weight" => Self::Routed,
             "mlp.shared.weight" => Self::Shared,
-            "mla.query_down.weight" | "mla.kv_down.weight" | "more" | "tower" => Self::Replicated,
+            "mla.query_down.weight" | "mla.kv_down.weight" | "more" => Self::Replicated,
             _ if part.starts_with("mlp.") || part.starts_with("indexer.") => Self::Replicated,
             _ => Self::Attention,
         }
@@ -149,19 +180,23 @@ impl WeightClass {
 
     /// The class of a tensor in a file, by the words of its name: the first line of the table that has one of them.
     pub(crate) fn of_tensor(name: &str) -> Self {
-        const WORDS: [(&[&str], WeightClass); 8] = [
+        const WORDS: [(&[&str], WeightClass); 10] = [
             // Towers beside the decoder.
-            (&["visual", "vision_tower", "vision_model", "audio_tower", "mtp_block"], WeightClass::Replicated),
+            (&["visual", "vision_tower", "vision_model", "audio_tower"], WeightClass::WholeTower),
+            (&["mtp_block"], WeightClass::Replicated),
             (&["q_a_proj", "kv_a_proj_with_mqa", "indexer", "router", "gate"], WeightClass::Replicated),
             (&["shared_expert", "shared_experts", "shared_mlp"], WeightClass::Shared),
             (&["experts"], WeightClass::Routed),
-            (&["embed_tokens", "lm_head", "wte", "embeddings", "word_embeddings"], WeightClass::Embeddings),
+            (&["lm_head"], WeightClass::Head),
+            (&["embed_tokens", "wte", "embeddings", "word_embeddings"], WeightClass::Embeddings),
             (&["mlp", "feed_forward", "ffn", "gate_proj", "up_proj", "gate_up_proj", "down_proj"], WeightClass::Dense),
             (&["self_attn", "self_attention", "attention", "attn", "linear_attn"], WeightClass::Attention),
             (&["mixer", "mamba", "conv", "temporal_block", "time_mixer"], WeightClass::Attention),
         ];
         let words = || name.split('.');
-        if words().any(|word| word.contains("norm") || word.ends_with("_bias")) {
+        let of_words = |(listed, _): &&(&[&str], Self)| words().any(|word| listed.contains(&word));
+        let is_whole = words().any(|word| word.contains("norm") || word.ends_with("_bias"));
+        if is_whole && !of_words(&&WORDS[0]) {
             return Self::Replicated;
         }
         // All experts of a layer in two tensors.
@@ -170,7 +205,6 @@ impl WeightClass {
         {
             return Self::Routed;
         }
-        let of_words = |(listed, _): &&(&[&str], Self)| words().any(|word| listed.contains(&word));
         WORDS.iter().find(of_words).map_or(Self::Replicated, |(_, class)| *class)
     }
 }
@@ -194,6 +228,8 @@ mod tests {
     #[case("model.layers.3.self_attn.q_b_proj.weight_scale_inv", WeightClass::Attention)]
     #[case("model.layers.3.self_attn.q_norm.weight", WeightClass::Replicated)]
     #[case("model.embed_tokens.weight", WeightClass::Embeddings)]
+    #[case("lm_head.weight", WeightClass::Head)]
+    #[case("model.visual.blocks.3.norm1.weight", WeightClass::WholeTower)]
     #[case("something.else", WeightClass::Replicated)]
     fn a_tensor_has_the_class_of_its_words(#[case] name: &str, #[case] class: WeightClass) {
         assert_eq!(WeightClass::of_tensor(name), class);

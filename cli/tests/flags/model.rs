@@ -103,14 +103,17 @@ fn the_weights_of_a_draft_model_are_counted_and_divided_over_ranks() {
     let (alone, ranks) = (planned(&[]), planned(&["--tp", "2", "--pp", "2"]));
     let (whole, share) = (lines(&alone), lines(&ranks));
     assert_eq!((whole.0, share.0), (whole.1, share.1));
-    // Norms and routers are whole on both ranks of a stage, everything else is divided over all four.
+    // Norms and routers are whole on both ranks of a stage, embeddings lie on one stage, everything else is divided over all four.
     let classes = ranks["deployment"]["weights"].as_array().unwrap();
+    let bytes = |class: &Value| class["bytes"].as_u64().unwrap();
     let of_rank = classes.iter().map(|class| {
-        let ranks = if class["class"] == "replicated" { 2 } else { 4 };
-        class["bytes"].as_u64().unwrap().div_ceil(ranks)
+        let ranks = if ["replicated", "embeddings"].iter().any(|name| class["class"] == *name) { 2 } else { 4 };
+        bytes(class).div_ceil(ranks)
     });
     assert_eq!(share.1, of_rank.sum::<u64>());
-    assert_eq!(whole.1, classes.iter().map(|class| class["bytes"].as_u64().unwrap()).sum::<u64>());
+    // The head, as large as the embeddings, is on the last stage.
+    let head = classes.iter().filter(|class| class["class"] == "embeddings").map(bytes);
+    assert_eq!(whole.1, classes.iter().map(bytes).sum::<u64>() + head.sum::<u64>());
 }
 
 #[test]

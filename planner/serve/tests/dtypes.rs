@@ -148,7 +148,7 @@ fn a_step_of_a_server_holds_an_item_of_gemma_4() {
     let step = |version: &str, flags: &str| of(models(MODEL), version, flags);
     assert_eq!(step("0.21.0", ""), 2048);
     assert_eq!(step("0.22.0", ""), 32 * 78);
-    assert_eq!(step("0.33.0", " --max-num-batched-tokens 1024"), 1024);
+    assert_eq!(step("0.33.0", " --max-num-batched-tokens 3000"), 3000);
     assert_eq!(step("0.33.0", " --language-model-only"), 2048);
     assert_eq!(step("0.26.0", " --language-model-only"), 32 * 78);
     assert_eq!(step("0.33.0", " --limit-mm-per-prompt {\"image\":0,\"video\":0,\"audio\":0}"), 2048);

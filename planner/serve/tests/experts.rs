@@ -43,7 +43,7 @@ fn a_rank_has_its_share_of_the_experts_of_all_replicas(
     let flags = format!("-tp {tp} -dp {dp}");
     for model in EXPERTS.into_iter().chain(DENSE) {
         let all = models(model).model.info().weights.unwrap();
-        let WeightClasses { attention, dense, routed, shared, embeddings, replicated } = all.classes.unwrap();
+        let WeightClasses { attention, dense, routed, shared, embeddings, replicated, .. } = all.classes.unwrap();
         assert_eq!(routed > 0, EXPERTS.contains(&model), "{model}");
         let expected = (attention + dense + shared + embeddings) / tp + routed / (tp * dp) + replicated;
         let found = weights(model, &flags);

@@ -2,6 +2,7 @@
 
 mod common;
 
+use cacheplan_planner::logs::Logged;
 use cacheplan_serve::{Options, ServeError, answer};
 use rstest::rstest;
 
@@ -231,6 +232,20 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
     "--async-scheduling --speculative-config {\"method\":\"suffix\",\"num_speculative_tokens\":4}",
     "not supported by the V1 model runner with suffix-based speculative decoding"
 )]
+#[case::other_files(DEEPSEEK, "-tp 8 -q awq", "in the model config (fp8) does not match")]
+#[case::online_over_files(DEEPSEEK, "-tp 8 -q fp8_per_block", "in the model config (fp8) does not match")]
+#[case::passes(
+    LLAMA,
+    "--compilation-config {\"pass_config\":{\"enable_sp\":true}}",
+    "enable_sp: Unexpected keyword argument"
+)]
+#[case::states_without_groups(
+    NEXT,
+    "-tp 4 --kv-transfer-config {\"kv_connector\":\"LMCacheConnectorV1\",\"kv_role\":\"kv_both\"}",
+    "Failed to promote local KV cache specs"
+)]
+#[case::metrics(LLAMA, "--enable-per-request-metrics --disable-log-stats", "requires engine statistics logging")]
+#[case::videos(GEMMA, "--max-num-batched-tokens 2048", "(2496) is larger than max_num_batched_tokens (2048)")]
 #[case::connector(
     LLAMA,
     "--kv-transfer-config {\"kv_connector\":\"BogusConnector\",\"kv_role\":\"kv_both\"}",
@@ -239,6 +254,39 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
 fn vllm_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
     let found = said(&format!("vllm serve m {flags}"), model, "0.33.0").unwrap_or_else(|| panic!("{flags}: starts"));
     assert!(found.contains(expected), "{found}");
+}
+
+/// Of flags that change what weights take, where the bytes for caches are known.
+#[rstest]
+#[case::adapters_of_kimi(KIMI, "--enable-lora", "LoRA is not supported for ['KimiLinearForCausalLM']")]
+#[case::stored_adapters(
+    LLAMA,
+    "--enable-lora --max-loras 4 --max-cpu-loras 2",
+    "max_cpu_loras (2) must be >= max_loras (4)"
+)]
+#[case::adapters_and_drafts(
+    LLAMA,
+    "--enable-lora --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":20}",
+    "decreasing num_speculative_tokens"
+)]
+#[case::adapters_of_experts(NEXT, "--enable-lora --moe-backend deep_gemm_mega_moe", "LoRA is not supported with")]
+#[case::spare_experts(
+    NEXT,
+    "--eplb-config {\"num_redundant_experts\":8}",
+    "num_redundant_experts is set to 8 but EPLB"
+)]
+#[case::adapters(LLAMA, "--enable-lora --max-loras 4 --max-cpu-loras 4", "")]
+#[case::adapters_and_few_drafts(
+    LLAMA,
+    "--enable-lora --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":3}",
+    ""
+)]
+#[case::online(LLAMA, "-q fp8_per_block", "")]
+fn vllm_refuses_beside_weights(#[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
+    let options = Options { cache_bytes: Some(Logged::exact(20 << 30)), ..on("8xh200") };
+    let found = answer(&launch(&format!("vllm serve m {flags}")), models(model), &options);
+    let found = found.err().map_or(String::new(), |error| error.to_string());
+    assert!(found.contains(expected) && found.is_empty() == expected.is_empty(), "{found}");
 }
 
 #[rstest]
@@ -260,7 +308,10 @@ fn vllm_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str
     "0.33.0",
     "--kv-transfer-config {\"kv_connector\":\"OffloadingConnector\",\"kv_role\":\"kv_both\",\"kv_connector_extra_config\":{\"cpu_bytes_to_use\":80g}}"
 )]
-#[case("0.24.0", "--kv-transfer-config {\"kv_connector\":\"SharedStorageConnector\",\"kv_role\":\"kv_both\"}")]
+#[case("0.23.0", "--kv-transfer-config {\"kv_connector\":\"P2pNcclConnector\",\"kv_role\":\"kv_both\"}")]
+#[case("0.24.0", "--kv-transfer-config {\"kv_connector\":\"NixlPullConnector\",\"kv_role\":\"kv_both\"}")]
+#[case("0.33.0", "--compilation-config {\"pass_config\":{\"fuse_allreduce_rms\":true}} --convert none")]
+#[case("0.28.0", "--enable-dbo --all2all-backend nixl_ep")]
 fn vllm_takes(#[case] version: &str, #[case] flags: &str) {
     assert_eq!(said(&format!("vllm serve m {flags}"), LLAMA, version), None);
 }
@@ -290,6 +341,27 @@ fn vllm_takes_intervals_of_whole_blocks(#[case] model: &str, #[case] interval: u
     "--speculative-config {\"model\":\"Qwen3-0.6B\",\"num_speculative_tokens\":3}",
     "Speculative decoding with draft model is not supported yet"
 )]
+#[case("0.28.0", LLAMA, "--enable-dbo", "Microbatching currently only supports")]
+#[case("0.23.0", LLAMA, "--enable-dbo --all2all-backend nixl_ep", "nixl_ep is not supported")]
+#[case(
+    "0.26.0",
+    LLAMA,
+    "--kv-transfer-config {\"kv_connector\":\"P2pNcclConnector\",\"kv_role\":\"kv_both\"}",
+    "Unsupported connector type: P2pNcclConnector"
+)]
+#[case(
+    "0.28.0",
+    LLAMA,
+    "--kv-transfer-config {\"kv_connector\":\"HiSparse\",\"kv_role\":\"kv_both\"}",
+    "Unsupported connector type: HiSparse"
+)]
+#[case(
+    "0.23.0",
+    LLAMA,
+    "--kv-transfer-config {\"kv_connector\":\"ExampleHiddenStatesConnector\",\"kv_role\":\"kv_both\"}",
+    "does not support chunked prefill"
+)]
+#[case("0.28.0", GEMMA, "--max-num-batched-tokens 2048", "(2496) is larger than max_num_batched_tokens (2048)")]
 fn older_vllm_refuses(#[case] version: &str, #[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
     let found = said(&format!("vllm serve m {flags}"), model, version).unwrap_or_else(|| panic!("{flags}: starts"));
     assert!(found.contains(expected), "{found}");
@@ -461,5 +533,22 @@ fn vllm_refuses_what_files_are_quantised_by(#[case] method: &str, #[case] flags:
         (Ok(_), None) => {}
         (Err(said), Some(expected)) => assert!(said.contains(expected), "{said}"),
         (found, _) => panic!("{:?}", found.map(drop)),
+    }
+}
+
+/// Ranks that cut blocks of weights: of DeepSeek-V3's 18,432 channels 64 ranks have 288, of its experts' 2048 channels 32 have 64.
+#[rstest]
+#[case("0.33.0", "-tp 64", Some("input_size_per_partition = 288 is not divisible"))]
+#[case("0.33.0", "-tp 32 --enable-expert-parallel", Some("input_size_per_partition = 576 is not divisible"))]
+#[case("0.33.0", "-tp 16", None)]
+#[case("0.28.0", "-tp 16 -dp 2", Some("gate's and up's weight = 64 is not divisible"))]
+#[case("0.33.0", "-tp 16 -dp 2", None)]
+#[case("0.28.0", "-tp 16 -dp 2 --enable-expert-parallel", None)]
+fn ranks_divide_weights_into_whole_blocks(#[case] version: &str, #[case] flags: &str, #[case] expected: Option<&str>) {
+    let options = Options { version: Some(version.into()), ..on("64xh200") };
+    let found = answer(&launch(&format!("vllm serve m {flags} --nnodes 8")), models(DEEPSEEK), &options);
+    match (found, expected) {
+        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, expected) => assert_eq!(found.is_err(), expected.is_some(), "{flags}"),
     }
 }

@@ -17,7 +17,7 @@ fn published(name: &str) -> Models {
 }
 
 fn weights(model: &str, flags: &str) -> u64 {
-    let command = launch(&format!("vllm serve m --max-model-len 4096 {flags}"));
+    let command = launch(format!("vllm serve m --max-model-len 4096 {flags}").trim_end());
     let (engine, request) = request(&command, &published(model), &on("8xh200")).unwrap();
     let lines = request.beside_caches(engine).unwrap();
     lines.iter().filter(|line| line.name == LedgerItem::Weights).map(|line| line.bytes).sum()
@@ -48,4 +48,23 @@ fn a_server_of_text_has_no_tower(#[values("", " --mm-encoder-tp-mode data")] mod
         assert!(with > without + (100 << 20), "{model}");
         assert_eq!(without, weights(model, "-tp 4 --language-model-only"));
     }
+}
+
+/// A stage of a pipeline has its share of the layers; towers and token embeddings are on the first, the head on the last.
+#[rstest]
+#[case("gemma3_27b", 262_208 * 5376 * 2, 262_208 * 5376 * 2)]
+#[case("qwen25vl72b", 152_064 * 8192 * 2, 152_064 * 8192 * 2)]
+fn the_ends_of_a_pipeline_hold_what_stands_beside_layers(#[case] model: &str, #[case] tokens: u64, #[case] head: u64) {
+    let command = launch("vllm serve m --max-model-len 4096 -pp 4");
+    let (engine, request) = request(&command, &published(model), &on("8xh200")).unwrap();
+    let of_stage = |stage: u32| {
+        let lines = request.clone().of_stage(stage).beside_caches(engine).unwrap();
+        lines.iter().filter(|line| line.name == LedgerItem::Weights).map(|line| line.bytes).sum::<u64>()
+    };
+    let [first, second, third, last] = [0, 1, 2, 3].map(of_stage);
+    assert_eq!(second, third);
+    assert_eq!(last - second, head);
+    let [with, without] = ["", "--language-model-only"].map(|flag| weights(model, flag));
+    // Rounding of the classes of layers.
+    assert!((first - second).abs_diff(tokens + with - without) <= 8, "{first} {second}");
 }

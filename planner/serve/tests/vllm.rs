@@ -283,6 +283,35 @@ fn steps_of_the_older_runner_do_not_overlap(#[case] variable: &str, #[case] flag
     }
 }
 
+/// Before 0.30 only some models took the newer runner, whose steps overlap over stages too.
+#[rstest]
+#[case("0.28.0", "openai__gpt-oss-120b", "", false)]
+#[case("0.28.0", "openai__gpt-oss-120b", "VLLM_USE_V2_MODEL_RUNNER=1 ", true)]
+#[case("0.28.0", "google__gemma-2-9b", "", true)]
+#[case("0.28.0", "google__gemma-2-9b", "VLLM_USE_V2_MODEL_RUNNER=0 ", false)]
+#[case("0.30.0", "openai__gpt-oss-120b", "", true)]
+fn steps_overlap_over_stages_by_the_newer_runner(
+    #[case] version: &str,
+    #[case] model: &str,
+    #[case] variable: &str,
+    #[case] overlaps: bool,
+) {
+    let tokens = |more: &str| {
+        let command = format!("{variable}vllm serve m -pp 2 --max-model-len 8192 --max-num-batched-tokens 1024{more}");
+        told(&command, model, &with_bytes(version, 20)).facts[&Fact::Tokens].low
+    };
+    assert_eq!(tokens("") < tokens(" --no-async-scheduling"), overlaps);
+}
+
+/// It is built on the last stage, as if the others had the layers before.
+#[test]
+fn a_model_that_drafts_by_itself_has_no_stages() {
+    let models = Models { draft: Some(models("Qwen__Qwen3-0.6B").model), ..models("Qwen__Qwen3-8B") };
+    let command = launch("vllm serve m -pp 2 --speculative-config {\"model\":\"d\",\"num_speculative_tokens\":3}");
+    let error = answer(&command, models, &with_bytes("0.33.0", 20)).unwrap_err().to_string();
+    assert!(error.contains("intermediate_tensors"), "{error}");
+}
+
 #[test]
 fn a_variable_turns_the_grouping_of_chunked_layers_off() {
     let tokens = |variable: &str, flag: &str| {

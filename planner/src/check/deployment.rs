@@ -1,5 +1,7 @@
 //! What all ranks are together follows from their groups, from what one of them serves and from the model's weights.
 
+use std::collections::BTreeSet;
+
 use cacheplan_transforms::WeightClasses;
 
 use super::{Findings, Rule};
@@ -39,9 +41,9 @@ pub(super) fn check_alone(plan: &CachePlan, findings: &mut Findings) {
 pub(super) fn check(request: &Inputs<'_>, plan: &CachePlan, findings: &mut Findings) {
     check_alone(plan, findings);
     let Some(all) = &plan.deployment else { return };
-    let found: Vec<_> =
-        all.weights.iter().map(|share| (share.class.as_str(), share.bytes.into(), share.ranks)).collect();
-    findings.expect(Rule::Deployment, "deployment.weights", found, classes(request));
+    let found: BTreeSet<_> =
+        all.weights.iter().map(|share| (share.class.as_str(), u128::from(share.bytes), share.ranks)).collect();
+    findings.expect(Rule::Deployment, "deployment.weights", found, classes(request).into_iter().collect());
 }
 
 /// Each class of this stage's weights with the bytes of all of it and its ranks; none where they were measured on one rank.
@@ -54,24 +56,47 @@ fn classes(request: &Inputs<'_>) -> Vec<(&'static str, u128, u64)> {
         return Vec::new();
     }
     let read = request.model.weights;
-    let Some(bytes) = stated.or(read.map(|read| read.bytes)).map(u128::from) else { return Vec::new() };
-    let over = |ranks: u32| u64::from(ranks) * u64::from(stages);
-    let Some(known) = read.and_then(|read| read.classes) else {
-        return vec![("weights", bytes, over(parallel.tp))];
-    };
-    let WeightClasses { attention, dense, routed, shared, embeddings, replicated } = known;
+    let Some(bytes) = stated.or(read.map(|read| read.bytes)) else { return Vec::new() };
+    on_rank(bytes, read.and_then(|read| read.classes), parallel, (request.stage, stages))
+}
+
+/// What of each class a stage has, of the whole for what all stages share, and over how many ranks; the classes of `bytes` stand in the
+/// proportions of those known.
+pub(super) fn on_rank(
+    bytes: u64,
+    known: Option<WeightClasses>,
+    parallel: Parallel,
+    (stage, stages): (u32, u32),
+) -> Vec<(&'static str, u128, u64)> {
+    let bytes = u128::from(bytes);
+    let (tp, experts) = (u64::from(parallel.tp), u64::from(parallel.tp.max(parallel.ep)));
+    let over = |ranks: u64| ranks * u64::from(stages);
+    let Some(known) = known else { return vec![("weights", bytes, over(tp))] };
+    let WeightClasses { attention, dense, routed, shared, embeddings, replicated, head, tower, whole_tower } = known;
     let whole: u128 = [attention, dense, routed, shared, embeddings, replicated].map(u128::from).iter().sum();
     let of = |class: u64| u128::from(class) * bytes / whole.max(1);
-    let mut classes = vec![
-        ("attention", of(attention), over(parallel.tp)),
-        ("dense", of(dense), over(parallel.tp)),
-        ("routed experts", of(routed), over(parallel.tp.max(parallel.ep))),
-        ("shared experts", of(shared), over(parallel.tp)),
-        ("embeddings", of(embeddings), over(parallel.tp)),
-    ];
     // What division leaves is on every rank.
-    let rest = bytes - classes.iter().map(|(_, bytes, _)| bytes).sum::<u128>();
-    classes.push(("replicated", rest, over(1)));
+    let rest = bytes - [attention, dense, routed, shared, embeddings].map(of).iter().sum::<u128>();
+    let mut classes = if stages == 1 {
+        vec![("dense", of(dense), tp), ("embeddings", of(embeddings), tp), ("replicated", rest, 1)]
+    } else {
+        let tokens = of(embeddings) - of(head);
+        let of_stage = [
+            (stage == 0, "embeddings", tokens, tp),
+            (stage == 0, "towers", of(tower), tp),
+            (stage == 0, "whole towers", of(whole_tower), 1),
+            (stage + 1 == stages, "embeddings", if of(head) == 0 { tokens } else { of(head) }, tp),
+        ];
+        let of_layers =
+            [("dense", of(dense) - of(tower), over(tp)), ("replicated", rest - of(whole_tower).min(rest), over(1))];
+        let of_stage = of_stage.into_iter().filter(|(is_here, ..)| *is_here);
+        of_layers.into_iter().chain(of_stage.map(|(_, class, bytes, ranks)| (class, bytes, ranks))).collect()
+    };
+    classes.extend([
+        ("attention", of(attention), over(tp)),
+        ("routed experts", of(routed), over(experts)),
+        ("shared experts", of(shared), over(tp)),
+    ]);
     classes.retain(|(_, bytes, _)| *bytes > 0);
     classes
 }

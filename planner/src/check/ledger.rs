@@ -1,5 +1,6 @@
 //! The ledger names every byte once, and adds up.
 
+use super::deployment::on_rank;
 use super::facts::{Facts, StepSize};
 use super::{Findings, Rule};
 use cacheplan_transforms::{WeightBytes, WeightClasses};
@@ -43,11 +44,11 @@ fn outside_lines(request: &Inputs<'_>, step: StepSize) -> Vec<Line> {
             lines.push(("weights", weights, 0, MEASURED));
         } else if let Some(weights) = memory.weights.map(|stated| stated.0).or(read) {
             let classes = request.model.weights.and_then(|weights| weights.classes);
-            let bytes = of_rank(weights, classes, budget.parallel, budget.parallel.pp);
+            let stage = (request.stage, budget.parallel.pp);
+            let bytes = of_rank(weights, classes, budget.parallel, stage);
             let read = memory.weights.is_none() && request.model.weights.is_some_and(|read| read.exact);
-            let stages = budget.parallel.pp;
             let known = memory.weights.is_some() || request.model.weights.is_some_and(is_of_files);
-            let source = if read && is_exact(classes, budget.parallel, stages) { EXACT } else { ASSUMED };
+            let source = if read && is_exact(weights, classes, budget.parallel, stage) { EXACT } else { ASSUMED };
             // Only what dimensions say is not known to the byte.
             lines.push(("weights", bytes, if known { 0 } else { bytes / 50 }, source));
         }
@@ -174,16 +175,9 @@ fn logged(request: &Inputs<'_>, step: StepSize) -> Logged {
 }
 
 /// One rank's share of `bytes` of weights, whose classes stand in the proportions of `classes`.
-fn of_rank(bytes: u64, classes: Option<WeightClasses>, parallel: Parallel, stages: u32) -> u128 {
-    let (bytes, tp, stages) = (u128::from(bytes), u128::from(parallel.tp), u128::from(stages));
-    let Some(classes) = classes else { return bytes.div_ceil(tp * stages) };
-    let known = [classes.attention, classes.dense, classes.shared, classes.embeddings, classes.routed].map(u128::from);
-    let whole = known.iter().sum::<u128>() + u128::from(classes.replicated);
-    let scaled = known.map(|of| of * bytes / whole.max(1));
-    let replicated = bytes - scaled.iter().sum::<u128>();
-    let [over_tp @ .., routed] = scaled;
-    let over_tp: u128 = over_tp.iter().map(|of| of.div_ceil(tp * stages)).sum();
-    over_tp + routed.div_ceil(tp.max(parallel.ep.into()) * stages) + replicated.div_ceil(stages)
+fn of_rank(bytes: u64, classes: Option<WeightClasses>, parallel: Parallel, stage: (u32, u32)) -> u128 {
+    let shares = on_rank(bytes, classes, parallel, stage).into_iter();
+    shares.map(|(_, bytes, ranks)| bytes.div_ceil(ranks.into())).sum()
 }
 
 /// Whether files say them, be they all there or not.
@@ -192,13 +186,9 @@ fn is_of_files(weights: WeightBytes) -> bool {
 }
 
 /// Whether a rank's share of what headers say follows without knowing which tensor lies where.
-fn is_exact(classes: Option<WeightClasses>, parallel: Parallel, stages: u32) -> bool {
-    let Some(of) = classes else { return true };
-    let tp = u64::from(parallel.tp);
-    let shares = [(of.attention, tp), (of.dense, tp), (of.shared, tp), (of.embeddings, tp)];
-    let shares = shares.into_iter().chain([(of.routed, tp.max(parallel.ep.into())), (of.replicated, 1)]);
-    let ranks: Vec<u64> = shares.filter(|(bytes, _)| *bytes > 0).map(|(_, ranks)| ranks * u64::from(stages)).collect();
-    ranks.len() == 1 || ranks.iter().all(|ranks| *ranks == 1)
+fn is_exact(bytes: u64, classes: Option<WeightClasses>, parallel: Parallel, stage: (u32, u32)) -> bool {
+    let shares = on_rank(bytes, classes, parallel, stage);
+    shares.len() == 1 || shares.iter().all(|(_, _, ranks)| *ranks == 1)
 }
 
 /// This rank's share of the draft model's weights; none on a stage beyond its layers.
@@ -209,10 +199,11 @@ fn draft_weights(request: &Inputs<'_>) -> Option<Line> {
     let classes = read.and_then(|weights| weights.classes);
     let parallel = request.budget.parallel;
     let stages = request.draft.map_or(parallel.pp, |draft| parallel.pp.min(draft.model.layers.max(1)));
-    let bytes = of_rank(bytes, classes, parallel, stages);
+    let stage = (request.stage, stages);
     let is_read = stated.is_none() && read.is_some_and(|weights| weights.exact);
-    let source = if is_read && is_exact(classes, parallel, stages) { EXACT } else { ASSUMED };
+    let source = if is_read && is_exact(bytes, classes, parallel, stage) { EXACT } else { ASSUMED };
     let known = stated.is_some() || read.is_some_and(is_of_files);
+    let bytes = of_rank(bytes, classes, parallel, stage);
     (request.stage < stages).then_some(("draft weights", bytes, if known { 0 } else { bytes / 50 }, source))
 }
 
@@ -227,7 +218,7 @@ fn head_weights(request: &Inputs<'_>) -> Option<Line> {
     let layers = budget.speculation.as_ref()?.mtp_layers;
     let one = request.prediction.weights?;
     let bytes = one.bytes.saturating_mul(layers.into());
-    let bytes = of_rank(bytes, one.classes, budget.parallel, 1);
+    let bytes = of_rank(bytes, one.classes, budget.parallel, (0, 1));
     let is_here = request.stage == budget.parallel.pp - 1 && layers > 0 && !is_told;
     is_here.then_some(("draft weights", bytes, bytes / 50, ASSUMED))
 }

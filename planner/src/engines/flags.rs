@@ -472,8 +472,14 @@ fn batched_tokens(input: &Input<'_>) -> Sourced {
     let budget = Budget { max_seq_len: Some(limits.max_seq_len), engine: ample, ..Budget::default() };
     let aligned = if input.has_states() { input.predicted(budget) } else { None };
     let aligned = aligned.and_then(|predicted| predicted.ok()?.block_size);
-    Some(match aligned.filter(|block| *block > limits.max_num_tokens) {
-        Some(block) => (json!(block), format!("{source} {tokens}, raised to the block that is aligned to the states")),
+    let items = vllm::items(&input.plan.model.model_type, None).filter(|_| input.version >= vllm::HOLDS_AN_ITEM);
+    let raised = [
+        (aligned, "block that is aligned to the states"),
+        (items.map(|[image, video]| image.max(video)), "longest video, which is never cut"),
+    ];
+    let raised = raised.into_iter().find_map(|(to, what)| Some((to.filter(|to| *to > limits.max_num_tokens)?, what)));
+    Some(match raised {
+        Some((to, what)) => (json!(to), format!("{source} {tokens}, raised to the {what}")),
         None => (tokens, source),
     })
 }

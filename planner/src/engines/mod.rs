@@ -33,7 +33,8 @@ pub use version::Version;
 /// What commands of vLLM are read by as well as its plans.
 pub mod vllm {
     pub use super::known::vllm::{
-        HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY, dense_block, other_float, reads_latents, run_in,
+        HOLDS_AN_ITEM, HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY, dense_block, items, other_float, reads_latents,
+        run_in,
     };
 }
 

@@ -39,9 +39,9 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// What one rank holds of weights on so many pipeline stages.
-    fn weights(&mut self, name: LedgerItem, told: Weights, parallel: Parallel, stages: u64) {
-        let shares = weights::shares(&told.size, parallel, stages);
+    /// What one rank of a stage holds of weights on so many pipeline stages.
+    fn weights(&mut self, name: LedgerItem, told: Weights, parallel: Parallel, (stage, stages): (u32, u64)) {
+        let shares = weights::shares(&told.size, parallel, stage, stages);
         let bytes = shares.iter().fold(0u64, |sum, share| sum.saturating_add(share.bytes_per_rank));
         let (source, note) = match &*shares {
             _ if shares.iter().all(|share| share.ranks == 1) => (told.source, told.note.to_owned()),
@@ -333,7 +333,7 @@ fn before_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
     let stages = parallel.stages_of(request.stage, request.model.layers);
     let is_measured = memory.weights.is_none() && ledger.measured(request, LedgerItem::Weights);
     if let (false, Some(weights), Some(stages)) = (is_measured, weights(request), stages) {
-        ledger.weights(LedgerItem::Weights, weights, parallel, stages);
+        ledger.weights(LedgerItem::Weights, weights, parallel, (request.stage, stages));
     }
     match memory.context {
         Some(bytes) => ledger.line(LedgerItem::Context, bytes.0, Certainty::Assumed, "stated in the budget".into()),
@@ -372,11 +372,11 @@ fn after_activations(request: &Inputs<'_>, memory: &Memory) -> Ledger {
     // Weights that are stated without a model are divided over all ranks.
     let layers = request.draft.map_or(parallel.pp, |draft| draft.model.layers);
     if let (Some(weights), Some(stages)) = (draft_weights(request), stages(layers)) {
-        ledger.weights(LedgerItem::DraftWeights, weights, parallel, stages);
+        ledger.weights(LedgerItem::DraftWeights, weights, parallel, (request.stage, stages));
     }
     // Engines run the prediction layers where the last layer is.
     if let Some(weights) = head_weights(request).filter(|_| request.stage + 1 == parallel.pp) {
-        ledger.weights(LedgerItem::DraftWeights, weights, parallel, 1);
+        ledger.weights(LedgerItem::DraftWeights, weights, parallel, (0, 1));
     }
     let host = request.budget.host.filter(|_| request.device.is_some_and(|device| device.kind != DeviceKind::Cuda));
     if let Some(host) = host {

@@ -212,7 +212,9 @@ fn deployment(request: &Inputs<'_>, ledger: &Ledger, sequences_per_replica: u64)
         devices_per_replica: parallel.replica_size(),
         sequences_per_replica,
         sequences: sequences_per_replica.saturating_mul(parallel.dp.into()),
-        weights: weights.map(|(told, stages)| weights::shares(&told.size, parallel, stages)).unwrap_or_default(),
+        weights: weights
+            .map(|(told, stages)| weights::shares(&told.size, parallel, request.stage, stages))
+            .unwrap_or_default(),
     })
 }
 

@@ -161,6 +161,9 @@ class WeightClasses:
     routed: int = 0
     embeddings: int = 0
     replicated: int = 0
+    head: int = 0
+    tower: int = 0
+    whole_tower: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 Usage: command_questions.py TABLE RANDOM. TABLE is the planner's own of vLLM's flags. Every flag of its newest version is stated in
 all forms that a parser may tell apart, every configuration that is JSON with each of its fields, every variable that vLLM reads,
-and RANDOM pairs to quartets of what shapes caches, over models of each kind and one or eight GPUs. The same arguments give the
+and RANDOM pairs to quartets of what shapes caches, over models of each kind and one or eight GPUs, and as many of what people serve
+with the flags of their recipes. The same arguments give the
 same questions.
 """
 
@@ -176,6 +177,51 @@ SHAPES = {
     "--cpu-offload-gb": ["1"],
     "--optimization-level": ["0", "1", "3"],
 }
+# What people serve, and the flags of their recipes that are not among the shapes.
+SERVED = """Qwen__Qwen3-0.6B Qwen__Qwen3-32B Qwen__Qwen3-235B-A22B Qwen__Qwen3.5-4B Qwen__Qwen3.5-35B-A3B Qwen__Qwen2.5-7B-Instruct
+    meta-llama__Llama-3.1-8B-Instruct meta-llama__Llama-3.1-70B-Instruct meta-llama__Llama-4-Scout-17B-16E-Instruct ../published/maverick
+    mistralai__Mistral-7B-v0.1 mistralai__Mixtral-8x7B-v0.1 google__gemma-2-9b google__gemma-4-26B-A4B ../published/gemma3_27b microsoft__phi-4
+    HuggingFaceTB__SmolLM3-3B deepseek-ai__DeepSeek-V3 deepseek-ai__DeepSeek-V3.2 deepseek-ai__DeepSeek-V4-Flash moonshotai__Kimi-K2-Instruct
+    moonshotai__Kimi-Linear-48B-A3B-Instruct zai-org__GLM-4.5 zai-org__GLM-4.7-FP8 ../published/minimax_m2 ../published/qwen25vl72b
+    ../published/mistral_small_32 ../published/seed_oss_36b nvidia__Llama-3_3-Nemotron-Super-49B-v1 nvidia__Qwen3.6-35B-A3B-NVFP4
+    tiiuae__Falcon-H1-7B-Instruct ibm-granite__granite-4.0-h-tiny LiquidAI__LFM2-1.2B Zyphra__Zamba2-2.7B ../published/step_3_5_flash""".split()
+RECIPES = {
+    "--limit-mm-per-prompt": ['{"image": 2}', '{"image": 0, "video": 0}', '{"image": 1, "video": 0}'],
+    "--mm-encoder-tp-mode": ["data"],
+    "--mm-processor-cache-gb": ["0", "4"],
+    "--quantization": ["fp8", "fp8_per_block", "compressed-tensors", "awq"],
+    "--compilation-config": [
+        '{"cudagraph_mode": "FULL_AND_PIECEWISE"}',
+        '{"cudagraph_mode": "FULL", "max_cudagraph_capture_size": 64}',
+        '{"pass_config": {"enable_sp": true}}',
+        '{"pass_config": {"fuse_allreduce_rms": true}}',
+        '{"custom_ops": ["+rms_norm"]}',
+    ],
+    "--speculative-config": [
+        '{"method": "deepseek_mtp", "num_speculative_tokens": 1}',
+        '{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}',
+        '{"method": "ngram", "num_speculative_tokens": 20}',
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}',
+        '{"method": "mtp", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 1}',
+    ],
+    "--kv-transfer-config": [
+        '{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"}',
+        '{"kv_connector": "P2pNcclConnector", "kv_role": "kv_producer"}',
+    ],
+    "--hf-overrides": ['{"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "rope_theta": 1000000}}'],
+    "--attention-config": ['{"backend": "FLASHINFER"}', '{"use_trtllm_attention": true}', '{"flash_attn_version": 3}'],
+    "--kernel-config": ['{"moe_backend": "triton"}'],
+    "--moe-backend": ["triton", "flashinfer_trtllm", "deep_gemm", "marlin"],
+    "--eplb-config": ['{"num_redundant_experts": 8}'],
+    "--max-loras": ["4"],
+    "--max-cpu-loras": ["2", "8"],
+    "--max-lora-rank": ["64", "100"],
+    "--convert": ["auto", "none"],
+    "--load-format": ["fastsafetensors", "runai_streamer"],
+    "--enable-per-request-metrics": [None],
+    "--disable-log-stats": [None],
+    "--trust-remote-code": [None],
+}
 VARIABLES = {
     "VLLM_USE_V2_MODEL_RUNNER": ["0", "1"],
     "VLLM_MLA_DISABLE": ["1"],
@@ -268,17 +314,17 @@ def of_variables():
                 yield {name: value}
 
 
-def drawn(random_):
+def drawn(random_, models=MODELS, shapes=SHAPES):
     """A question of two to five flags, and at times a variable."""
-    words, names = [], random_.sample(list(SHAPES), random_.choice([1, 2, 2, 2, 3, 3, 4]))
+    words, names = [], random_.sample(list(shapes), random_.choice([1, 2, 2, 2, 3, 3, 4]))
     for name in names:
-        value = random_.choice(SHAPES[name])
+        value = random_.choice(shapes[name])
         words += [name] if value is None else [name, *(value.split() if name == "--cudagraph-capture-sizes" else [value])]
     rest = {}
     if random_.random() < 0.12:
         variable = random_.choice(list(VARIABLES))
         rest["env"] = {variable: random_.choice(VARIABLES[variable])}
-    return question(words, random_.choice(MODELS), random_.choice([1, 8]), **rest)
+    return question(words, random_.choice(models), random_.choice([1, 8]), **rest)
 
 
 def singles():
@@ -309,6 +355,9 @@ def questions(table, number):
     random_ = random.Random(33)
     for _ in range(number):
         yield drawn(random_)
+    recipes = {name: [*SHAPES.get(name, []), *RECIPES.get(name, [])] for name in [*SHAPES, *RECIPES]}
+    for _ in range(number):
+        yield drawn(random_, SERVED, recipes)
 
 
 def main():

@@ -61,7 +61,10 @@ def rows(cls, found):
         bounds = ["required"] if info and info.is_required() else []
         for each in info.metadata if info else ():
             bounds += [f"{sign}{getattr(each, sign)}" for sign in ("ge", "gt", "le", "lt") if getattr(each, sign, None) is not None]
-        kind = "any" if field.name in own else of(hints[field.name], found)
+        kind = of(hints[field.name], found)
+        # Of a configuration the fields are known whatever stands in front.
+        if field.name in own and not dataclasses.is_dataclass(hints[field.name]):
+            kind = "any"
         if field.name in may_be_none:
             kind = kind.rstrip("?") + ("?" if kind.endswith("?") else "~")
         yield "Frontend" if cls is FrontendArgs else cls.__name__, field.name, kind, " ".join(bounds)

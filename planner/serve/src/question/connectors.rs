@@ -1,6 +1,8 @@
 //! What connectors of vLLM do to blocks on the device: they move those that there are, and of models with several kinds of layers
 //! some of them turn the grouping off (`VllmConfig.__post_init__`, `KVConnectorFactory.supports_hma_config`).
 
+use std::ops::Range;
+
 use cacheplan_handlers::Growth;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
@@ -11,44 +13,51 @@ use crate::error::ServeError;
 use crate::remedy::Remedy;
 
 const FLAG: &str = "--kv-transfer-config";
-/// Read in 0.24.0, and not in 0.18.0: a connector is asked; before any turned the grouping off.
-const ASKS_THE_CONNECTOR: Version = Version(0, 24, 0);
+/// Read in 0.22.0, and not in 0.18.0: a connector is asked; before any turned the grouping off.
+const ASKS_THE_CONNECTOR: Version = Version(0, 22, 0);
 /// Read in 0.18.0, and not in 0.11.0: a stated `--no-disable-hybrid-kv-cache-manager` is kept.
 const KEEPS_WHAT_IS_STATED: Version = Version(0, 18, 0);
-/// Connectors that know groups (`SupportsHMA`), from 0.24.0 on.
-const KNOW_GROUPS: [&str; 10] = [
-    "NixlConnector",
-    "NixlPullConnector",
-    "NixlPushConnector",
-    "OffloadingConnector",
-    "SimpleCPUOffloadConnector",
-    "MooncakeConnector",
-    "MooncakeStoreConnector",
-    "DecodeBenchConnector",
-    "ExampleHiddenStatesConnector",
-    "MoRIIOConnector",
-];
-const KNOW_NONE: [&str; 9] = [
-    "LMCacheConnectorV1",
-    "LMCacheMPConnector",
-    "SharedStorageConnector",
-    "ExampleConnector",
-    "P2pNcclConnector",
-    "PyNcclConnector",
-    "HF3FSKVConnector",
-    "FlexKVConnectorV1",
-    "FlexKVConnector",
-];
 
-/// `KVConnectorFactory` of this version knows those above and these, which are not read.
-const REGISTRY: Version = Version(0, 33, 0);
-const NOT_READ: [&str; 2] = ["MultiConnector", "HiSparseConnector"];
-/// Those above that it has no longer, or never had.
-const GONE: [&str; 4] = ["SharedStorageConnector", "P2pNcclConnector", "PyNcclConnector", "FlexKVConnector"];
+/// From this version on all names of `KVConnectorFactory` were read: in 0.22.0 to 0.24.0, 0.26.0, 0.28.0, 0.30.0, 0.32.0 and 0.33.0.
+const REGISTRY: Version = Version(0, 22, 0);
+const OLD: Version = Version(0, 0, 0);
+const ALL: Version = Version(u32::MAX, 0, 0);
+
+/// A connector, the versions that have it, and since when it knows groups (`SupportsHMA`).
+type Connector = (&'static str, Range<Version>, Version);
+
+const CONNECTORS: [Connector; 19] = [
+    ("NixlConnector", OLD..ALL, OLD),
+    ("NixlPullConnector", Version(0, 24, 0)..ALL, OLD),
+    ("NixlPushConnector", Version(0, 24, 0)..ALL, OLD),
+    ("OffloadingConnector", OLD..ALL, OLD),
+    ("SimpleCPUOffloadConnector", OLD..ALL, OLD),
+    ("MooncakeConnector", OLD..ALL, OLD),
+    ("MooncakeStoreConnector", OLD..ALL, OLD),
+    ("DecodeBenchConnector", OLD..ALL, OLD),
+    ("ExampleHiddenStatesConnector", OLD..ALL, OLD),
+    // Not in 0.28.0.
+    ("MoRIIOConnector", OLD..ALL, Version(0, 30, 0)),
+    ("LMCacheConnectorV1", OLD..ALL, ALL),
+    ("LMCacheMPConnector", OLD..ALL, ALL),
+    ("ExampleConnector", OLD..ALL, ALL),
+    ("HF3FSKVConnector", OLD..ALL, ALL),
+    ("FlexKVConnectorV1", OLD..ALL, ALL),
+    ("P2pNcclConnector", OLD..Version(0, 24, 0), ALL),
+    ("SharedStorageConnector", OLD..REGISTRY, ALL),
+    ("PyNcclConnector", OLD..REGISTRY, ALL),
+    ("FlexKVConnector", OLD..REGISTRY, ALL),
+];
+/// Connectors that are not read, and since when there are such.
+const NOT_READ: [(&str, Version); 2] = [("MultiConnector", OLD), ("HiSparseConnector", Version(0, 30, 0))];
+
+fn known(version: Version, name: &str) -> Option<&'static Connector> {
+    CONNECTORS.iter().find(|(of, versions, _)| *of == name && versions.contains(&version))
+}
 
 /// Whether it is known to know no groups.
-pub(super) fn knows_no_groups(name: &str) -> bool {
-    KNOW_NONE.contains(&name)
+pub(super) fn knows_no_groups(version: Version, name: &str) -> bool {
+    known(version, name).is_some_and(|(.., since)| version < *since)
 }
 
 /// Reads the connectors that a command names.
@@ -61,12 +70,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         "{} moves blocks that are counted here; what it keeps elsewhere is beside them",
         names.join(", ")
     ));
-    let is_gone = |name: &str| question.engine.version >= REGISTRY && GONE.contains(&name);
-    let is_known = |name: &str| (KNOW_GROUPS.contains(&name) || KNOW_NONE.contains(&name)) && !is_gone(name);
-    let unknown = names.iter().find(|name| !is_known(name));
+    let version = question.engine.version;
+    let unknown = names.iter().find(|name| known(version, name).is_none());
     let is_elsewhere = question.object(FLAG)?.is_some_and(|config| config.contains_key("kv_connector_module_path"));
     if let Some(name) = unknown.filter(|_| !is_elsewhere) {
-        if question.engine.version >= REGISTRY && !NOT_READ.contains(&&**name) {
+        if version >= REGISTRY && !NOT_READ.iter().any(|(of, since)| of == name && version >= *since) {
             return Err(question.refused(format!("Unsupported connector type: {name}"), [Remedy::Remove(FLAG)]));
         }
         question.notes.push(format!(
@@ -74,10 +82,10 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         ));
     }
     let manager = question.flag("--disable-hybrid-kv-cache-manager").map(|setting| setting.on);
-    if manager == Some(false) && question.engine.version >= KEEPS_WHAT_IS_STATED {
+    if manager == Some(false) && version >= KEEPS_WHAT_IS_STATED {
         return Ok(());
     }
-    if question.engine.version < ASKS_THE_CONNECTOR {
+    if version < ASKS_THE_CONNECTOR {
         question.default_of("engine.hybrid_kv_cache", false);
         return Ok(());
     }
@@ -90,7 +98,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         let remedies = [Remedy::Set("--disable-hybrid-kv-cache-manager", String::new()), Remedy::Remove(FLAG)];
         return Err(ServeError::unread(FLAG, why, remedies));
     }
-    if names.iter().any(|name| knows_no_groups(name)) {
+    if names.iter().any(|name| knows_no_groups(version, name)) {
         question.default_of("engine.hybrid_kv_cache", false);
     }
     Ok(())

@@ -12,10 +12,12 @@ const FLAG: &str = "--quantization";
 const FORMAT: &str = "--load-format";
 const BITSANDBYTES: &str = "bitsandbytes";
 
-/// Bytes of a weight of its layers' products: `fp8` has a scale for each tensor, `bitsandbytes` one of 32 bits for 64 of 4 bits.
+/// Bytes of a weight of its layers' products: `fp8` has a scale for each tensor, row or block of 128 by 128, `bitsandbytes` one of 32 bits for
+/// 64 of 4 bits.
 fn bytes_each(method: &str) -> Option<f64> {
     match method {
-        "fp8" => Some(1.0),
+        "fp8" | "fp8_per_tensor" | "fp8_per_channel" => Some(1.0),
+        "fp8_per_block" => Some(1.0 + 4.0 / (128.0 * 128.0)),
         BITSANDBYTES => Some(0.5 + 4.0 / 64.0),
         _ => None,
     }

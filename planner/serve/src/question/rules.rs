@@ -195,9 +195,14 @@ impl<'a> Case<'a> {
 
     /// The generation of the GPU, as CUDA counts.
     pub(super) fn generation(&self) -> Option<u32> {
+        self.capability().map(|capability| capability / 10)
+    }
+
+    /// The compute capability of the GPU, times ten.
+    pub(super) fn capability(&self) -> Option<u32> {
         let devices = self.question.device()?.clone();
         let request = PlanRequest::of(self.model.clone()).for_engine(self.question.engine).with_devices(devices);
-        request.budget().ok()?.engine.compute_capability.map(|capability| capability / 10)
+        request.budget().ok()?.engine.compute_capability
     }
 
     /// Whether neither its type nor a key of its config speaks of experts.

@@ -2,6 +2,7 @@
 
 mod attention;
 mod batch;
+mod blocks;
 mod drafter;
 mod dtype;
 mod fields;
@@ -22,7 +23,7 @@ use std::ops::Range;
 use cacheplan_handlers::{Kind, ResourceHandler};
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::vllm::{HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY};
-use cacheplan_planner::{ModelCaches, PlanRequest};
+use cacheplan_planner::{ModelCaches, Override, PlanRequest};
 
 use super::rules::{Case, look, look_at_rows};
 use super::{HEADS, Limits, Question, calibrated, connectors, of_config, quantization, speculation};
@@ -61,6 +62,7 @@ pub(super) fn with_draft(
     limits: Limits,
 ) -> Result<Limits, ServeError> {
     heads::beside(question, model, draft)?;
+    runner::without_stages(question, draft)?;
     runner::same_ranks(question, draft)?;
     runner::same_words(question, model, draft)?;
     let max_seq_len = runner::longest(question, draft, limits.max_seq_len)?;
@@ -129,6 +131,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     variables(question, model)?;
     parallel(question, model)?;
     let batch = batch::batch(question, model, max_seq_len)?;
+    batch::has_room(question, model, batch.max_num_tokens)?;
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", batch.max_num_tokens);
     question.default_of("max_batch_size", batch.max_batch_size.unwrap_or(1));
@@ -160,12 +163,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     calibrated::settle(question, model, &dtype::READS);
     memory::memory(question)?;
     speculation::settle(question, model)?;
-    runner::settle(question)?;
+    runner::settle(question, model)?;
     quantization::settle(question, model)?;
     towers::settle(question, model)?;
     if question.is_on("--disable-hybrid-kv-cache-manager") {
         question.default_of("engine.hybrid_kv_cache", false);
     }
+    unified(question, has_states && has_pages)?;
     if let Some(share) = question.share("--watermark").filter(|share| *share > 0.0) {
         question.notes.push(format!(
             "--watermark {share} keeps that share of the blocks free where a prompt is admitted beside others: of long prompts fewer run at once than are held"
@@ -200,6 +204,24 @@ fn grouping(question: &mut Question, model: &ModelCaches) {
     if publishes || chunks {
         question.default_of("engine.hybrid_kv_cache", false);
     }
+}
+
+/// Without groups states and pages would be one kind (`unify_hybrid_kv_cache_specs`, read in 0.22.0 to 0.33.0).
+fn unified(question: &Question, has_both: bool) -> Result<(), ServeError> {
+    const UNIFIES: Version = Version(0, 22, 0);
+    const PROMOTES: Version = Version(0, 28, 0);
+    let is_off = |stated: &Override| stated.key == "engine.hybrid_kv_cache" && stated.value == "false";
+    if !has_both || question.engine.version < UNIFIES || !question.stated.iter().any(is_off) {
+        return Ok(());
+    }
+    let flags = ["--disable-hybrid-kv-cache-manager", "--kv-transfer-config", "--kv-offloading-backend"];
+    let stated = flags.into_iter().filter(|flag| question.flag(flag).is_some()).map(Remedy::Remove);
+    // In other words in 0.24.0 and before.
+    let said = match question.engine.version < PROMOTES {
+        true => "Hybrid KV cache manager is disabled but failed to convert the KV cache specs to one unified type.",
+        false => "Failed to promote local KV cache specs to one unified type.",
+    };
+    Err(question.refused(said, stated.collect::<Vec<_>>()))
 }
 
 /// What a variable says of something that is on or off, as `envs.py` reads it: a whole number.
@@ -243,7 +265,8 @@ fn without_buffers(question: &Question) -> Result<(), ServeError> {
 
 /// What the model runs as: only one that generates, in vLLM's own class, is planned.
 fn class(question: &Question) -> Result<(), ServeError> {
-    for (flag, own) in [("--runner", "generate"), ("--task", "generate"), ("--model-impl", "vllm")] {
+    let of_own = [("--runner", "generate"), ("--convert", "none"), ("--task", "generate"), ("--model-impl", "vllm")];
+    for (flag, own) in of_own {
         let Some(word) = question.value(flag) else { continue };
         if word != own && word != "auto" {
             let why = format!("what a model that runs as `{word}` keeps was not read");
@@ -309,6 +332,7 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
     let padded = words.and_then(|words| words.checked_next_multiple_of(VOCABULARY));
     question.divides(padded, "--tensor-parallel-size", tp, |words| format!("{words} is not divisible by {tp}"))?;
     experts(question, model, tp, dp)?;
+    blocks::look(question, model, tp, dp)?;
     // Of several nodes each has as many devices, and each may run a part of the replicas.
     let local = question.count("--data-parallel-size-local").unwrap_or(dp);
     let nodes = question.count("--nnodes").unwrap_or(1).max(1);

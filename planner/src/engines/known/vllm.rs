@@ -168,8 +168,41 @@ pub fn other_float(version: Version, word: &str, run_in: &str) -> Option<String>
     is_other.then(|| format!("kv_cache_dtype=\"{word}\" is incompatible with dtype=\"{run_in}\""))
 }
 
-/// Model types that it does not divide into pipeline stages.
-pub(crate) const WITHOUT_STAGES: [&str; 5] = ["gemma3n", "gemma3n_text", "mamba2", "mamba_ssm", "zamba2"];
+/// Read in 0.22.0, and not in 0.21.0: where nobody states the step, an item of a model that looks at items in both directions fits into one
+/// (`_get_min_mm_batched_tokens`). A stated one that is smaller it refuses.
+pub const HOLDS_AN_ITEM: Version = Version(0, 22, 0);
+
+/// Tokens of a picture, and of a video of so many frames at most, of a model type that may look at them in both directions
+/// (`get_mm_max_tokens_per_item`).
+pub fn items(model_type: &str, frames: Option<u64>) -> Option<[u64; 2]> {
+    /// Frames, and tokens of one with its marks and its time.
+    const FRAMES: u64 = 32;
+    const FRAME: u64 = 70 + 2 + 6;
+    match model_type {
+        of if of.starts_with("gemma4") => Some([280, frames.unwrap_or(FRAMES).min(FRAMES) * FRAME]),
+        of if of.starts_with("gemma3") && !of.starts_with("gemma3n") => Some([256, 0]),
+        _ => None,
+    }
+}
+
+/// Model types that it does not divide into pipeline stages (`SupportsPP` of the classes in the registry of 0.33.0).
+pub(crate) const WITHOUT_STAGES: [&str; 15] = [
+    "alice_ai",
+    "aria",
+    "domyn_edge",
+    "dory",
+    "gemma3n",
+    "gemma3n_text",
+    "hrm_text",
+    "idefics3",
+    "iquestloopcoder",
+    "mamba2",
+    "mamba_ssm",
+    "phi4_multimodal",
+    "phi4mm",
+    "smolvlm",
+    "zamba2",
+];
 
 fn refuses(situation: &Situation<'_>) -> Option<EngineRefusal> {
     let (engine, model) = (RULES.name, situation.model.model_type.as_str());

@@ -1,10 +1,11 @@
 //! The longest sequence, and the largest step, of a server.
 
 use cacheplan_planner::ModelCaches;
-use cacheplan_planner::engines::Version;
+use cacheplan_planner::engines::{Version, vllm};
 use cacheplan_planner::logs::failures::TOO_LONG;
 use serde_json::Value;
 
+use super::super::rules::takes_more_than_text;
 use super::super::{Limits, Question, overrides};
 use super::towers;
 use crate::error::ServeError;
@@ -15,9 +16,6 @@ use crate::remedy::Remedy;
 
 /// The first read version that has defaults of its own for GPUs of 160 GiB.
 const LARGE_DEVICES: Version = Version(0, 28, 0);
-/// Read in 0.22.0, and not in 0.21.0: where nobody states the step, an item of a model that looks at items in both directions fits into one
-/// (`_get_min_mm_batched_tokens`).
-const HOLDS_AN_ITEM: Version = Version(0, 22, 0);
 /// Read in 0.27.0, and not in 0.26.0: not of a server of text alone.
 const KNOWS_ONLY_TEXT: Version = Version(0, 27, 0);
 
@@ -85,7 +83,7 @@ pub(super) fn batch(question: &Question, model: &ModelCaches, max_seq_len: u64) 
         Some(tokens) => tokens,
         None => {
             let tokens = if chunked { tokens } else { tokens.max(max_seq_len) };
-            let tokens = largest_item(question, model)?.map_or(tokens, |item| tokens.max(item));
+            let tokens = items(question, model)?.map_or(tokens, |[image, video]| tokens.max(image).max(video));
             tokens.min(sequences.saturating_mul(max_seq_len))
         }
     };
@@ -118,20 +116,21 @@ pub(super) fn batch(question: &Question, model: &ModelCaches, max_seq_len: u64) 
     Ok(Limits { max_seq_len, max_batch_size: Some(sequences), max_num_tokens: tokens })
 }
 
-/// Tokens of the largest item of a model that looks at an item in both directions, by its class (`get_mm_max_tokens_per_item`): a video.
-fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>, ServeError> {
+/// Tokens of an image and of a video of a model that looks at an item in both directions, which it never cuts.
+pub(super) fn items(question: &Question, model: &ModelCaches) -> Result<Option<[u64; 2]>, ServeError> {
     const FLAG: &str = "--limit-mm-per-prompt";
-    /// Frames, and tokens of one with its marks and its time.
-    const FRAMES: u64 = 32;
-    const FRAME: u64 = 70 + 2 + 6;
-    if question.engine.version < HOLDS_AN_ITEM || !model.info().model_type.starts_with("gemma4") {
+    if question.engine.version < vllm::HOLDS_AN_ITEM {
         return Ok(None);
     }
     let config = model.model().map(|model| &model.config);
     let stated = |key: &str| config.and_then(|config| config.get(key)).filter(|value| !value.is_null());
     let class = stated("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
-    let takes_items = class.is_none_or(|class| class.ends_with("ForConditionalGeneration"));
-    if !takes_items || stated("use_bidirectional_attention").and_then(Value::as_str) != Some("vision") {
+    let takes_items =
+        class.map_or_else(|| takes_more_than_text(model), |class| class.ends_with("ForConditionalGeneration"));
+    let model_type = &model.info().model_type;
+    let looks_back = model_type.starts_with("gemma3")
+        || stated("use_bidirectional_attention").and_then(Value::as_str) == Some("vision");
+    if !takes_items || !looks_back {
         return Ok(None);
     }
     if question.engine.version >= KNOWS_ONLY_TEXT && towers::is_of_text(question, model)? {
@@ -139,5 +138,21 @@ fn largest_item(question: &Question, model: &ModelCaches) -> Result<Option<u64>,
     }
     let limits = question.object(FLAG)?;
     let frames = limits.as_ref().and_then(|limits| limits.get("video")?.get("num_frames")?.as_u64());
-    Ok(Some(frames.unwrap_or(FRAMES).min(FRAMES) * FRAME))
+    let items = vllm::items(model_type, frames);
+    let image = model.model().and_then(|model| model.stated("mm_tokens_per_image")?.as_u64());
+    Ok(items.map(|[usual, video]| [image.unwrap_or(usual), video]))
+}
+
+/// What it says of a step that has no room for an item that a prompt may have.
+pub(super) fn has_room(question: &Question, model: &ModelCaches, step: u64) -> Result<(), ServeError> {
+    let Some([image, video]) = items(question, model)? else { return Ok(()) };
+    let item = if towers::takes_none(question, "video")? { image } else { image.max(video) };
+    if item <= step {
+        return Ok(());
+    }
+    const FLAG: &str = "--max-num-batched-tokens";
+    let said = format!(
+        "Chunked MM input disabled but max_tokens_per_mm_item ({item}) is larger than max_num_batched_tokens ({step}). Please increase max_num_batched_tokens."
+    );
+    Err(question.refused(said, [Remedy::Set(FLAG, item.to_string())]))
 }

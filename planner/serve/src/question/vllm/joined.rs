@@ -5,10 +5,11 @@ use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::{Row, Rule, lists, since, takes_more_than_text};
+use super::super::rules::{Case, Row, Rule, lists, since, takes_more_than_text};
 use super::super::{of_config, speculative};
 use super::graphs::Graphs;
-use super::{attention, dtype, towers};
+use super::names::WITHOUT_ADAPTERS;
+use super::{attention, dtype};
 use crate::visible::{OF_HIP, VARIABLE};
 
 pub(super) const READ: Version = Version(0, 33, 0);
@@ -51,6 +52,8 @@ const TENSORS: &str = "--mm-tensor-ipc";
 const PROCESSOR: &str = "--mm-processor-device";
 const ROUNDING: &str = "--enable-mamba-cache-stochastic-rounding";
 const HYPER: &str = "--enable-hc-sp";
+const ADAPTERS: &str = "--enable-lora";
+const STORED_ADAPTERS: &str = "--max-cpu-loras";
 
 /// Variables that it reads as whole numbers before it has caches.
 const NUMBERS: [&str; 9] = [
@@ -82,6 +85,38 @@ const WITH_BUFFERS: &str = "nemotron_h nemotron_h_puzzle kimi_linear kimi_k3";
 /// Methods of which the files must say how they were quantised.
 const OF_FILES: &str = "awq awq_marlin gptq gptq_marlin compressed-tensors torchao";
 
+/// Methods that read each other's files; of others of these none does.
+const FAMILIES: [&str; 9] = [
+    "awq awq_marlin auto_awq",
+    "gptq gptq_marlin auto_gptq",
+    "fp8 deepseek_v4_fp8",
+    "modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed",
+    "mxfp4 gpt_oss_mxfp4",
+    "compressed-tensors",
+    "quark",
+    "torchao",
+    "fp8_per_tensor fp8_per_block fp8_per_channel int8_per_channel_weight_only nvfp4_per_token",
+];
+
+/// Methods, the least capability of a GPU that they need, and the dtypes that a model is run in by them (`get_min_capability`,
+/// `get_supported_act_dtypes`).
+const METHODS: [(&str, u32, &str); 9] = [
+    ("fp8", 75, "bfloat16 float16"),
+    ("awq awq_marlin auto_awq", 75, "float16 bfloat16"),
+    ("gptq gptq_marlin auto_gptq inc", 60, "float16 bfloat16"),
+    ("mxfp4 gpt_oss_mxfp4", 80, "bfloat16"),
+    ("modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed", 75, "bfloat16 float16"),
+    ("fbgemm_fp8 experts_int8", 80, "bfloat16 float16"),
+    ("quark moe_wna16", 70, "float16 bfloat16"),
+    ("compressed-tensors", 70, "float32 float16 bfloat16"),
+    ("torchao", 75, "float32 float16 bfloat16"),
+];
+
+/// How the files of a model were quantised.
+fn of_files(case: &Case<'_>) -> Option<String> {
+    Some(case.model.model()?.stated("quantization_config")?.get("quant_method")?.as_str()?.to_lowercase())
+}
+
 /// What it refuses of flags alone, or of those of models that take more than text.
 pub(super) const ROWS: &[Row] = &[
     (
@@ -98,6 +133,14 @@ pub(super) const ROWS: &[Row] = &[
     ),
     ("@more-than-text --mm-encoder-fp8-scale-path !--mm-encoder-attn-dtype=fp8", SCALES),
     ("@more-than-text --mm-encoder-fp8-scale-save-path !--mm-encoder-attn-dtype=fp8", SCALES),
+    (
+        "--enable-per-request-metrics --disable-log-stats",
+        "Error: --enable-per-request-metrics requires engine statistics logging; remove --disable-log-stats to enable per-request metrics.",
+    ),
+    (
+        "--enable-lora --moe-backend=deep_gemm_mega_moe|aiter_mega_moe|flashinfer_moe_ep_cutedsl|flashinfer_moe_ep_mega_deep_gemm",
+        "LoRA is not supported with such a moe_backend. Disable LoRA or select a MoE backend that supports LoRA.",
+    ),
 ];
 
 const SCALES: &str =
@@ -217,6 +260,36 @@ pub(super) const RULES: &[Rule] = &[
             _ => None,
         }
     }),
+    since(READ, &[ADAPTERS], |case| {
+        let class = case.model.model()?.stated("architectures")?.get(0)?.as_str()?;
+        (case.is_on(ADAPTERS) && lists(WITHOUT_ADAPTERS, class)).then(|| {
+            format!(
+                "LoRA is not supported for ['{class}']. Supported models implement the `SupportsLoRA` interface. Run this model without `enable_lora`."
+            )
+        })
+    }),
+    since(READ, &[STORED_ADAPTERS, "--max-loras"], |case| {
+        let (stored, at_once) = (case.question.count(STORED_ADAPTERS)?, case.size("--max-loras"));
+        (case.is_on(ADAPTERS) && 0 < stored && stored < at_once)
+            .then(|| format!("max_cpu_loras ({stored}) must be >= max_loras ({at_once})."))
+    }),
+    since(READ, &[ADAPTERS, SPECULATIVE, SEQUENCES], |case| {
+        let config = speculative::config(case.question).ok().flatten().filter(|_| case.is_on(ADAPTERS))?;
+        let drafted = config.get("num_speculative_tokens").and_then(super::words::whole)?;
+        let needed = case.limits.max_batch_size?.saturating_mul(drafted.saturating_add(1));
+        (case.limits.max_num_tokens < needed).then(|| {
+            format!(
+                "Consider increasing max_num_batched_tokens or decreasing num_speculative_tokens ({} tokens of a step, {needed} are needed)",
+                case.limits.max_num_tokens
+            )
+        })
+    }),
+    since(READ, &["--eplb-config"], |case| {
+        let extra = case.object("--eplb-config").get("num_redundant_experts").and_then(Value::as_i64)?;
+        (extra != 0 && !case.is_on(BALANCE)).then(|| {
+            format!("num_redundant_experts is set to {extra} but EPLB is not enabled. Either enable EPLB or unset num_redundant_experts.")
+        })
+    }),
     since(READ, &[ELASTIC], |case| {
         (case.is_on(ELASTIC) && !case.is_on(BALANCE))
             .then(|| "Elastic EP is only supported with enable_eplb=True.".into())
@@ -306,18 +379,6 @@ pub(super) const RULES: &[Rule] = &[
             "Cannot run the multi-modal processor on '{word}': this instance also runs the language model. Use --mm-processor-device=cpu, or drop \"device\" from --mm-processor-kwargs."
         ))
     }),
-    since(READ, &["--max-num-batched-tokens"], |case| {
-        // An image of Gemma 3 is attended from both sides, and so is never cut.
-        let is_it = case.model_type().starts_with("gemma3") && !case.model_type().starts_with("gemma3n");
-        let sees = is_it && takes_more_than_text(case.model) && !towers::is_of_text(case.question, case.model).ok()?;
-        let image = case.model.model()?.stated("mm_tokens_per_image").and_then(Value::as_u64).unwrap_or(256);
-        let step = case.limits.max_num_tokens;
-        (sees && image > step).then(|| {
-            format!(
-                "Chunked MM input disabled but max_tokens_per_mm_item ({image}) is larger than max_num_batched_tokens ({step}). Please increase max_num_batched_tokens."
-            )
-        })
-    }),
     since(READ, &[ROUNDING, KERNEL], |case| {
         let by_triton = case.word(KERNEL).is_none_or(|kernel| kernel.eq_ignore_ascii_case("triton"));
         let other = case.generation().is_some_and(|generation| generation != 10);
@@ -332,19 +393,25 @@ pub(super) const RULES: &[Rule] = &[
             .then(|| "--enable-hc-sp is not supported for this model".into())
     }),
     since(READ, &[DTYPE], |case| {
-        let config = &case.model.model()?.config;
-        let method = config.get("quantization_config")?.get("quant_method")?.as_str()?;
-        let run_in = dtype::run_as(case.question, case.model).filter(|_| method == "mxfp4")?;
-        let word = dtype::word(run_in).filter(|word| *word != "bfloat16")?;
+        let method = of_files(case)?;
+        let (_, least, words) = METHODS.iter().find(|(names, ..)| lists(names, &method))?;
+        if let Some(capability) = case.capability().filter(|capability| capability < least) {
+            return Some(format!(
+                "The quantization method {method} is not supported for the current GPU. Minimum capability: {least}. Current capability: {capability}."
+            ));
+        }
+        let run_in = dtype::run_as(case.question, case.model)?;
+        let word = dtype::word(run_in).filter(|word| !lists(words, word))?;
+        let words: Vec<String> = words.split(' ').map(|word| format!("torch.{word}")).collect();
         Some(format!(
-            "torch.{word} is not supported for quantization method {method}. Supported dtypes: [torch.bfloat16]"
+            "torch.{word} is not supported for quantization method {method}. Supported dtypes: [{}]",
+            words.join(", ")
         ))
     }),
     since(READ, &[QUANTIZATION], |case| {
         // What a checkpoint was quantised by is asked as what a flag says.
         const DEPRECATED: &str = "fbgemm_fp8";
-        let of_files = || case.model.model()?.stated("quantization_config")?.get("quant_method")?.as_str();
-        let word = case.word(QUANTIZATION).or_else(of_files)?.to_lowercase();
+        let word = case.word(QUANTIZATION).map(str::to_lowercase).or_else(|| of_files(case))?;
         match &*word {
             "bitsandbytes" => Some(format!("Unknown quantization method: {word}.")),
             DEPRECATED if !case.is_on("--allow-deprecated-quantization") => Some(format!(
@@ -357,6 +424,17 @@ pub(super) const RULES: &[Rule] = &[
         let word = case.word(QUANTIZATION)?.to_lowercase();
         let is_said = case.model.model()?.config.get("quantization_config").is_some_and(|section| !section.is_null());
         (lists(OF_FILES, &word) && !is_said).then(|| format!("Cannot find the config file for {word}"))
+    }),
+    since(READ, &[QUANTIZATION], |case| {
+        let word = case.word(QUANTIZATION)?.to_lowercase();
+        let of_files = of_files(case)?;
+        let family = |name: &str| FAMILIES.iter().position(|names| lists(names, name));
+        let differ = family(&word).zip(family(&of_files)).is_some_and(|(stated, stored)| stated != stored);
+        differ.then(|| {
+            format!(
+                "Quantization method specified in the model config ({of_files}) does not match the quantization method specified in the `quantization` argument ({word})."
+            )
+        })
     }),
     since(READ, &[UNIT], |case| {
         let unit = case.question.count(UNIT)?;

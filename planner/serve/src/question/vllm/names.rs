@@ -26,3 +26,20 @@ pub(super) const QUANTIZATIONS: &str = "awq auto_awq fp8 fbgemm_fp8 fp_quant mod
 pub(super) const BACKENDS_OF_0_11: &str = "FLASH_ATTN TRITON_ATTN XFORMERS ROCM_FLASH ROCM_AITER_MLA ROCM_AITER_FA TORCH_SDPA FLASHINFER FLASHINFER_MLA \
     TRITON_MLA CUTLASS_MLA FLASHMLA FLASH_ATTN_MLA PALLAS IPEX DUAL_CHUNK_FLASH_ATTN DIFFERENTIAL_FLASH_ATTN NO_ATTENTION \
     FLEX_ATTENTION TREE_ATTN ROCM_ATTN";
+
+/// Classes of its registry that take no adapters (`SupportsLoRA`).
+pub(super) const WITHOUT_ADAPTERS: &str = "AriaForConditionalGeneration BailingMoeV2_5ForCausalLM BailingMoeV3ForCausalLM BailingMoeV3VLForConditionalGeneration \
+    BeamForCausalLM BeeForConditionalGeneration BloomForCausalLM Cohere2MoeForCausalLM Cohere2VisionForConditionalGeneration \
+    CohereAsrForConditionalGeneration Cosmos3EdgeForConditionalGeneration DbrxForCausalLM DeepseekV41ForCausalLM DeepseekVLV2ForCausalLM \
+    DiffusionGemmaForBlockDiffusion DomynEdgeForCausalLM DoryForCausalLM Dots3NoteForCausalLM FalconForCausalLM FalconMambaForCausalLM \
+    FireRedASR2ForConditionalGeneration FlintForCausalLM FunASRForConditionalGeneration FunAudioChatForConditionalGeneration \
+    GPT2LMHeadModel GPTJForCausalLM Gemma3nForCausalLM Gemma3nForConditionalGeneration Glm5NextForCausalLM HCXVisionV2ForCausalLM \
+    HfMoondream HrmTextForCausalLM IQuestLoopCoderForCausalLM KimiK25ForConditionalGeneration KimiK3ForConditionalGeneration \
+    KimiLinearForCausalLM KimiVLForConditionalGeneration LlavaOnevision2ForConditionalGeneration LlavaOnevisionForConditionalGeneration \
+    Mamba2ForCausalLM MambaForCausalLM MiDashengLMModel MiMoV2FlashForCausalLM MiMoV2ForCausalLM MiMoV2OmniForCausalLM \
+    MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration Moondream3ForCausalLM MoonshotKimiaForCausalLM \
+    MossTranscribeDiarizeForConditionalGeneration NemotronParseForConditionalGeneration OpenVLAForActionPrediction OrionForCausalLM Ovis \
+    Ovis2_5 Ovis2_6ForCausalLM Ovis2_6_MoeForCausalLM PaddleOCRVLForConditionalGeneration Phi3VForCausalLM Phi4ForCausalLMV \
+    Qwen2AudioForConditionalGeneration RForConditionalGeneration RadioMBartPrefixForCausalLM SkyworkR1VChatModel StableLmForCausalLM \
+    Step1ForCausalLM Step3TextForCausalLM Step3VLForConditionalGeneration Step3p5ForCausalLM Step3p7ForConditionalGeneration \
+    StepVLForConditionalGeneration Zamba2ForCausalLM";

@@ -14,6 +14,8 @@ use super::names::{BACKENDS_OF_0_11, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
 const READ: Version = Version(0, 33, 0);
 /// Read in 0.27.1 too, where a variable says what the flag says since.
 const RETAINS: Version = Version(0, 29, 0);
+/// Read in 0.22.0 to 0.33.0.
+const SMALL_BATCHES: Version = Version(0, 22, 0);
 const EARLIER: Version = Version(0, 24, 0);
 const OLD: Version = Version(0, 11, 0);
 const BEHIND_OLD: Version = Version(0, 12, 0);
@@ -385,11 +387,14 @@ pub(super) const RULES: &[Rule] = &[
                 .into()
         })
     }),
-    since(READ, &["--enable-dbo", "--ubatch-size"], |case| {
+    since(SMALL_BATCHES, &["--enable-dbo", "--ubatch-size"], |case| {
+        // Not in 0.23.0.
+        const BY_NIXL: Version = Version(0, 24, 0);
         const BY: &str = "deepep_low_latency deepep_high_throughput nixl_ep";
         let by = case.word("--all2all-backend").unwrap_or("allgather_reducescatter");
         let small = case.is_on("--enable-dbo") || case.size("--ubatch-size") > 1;
-        (small && !lists(BY, by)).then(|| {
+        let is_known = lists(BY, by) && (by != "nixl_ep" || case.question.engine.version >= BY_NIXL);
+        (small && !is_known).then(|| {
             format!(
                 "Microbatching currently only supports the {} all2all backends on this platform. {by} is not supported.",
                 listed(BY)

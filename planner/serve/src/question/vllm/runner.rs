@@ -1,11 +1,13 @@
 //! Which of its two runners vLLM takes (`use_v2_model_runner`), what the older does not overlap, and how long the newer's drafts are.
 //!
-//! Read in 0.33.0 alone, so that it holds from there on.
+//! Read in 0.26.0 to 0.28.0, 0.30.0, 0.32.0 and 0.33.0.
 
+use cacheplan_handlers::ResourceHandler;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
+use super::super::rules::lists;
 use super::super::{Question, of_config, overrides, speculation, speculative};
 use super::{is_on, words};
 use crate::error::ServeError;
@@ -19,8 +21,60 @@ const VARIABLE: &str = "VLLM_USE_V2_MODEL_RUNNER";
 const OVERLAPPING: [&str; 8] =
     ["eagle", "eagle3", "extract_hidden_states", "dflash", "ngram_gpu", "draft_model", "dspark", "mtp"];
 
+/// Read in 0.26.0, and not in 0.25.0: the windows of a sequence hold the tokens of all steps under way.
+const COUNTS_STEPS: Version = Version(0, 26, 0);
+/// Read in 0.30.0, and not in 0.28.0: every model takes the newer runner, and steps overlap that a model drafts for by itself.
+const OF_EVERY_MODEL: Version = Version(0, 30, 0);
+/// Classes with experts that took it before (`DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES`), and since when.
+const LISTED: [(Version, &str); 3] = [
+    (
+        COUNTS_STEPS,
+        "DeepseekV2ForCausalLM GraniteMoeForCausalLM InklingForCausalLM InklingForConditionalGeneration LongcatFlashNgramForCausalLM Qwen2MoeForCausalLM",
+    ),
+    (Version(0, 27, 0), "KimiK3ForConditionalGeneration"),
+    (Version(0, 28, 0), "DeepseekV4ForCausalLM"),
+];
+/// Methods that the newer runner had then.
+const OF_NEWER: [&str; 4] = ["eagle", "mtp", "dflash", "dspark"];
+
+/// Of versions before those that say so themselves: where the older runner has several stages, and where a drafter needs the end of a step.
+fn settle_earlier(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let config = speculative::config(question)?;
+    let says = |key: &str| config.as_ref().and_then(|config| config.get(key)).and_then(Value::as_bool) == Some(true);
+    let method = config.as_ref().map(method);
+    let version = question.engine.version;
+    let stages = question.count("--pipeline-parallel-size").unwrap_or(1) > 1;
+    let waits = says("disable_padded_drafter_batch") || method == Some("draft_model") && version < OF_EVERY_MODEL;
+    let is_older = match is_on(question, VARIABLE) {
+        Some(newer) => !newer,
+        None if question.is_on("--enable-dbo") || newer_lacks(question, config.as_ref()).is_some() => true,
+        None if method == Some("dspark") => false,
+        None if version >= OF_EVERY_MODEL => false,
+        None => {
+            let lacks = method.is_some_and(|method| !OF_NEWER.contains(&method) && !method.ends_with("_mtp"));
+            lacks || !takes_newer(question, model)?
+        }
+    };
+    if waits || stages && is_older {
+        question.default_of("engine.async_scheduling", false);
+    }
+    Ok(())
+}
+
+/// Whether a model took the newer runner before all did (`_is_default_v2_model_runner_model`).
+fn takes_newer(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
+    let has_states = question.caches(model)?.iter().any(|cache| ResourceHandler::is_state(&cache.handler));
+    let Some(model) = model.model() else { return Ok(!has_states) };
+    let class = model.stated("architectures").and_then(|classes| classes.get(0)?.as_str()).unwrap_or_default();
+    let is_listed = LISTED.iter().any(|(since, classes)| question.engine.version >= *since && lists(classes, class));
+    Ok(!has_states && (is_listed || model.expert_channels().next().is_none()))
+}
+
 /// Leaves steps apart where the older runner does not overlap them.
-pub(super) fn settle(question: &mut Question) -> Result<(), ServeError> {
+pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    if (COUNTS_STEPS..READ).contains(&question.engine.version) {
+        return settle_earlier(question, model);
+    }
     if question.engine.version < READ {
         return Ok(());
     }
@@ -33,6 +87,10 @@ pub(super) fn settle(question: &mut Question) -> Result<(), ServeError> {
             Err(question.refused(said, flags.collect::<Vec<_>>()))
         }
         (Some(true), None) | (None, None) => Ok(()),
+        (Some(false), _) if let Some(lacks) = older_lacks(question, config.as_ref()) => {
+            let said = format!("Model Runner V1 does not support: {lacks}");
+            Err(question.refused(said, []))
+        }
         _ if question.flag("--watermark-config").is_some() => Ok(()),
         _ => without_overlap(question, config.as_ref()),
     }
@@ -56,6 +114,17 @@ fn without_overlap(question: &mut Question, config: Option<&Value>) -> Result<()
     }
     question.default_of("engine.async_scheduling", false);
     Ok(())
+}
+
+/// What the older runner has not, of what the command asks for (`_get_v1_model_runner_unsupported_features`).
+fn older_lacks(question: &Question, config: Option<&Value>) -> Option<&'static str> {
+    let is_stated = question.count("--prefill-context-parallel-size").is_some_and(|size| size > 1);
+    match config.map(method) {
+        _ if is_stated => Some("prefill context parallel"),
+        Some("dspark") => Some("dspark speculative decoding"),
+        _ if question.is_on("--enable-batch-sharded-sampling") => Some("batch-sharded sampling"),
+        _ => None,
+    }
 }
 
 /// What the newer runner has not, of what the command asks for.
@@ -128,6 +197,21 @@ pub(super) fn longest(question: &Question, draft: &ModelCaches, most: u64) -> Re
     let is_old = takes_older(question, &config);
     let learned = learned(&config, draft);
     Ok(stated.or(own).filter(|_| !is_old && !learned).map_or(most, |longest| longest.min(most)))
+}
+
+/// A model that drafts by itself is built on the last stage alone, where its class takes it for the last of its own stages and waits for the
+/// tensors of those before.
+pub(super) fn without_stages(question: &Question, draft: &ModelCaches) -> Result<(), ServeError> {
+    const STAGES: &str = "--pipeline-parallel-size";
+    let Some(config) = speculative::config(question)?.filter(|_| question.engine.version >= READ) else {
+        return Ok(());
+    };
+    let by_itself = speculation::is_by_a_model(question)? && !learned(&config, draft);
+    match by_itself && question.count(STAGES).unwrap_or(1) > 1 {
+        true => Err(question
+            .refused("assert intermediate_tensors is not None", [Remedy::Remove(SPECULATIVE), Remedy::Remove(STAGES)])),
+        false => Ok(()),
+    }
 }
 
 /// Whether it takes the older runner beside what drafts.

@@ -23,17 +23,22 @@ const BESIDE: [&str; 2] = ["tower.matrices", "tower"];
 
 /// Whether prompts hold text alone, whatever else the model takes.
 pub(super) fn is_of_text(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
-    let limits = question.object(LIMITS)?;
-    let is_none = |item: &str| {
-        let limit = limits.as_ref().and_then(|limits| limits.get(item));
-        limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0))
-    };
     let hears = model.model().is_some_and(|model| model.stated("audio_config").is_some());
     let of_whole = model.model().and_then(|model| model.around.get("model_type")?.as_str());
     let watches = !lists(OF_IMAGES, of_whole.unwrap_or(&model.info().model_type));
     let items = [Some("image"), watches.then_some("video"), hears.then_some("audio")];
-    let no_item = items.into_iter().flatten().all(is_none);
+    let mut no_item = true;
+    for item in items.into_iter().flatten() {
+        no_item &= takes_none(question, item)?;
+    }
     Ok(question.is_on("--language-model-only") || no_item)
+}
+
+/// Whether prompts are said to hold no item of a kind.
+pub(super) fn takes_none(question: &Question, item: &str) -> Result<bool, ServeError> {
+    let limits = question.object(LIMITS)?;
+    let limit = limits.as_ref().and_then(|limits| limits.get(item));
+    Ok(limit.is_some_and(|limit| limit.get("count").unwrap_or(limit).as_u64() == Some(0)))
 }
 
 /// Weights without those of its towers, where it loads none; with these whole on every rank where it is told not to divide them.
@@ -56,6 +61,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         let classes = stored.classes.map(|classes| WeightClasses {
             dense: classes.dense.saturating_sub(divided),
             replicated: classes.replicated.saturating_add(divided.min(classes.dense)),
+            tower: classes.tower.saturating_sub(divided),
+            whole_tower: classes.whole_tower.saturating_add(divided.min(classes.tower)),
             ..classes
         });
         question.weights = Some(WeightBytes { classes, ..stored });
@@ -65,6 +72,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
     let classes = stored.classes.map(|classes| WeightClasses {
         dense: classes.dense.saturating_sub(divided),
         replicated: classes.replicated.saturating_sub(whole),
+        tower: classes.tower.saturating_sub(divided),
+        whole_tower: classes.whole_tower.saturating_sub(whole),
         ..classes
     });
     question.weights = Some(WeightBytes { classes, ..WeightBytes::new(left, false) });

@@ -1,16 +1,22 @@
 //! What vLLM refuses of connectors, which move caches to other servers and to the host, and of those that move what encoders give.
 
+use std::ops::Range;
+
 use cacheplan_handlers::Kind;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::{Case, Rule, lists, since, takes_more_than_text};
+use super::super::rules::{Case, Rule, lists, since, takes_more_than_text, within};
 use super::super::{Question, connectors, of_config};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
 const READ: Version = Version(0, 33, 0);
+/// Read in 0.22.0 to 0.24.0 and 0.33.0.
+const EXPANDS: Version = Version(0, 22, 0);
+/// Read in 0.22.0 and 0.23.0, and not in 0.24.0.
+const CUTS_NO_PROMPTS: Range<Version> = Version(0, 22, 0)..Version(0, 24, 0);
 
 const TRANSFER: &str = "--kv-transfer-config";
 const OFFLOADING: &str = "--kv-offloading-size";
@@ -26,7 +32,7 @@ const DIVIDES: [&str; 2] = ["--tensor-parallel-size", "--prefill-context-paralle
 const AWAKE: &str = "MooncakeStoreConnector MoRIIOConnector NixlPushConnector";
 
 pub(super) const RULES: &[Rule] = &[
-    since(READ, &[TRANSFER, OFFLOADING], |case| {
+    since(EXPANDS, &[TRANSFER, OFFLOADING], |case| {
         let name = connector(case)?;
         let expands = case.question.env.get(ALLOCATOR)?.contains("expandable_segments:True");
         let beside = case.is_on("--enable-cumem-allocator") || case.is_on(SLEEPS);
@@ -34,6 +40,13 @@ pub(super) const RULES: &[Rule] = &[
             format!(
                 "KV connector {name} is incompatible with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True unless enable_cumem_allocator is also enabled."
             )
+        })
+    }),
+    within(CUTS_NO_PROMPTS, &[TRANSFER], |case| {
+        let is_it = connector(case)? == "ExampleHiddenStatesConnector" && super::cuts_prompts(case.question);
+        is_it.then(|| {
+            "ExampleHiddenStatesConnector does not support chunked prefill. Please disable chunked prefill (--no-enable-chunked-prefill)."
+                .into()
         })
     }),
     since(READ, &[TRANSFER, SLEEPS], |case| {
@@ -45,7 +58,10 @@ pub(super) const RULES: &[Rule] = &[
         // Of one kind of layers there is no more than one group, but the connector is asked all the same.
         let is_kept = case.question.flag(MANAGER).is_some_and(|setting| !setting.on);
         let names = connectors::names(case.question).ok()?;
-        let name = names.iter().find(|name| connectors::knows_no_groups(name)).filter(|_| is_kept)?;
+        let name = names
+            .iter()
+            .find(|name| connectors::knows_no_groups(case.question.engine.version, name))
+            .filter(|_| is_kept)?;
         Some(format!(
             "Connector {name} does not support HMA but HMA is enabled. Please set `--disable-hybrid-kv-cache-manager`."
         ))
