@@ -325,6 +325,33 @@ const RULES: &[Rule] = &[
         Some(format!("{} requires one of {takes} as attention backend, but got {stated}", case.model_type()))
     }),
     since(READ, KERNELS, kernels::refuses),
+    since(READ, ALIKE, kernels::refuses_alike),
+    since(READ, &["--kv-cache-dtype", KERNELS[0], KERNELS[1], KERNELS[2]], kernels::refuses_four_bits),
+    since(READ, &["--language-model-only"], |case| {
+        let class = super::share::class(case.model)?;
+        (case.is_on("--language-model-only") && !lists(TEXT_ALONE, class))
+            .then(|| format!("--language-model-only does not support ['{class}']."))
+    }),
+    since(READ, &["--dsv4-attn-backend"], |case| {
+        let told = case.word("--dsv4-attn-backend").filter(|_| case.model_type().starts_with("deepseek_v4"));
+        let other = case.generation().is_some_and(|generation| generation != 10);
+        match told {
+            Some("trtllm") if other => Some("--dsv4-attn-backend trtllm requires an SM100/SM103 (Blackwell) GPU.".into()),
+            Some("flashmla_mega") if other || case.model_type() == "deepseek_v4" => {
+                Some("--dsv4-attn-backend flashmla_mega requires DeepSeek-V4.1 on SM100/SM103.".into())
+            }
+            _ => None,
+        }
+    }),
+    since(READ, &[DRAFTS, "--speculative-eagle-topk"], |case| {
+        let word = case.word(DRAFTS).map(str::to_uppercase).filter(|_| case.model_type().starts_with("deepseek_v4"))?;
+        match &*word {
+            "DSPARK" | "NONE" => None,
+            "EAGLE" if case.question.count("--speculative-eagle-topk") == Some(1) => None,
+            "EAGLE" => Some("Only EAGLE speculative algorithm with topk == 1 is supported for DeepseekV4ForCausalLM".into()),
+            _ => Some("Only EAGLE and DSPARK speculative algorithms are supported for DeepseekV4ForCausalLM".into()),
+        }
+    }),
     since(READ, &["--language-only"], kernels::refuses_apart),
     since(READ, &["--attention-backend"], |case| {
         let lfm2 = lists("lfm2 lfm2_moe", case.model_type()) && case.word("--attention-backend") == Some("triton");
@@ -401,6 +428,9 @@ const OBJECTS: &[&str] = &["--default-chat-template-kwargs", "--mm-process-confi
 const NO_SLOTS: &str =
     "Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed max_mamba_cache_size=0";
 
+/// Classes that can be served without what looks and listens (`LANGUAGE_MODEL_ONLY_ARCHITECTURES`).
+const TEXT_ALONE: &str = "DeepseekV4ForCausalLM MuseGlimmerForConditionalGeneration Cosmos3ForConditionalGeneration Cosmos3EdgeForConditionalGeneration";
+const ALIKE: &[&str] = &["--enable-deterministic-inference", "--rl-on-policy-target", "--attention-backend"];
 const KERNELS: &[&str] = &["--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"];
 /// Models, and the kernels of attention that they take alone (`handle_model_specific_adjustments`).
 const TAKES: [(&str, &str); 3] = [
