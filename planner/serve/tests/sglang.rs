@@ -72,6 +72,39 @@ fn windows_of_requests_have_room_for_the_steps_under_way(#[case] flags: &str, #[
     assert_eq!(says(&format!("{OF_REQUESTS}{flags}"), WINDOWS, Fact::WindowTokens), tokens);
 }
 
+/// Files and commands name methods, whose kernels take some GPUs and dtypes alone.
+#[rstest]
+#[case::other_method("mxfp4", "--quantization fp8", "h100", Some("does not match the quantization method"))]
+#[case::read_by_others("awq", "--quantization awq_marlin", "h100", None)]
+#[case::kept_to_older_kernels("awq", "--quantization awq", "h100", Some("torch.bfloat16 is not supported"))]
+#[case::in_their_dtype("gptq", "--quantization gptq --dtype half", "h100", None)]
+#[case::as_the_files_say("gptq", "", "a100-80gb", None)]
+#[case::older_gpu("fp8", "", "t4", Some("Minimum capability: 80"))]
+#[case::newer_gpu("fp8", "", "l4", None)]
+#[case::kernels_of_ada("w8a8_fp8", "", "a100-80gb", Some("Minimum capability: 89"))]
+#[case::taken_back("fp8", "--quantization unquant", "h100", None)]
+fn methods_of_weights_take_some_gpus_and_dtypes(
+    #[case] stored: &str,
+    #[case] flags: &str,
+    #[case] device: &str,
+    #[case] refused: Option<&str>,
+) {
+    let model = common::changed("Qwen__Qwen3-0.6B", |config| {
+        config["quantization_config"] = serde_json::json!({"quant_method": stored, "bits": 4, "group_size": 128});
+    });
+    let options = Options {
+        version: Some("0.5.23".into()),
+        cache_bytes: Some(Logged::exact(4 << 30)),
+        ..on(device)
+    };
+    let command = format!("sglang serve --model-path m --context-length 4096 {flags}");
+    match (answer(&launch(command.trim_end()), model, &options).map_err(|error| error.to_string()), refused) {
+        (Ok(_), None) => {}
+        (Err(said), Some(expected)) => assert!(said.contains(expected), "{said}"),
+        (found, _) => panic!("{:?}", found.map(drop)),
+    }
+}
+
 /// What they hang on beside is named rather than guessed.
 #[rstest]
 #[case::moved(&format!("--disaggregation-mode decode {OF_REQUESTS}"), WINDOWS, "--disaggregation-mode")]

@@ -7,6 +7,7 @@ mod rules;
 mod share;
 mod states;
 mod variables;
+mod weights;
 
 pub(crate) use variables::names as unread_variables;
 

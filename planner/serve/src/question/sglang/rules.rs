@@ -4,12 +4,13 @@ use cacheplan_planner::logs::failures::NOTHING_LEFT_OF_SHARE;
 
 use super::super::Question;
 use super::super::rules::{Case, Row, Rule, lists, look as look_at_rules, look_at_rows, since};
-use super::{READ, kernels};
+use super::{READ, kernels, weights};
 use crate::error::ServeError;
 
 const STRATEGY: &str = "--mamba-radix-cache-strategy";
 const DRAFTS: &str = "--speculative-algorithm";
 const NO_OVERLAP: &str = "--disable-overlap-schedule";
+const SENDS: &str = "--moe-a2a-backend";
 const INTERVAL: &str = "--mamba-track-interval";
 
 /// `SpeculativeAlgorithm`, with the other name of one.
@@ -142,6 +143,10 @@ const ROWS: &[Row] = &[
     (
         "--enable-eplb --moe-a2a-backend=none !--ep-size>1",
         "assert resolved_view(server_args).ep_size > 1: --enable-eplb moves experts between ranks",
+    ),
+    (
+        "--ep-dispatch-algorithm=static|lp --moe-a2a-backend=none",
+        "--ep-dispatch-algorithm picks a different physical replica per rank, which only holds up when an a2a backend routes each token to a single rank. Use --ep-dispatch-algorithm dynamic with --moe-a2a-backend none.",
     ),
     ("--max-ep-size !--elastic-ep-backend", "--max-ep-size requires --elastic-ep-backend to be set."),
     ("--elastic-ep-join-mode !--elastic-ep-backend", "--elastic-ep-join-mode requires --elastic-ep-backend to be set."),
@@ -326,11 +331,42 @@ const RULES: &[Rule] = &[
     }),
     since(READ, KERNELS, kernels::refuses),
     since(READ, ALIKE, kernels::refuses_alike),
+    since(READ, &[weights::FLAG, "--dtype"], weights::refuses),
     since(READ, &["--kv-cache-dtype", KERNELS[0], KERNELS[1], KERNELS[2]], kernels::refuses_four_bits),
     since(READ, &["--language-model-only"], |case| {
         let class = super::share::class(case.model)?;
         (case.is_on("--language-model-only") && !lists(TEXT_ALONE, class))
             .then(|| format!("--language-model-only does not support ['{class}']."))
+    }),
+    since(READ, &[SENDS, "--attn-dp-size", "--chunked-prefill-size", "--moe-runner-backend"], |case| {
+        const RUNNERS: &str =
+            "flashinfer_cutlass flashinfer_cutedsl flashinfer_trtllm flashinfer_trtllm_routed deep_gemm";
+        let sends = case.word(SENDS)?;
+        let old = if case.is_on("--enable-dp-attention") { case.size("--dp-size") } else { 1 };
+        let replicas = case.size("--attn-dp-size").max(old);
+        let of_all = replicas > 1 && replicas == case.size("--tp-size");
+        let whole = case.whole(super::CHUNK).is_some_and(|tokens| tokens <= 0) && case.word(super::ROLE) != Some("decode");
+        let runner = case.word("--moe-runner-backend").unwrap_or("auto");
+        // Checkpoints in four bits choose one of their own.
+        let chosen = runner == "auto" && (case.is_stated("--quantization") || is_quantised(case));
+        match sends {
+            "flashinfer" if !of_all && case.model_type() != "muse_spark" => {
+                Some("Flashinfer MoE A2A requires --attn-dp-size equal to --tp-size.".into())
+            }
+            "flashinfer_megamoe" if !of_all => {
+                Some("FlashInfer MegaMOE is only supported with --attn-dp-size equal to --tp-size".into())
+            }
+            "flashinfer" if !chosen && !lists(RUNNERS, runner) => {
+                Some(format!("FlashInfer MoE A2A is supported with {RUNNERS}, and not with {runner}."))
+            }
+            "flashinfer" if whole => {
+                Some("FlashInfer MoE A2A requires chunked prefill: --chunked-prefill-size must be > 0.".into())
+            }
+            "pplx" if replicas < 2 => {
+                Some("moe_a2a_backend='pplx' requires attention DP with at least 2 groups (--attn-dp-size >= 2).".into())
+            }
+            _ => None,
+        }
     }),
     since(READ, &["--dsv4-attn-backend"], |case| {
         let told = case.word("--dsv4-attn-backend").filter(|_| case.model_type().starts_with("deepseek_v4"));
@@ -438,6 +474,10 @@ const TAKES: [(&str, &str); 3] = [
     ("gpt_oss", "triton trtllm_mha fa3 fa4 ascend intel_amx intel_xpu aiter"),
     ("gemma4 gemma4_text gemma4_unified gemma4_unified_text", "trtllm_mha triton fa4 ascend intel_xpu intel_amx aiter"),
 ];
+
+fn is_quantised(case: &Case<'_>) -> bool {
+    case.model.model().is_some_and(|model| model.stated("quantization_config").is_some())
+}
 
 fn keeps_states(case: &Case<'_>) -> bool {
     case.has_states() && case.question.keeps_prefixes()
