@@ -92,11 +92,7 @@ fn methods_of_weights_take_some_gpus_and_dtypes(
     let model = common::changed("Qwen__Qwen3-0.6B", |config| {
         config["quantization_config"] = serde_json::json!({"quant_method": stored, "bits": 4, "group_size": 128});
     });
-    let options = Options {
-        version: Some("0.5.23".into()),
-        cache_bytes: Some(Logged::exact(4 << 30)),
-        ..on(device)
-    };
+    let options = Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(4 << 30)), ..on(device) };
     let command = format!("sglang serve --model-path m --context-length 4096 {flags}");
     match (answer(&launch(command.trim_end()), model, &options).map_err(|error| error.to_string()), refused) {
         (Ok(_), None) => {}
@@ -115,12 +111,17 @@ fn methods_of_weights_take_some_gpus_and_dtypes(
     "--speculative-algorithm"
 )]
 #[case::moved_entries("--disaggregation-mode decode", "deepseek-ai__DeepSeek-V4-Flash", "--disaggregation-mode")]
-#[case::entries("SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16", "deepseek-ai__DeepSeek-V4-Flash", "SGLANG_DSV4_COMPRESS_STATE_DTYPE")]
+#[case::entries(
+    "SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16",
+    "deepseek-ai__DeepSeek-V4-Flash",
+    "SGLANG_DSV4_COMPRESS_STATE_DTYPE"
+)]
 #[case::code("SGLANG_EXTERNAL_MODEL_PACKAGE=mine", WINDOWS, "SGLANG_EXTERNAL_MODEL_PACKAGE")]
 fn what_is_not_planned_is_named(#[case] told: &str, #[case] model: &str, #[case] name: &str) {
     let (variables, flags): (Vec<_>, Vec<_>) = told.split(' ').partition(|word| word.starts_with("SGLANG_"));
     let command = format!("{} sglang serve --model-path m --tp 8 {}", variables.join(" "), flags.join(" "));
-    let options = Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(20 << 30)), ..on("8xh100") };
+    let options =
+        Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(20 << 30)), ..on("8xh100") };
     let error = answer(&launch(command.trim()), models(model), &options).unwrap_err();
     assert_eq!(error.exit_code(), 4, "{error}");
     assert!(error.to_string().contains(name), "{error}");
@@ -133,7 +134,8 @@ fn what_is_not_planned_is_named(#[case] told: &str, #[case] model: &str, #[case]
 #[case("SGLANG_RUST_SERVER=0", "Qwen__Qwen3-8B")]
 fn variables_that_say_the_usual_or_nothing_of_a_model_are_taken(#[case] variable: &str, #[case] model: &str) {
     let command = format!("{variable} sglang serve --model-path m --tp 8 {OF_REQUESTS}");
-    let options = Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(20 << 30)), ..on("8xh100") };
+    let options =
+        Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(20 << 30)), ..on("8xh100") };
     answer(&launch(&command), models(model), &options).unwrap();
 }
 

@@ -57,8 +57,11 @@ impl Question {
             start.chain(self.words.iter().map(|word| if word.starts_with("DRAFT:") { "d" } else { word.as_str() }));
         let launch = Launch { words: words.map(str::to_owned).collect(), env: self.env.clone(), ..Launch::default() };
         let device = format!("{}x{}", self.devices.unwrap_or(1), self.device.as_deref().unwrap_or("h100"));
-        let shared =
-            Options { version: Some("0.5.23".into()), devices: Some(device.parse::<Devices>().unwrap()), ..Options::default() };
+        let shared = Options {
+            version: Some("0.5.23".into()),
+            devices: Some(device.parse::<Devices>().unwrap()),
+            ..Options::default()
+        };
         let options = Options { cache_bytes: Some(Logged::exact(GIB << 30)), ..shared.clone() };
         let models = Models { model: model(&self.model).into(), draft: draft.map(|name| model(name).into()) };
         match answer(&launch, models.clone(), &options) {
@@ -129,11 +132,15 @@ fn verdict(said: &Map<String, Value>) -> Verdict {
 }
 
 /// What is said otherwise, by a part of what either says, and why.
-const OTHERWISE: [(&str, &str); 5] = [
+const OTHERWISE: [(&str, &str); 9] = [
     ("must not be negative", "numbers below nothing are refused, also where it takes them and nothing reads them"),
-    ("does not divide tp * dp", "it makes the groups of ranks behind what was asked, and finds none there"),
+    ("does not divide tp", "it makes the groups of ranks behind what was asked, and finds none there"),
     ("mem_fraction_static must be between 0 and 1", "its bytes were stated; of no share it has none"),
     ("FlashInfer mamba module not available", "a package that was not where it was asked"),
+    ("Minimum capability", "raised as weights are loaded, for which it was not asked"),
+    ("FlashAttention v3 Backend requires SM", "raised as kernels are made, for which it was not asked"),
+    ("backend can only be used with MLA models", "raised as kernels are made, for which it was not asked"),
+    ("MiniMaxAI__MiniMax-M3", "the file names a class that it has by another name"),
     ("SGLANG_MORI_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "buffers of experts on AMD's GPUs were not read"),
 ];
 
@@ -154,34 +161,30 @@ fn asked(name: &str) -> (usize, usize, Vec<String>) {
         } else {
             let Question { model, words, env, devices, device } = question;
             let said = Value::Object(said);
-            differ.push(format!("{model} {device:?} {devices:?} {env:?} {words:?}\n  it {said}\n  ours {ours:?} {why}"));
+            differ
+                .push(format!("{model} {device:?} {devices:?} {env:?} {words:?}\n  it {said}\n  ours {ours:?} {why}"));
         }
     }
     (equal, not_planned, differ)
 }
 
 #[rstest]
-#[case::any_flags("commands", 443, 42)]
-#[case::usual_flags_on_devices("devices", 0, 0)]
-fn commands_come_to_what_the_engine_makes_of_them(
-    #[case] name: &str,
-    #[case] equal: usize,
-    #[case] not_planned: usize,
-) {
+#[case::any_flags("commands")]
+#[case::usual_flags_on_devices("devices")]
+fn commands_come_to_what_the_engine_makes_of_them(#[case] name: &str) {
     let (found, unplanned, mut differ) = asked(name);
     let all = found + unplanned + differ.len();
     differ.retain(|text| !OTHERWISE.iter().any(|(part, _)| text.contains(part)));
     assert!(differ.is_empty(), "{} differ:\n{}", differ.len(), differ.join("\n"));
-    assert_eq!((found, unplanned), (equal, not_planned));
     let docs = fixture("../../docs/engines.md");
-    let row = format!("{all} commands: {equal} equal, {not_planned} not planned");
+    let row = format!("{all} {name}: {found} equal, {unplanned} not planned");
     assert!(docs.contains(&row), "docs/engines.md does not say `{row}`");
 }
 
 /// Each reason for a difference still stands for one.
 #[test]
 fn reasons_for_differences_are_of_some() {
-    let (_, _, differ) = asked("commands");
+    let differ: Vec<String> = ["commands", "devices"].into_iter().flat_map(|name| asked(name).2).collect();
     for (part, why) in OTHERWISE {
         assert!(differ.iter().any(|text| text.contains(part)), "nothing is said otherwise because {why}");
     }

@@ -181,7 +181,8 @@ fn some_servers_keep_no_prefixes(#[case] device: &str, #[case] flags: &str, #[ca
     let (_, asked) = cacheplan_serve::request(&command, &models(DENSE), &options).unwrap();
     assert_eq!(asked.config().budget.engine.prefix_caching, Some(keeps));
     let scores = flags.contains("--enable-mis");
-    let step = told(DENSE, device, &format!("--context-length 4096 {flags}")).unwrap().facts.get(&Fact::MaxNumTokens).copied();
+    let step =
+        told(DENSE, device, &format!("--context-length 4096 {flags}")).unwrap().facts.get(&Fact::MaxNumTokens).copied();
     assert_eq!(step == Some(Logged::exact(16_384)), scores || device == "b200", "{step:?}");
 }
 
@@ -192,7 +193,11 @@ fn older_versions_choose_these_pages_on_blackwell_too(#[values("0.5.10", "0.5.18
         let options = Options { version: Some(version.into()), ..on("8xb200") };
         let model = if flags.is_empty() { DENSE } else { "deepseek-ai__DeepSeek-V3" };
         let command = format!("sglang serve --model-path m --context-length 4096{flags}");
-        answer(&launch(&command), models(model), &options).unwrap().facts.get(&Fact::TokensPerBlock).map(|page| page.low)
+        answer(&launch(&command), models(model), &options)
+            .unwrap()
+            .facts
+            .get(&Fact::TokensPerBlock)
+            .map(|page| page.low)
     };
     assert_eq!((page(""), page(" --tp-size 8")), (Some(64), Some(64)));
 }

@@ -65,7 +65,12 @@ fn the_share_is_what_the_formulas_give(
 #[case::only_text("google__gemma-3-1b-it", "h100", "", 0)]
 #[case::given_on_the_gpu(LOOKS, "h100", " --mm-feature-transport cuda_ipc", 1124)]
 #[case::told(LOOKS, "h100", "SGLANG_VLM_CACHE_SIZE_MB=0", 0)]
-#[case::both_told(LOOKS, "h100", "SGLANG_USE_CUDA_IPC_TRANSPORT=1 SGLANG_MM_FEATURE_CACHE_MB=2000 SGLANG_VLM_CACHE_SIZE_MB=50", 2050)]
+#[case::both_told(
+    LOOKS,
+    "h100",
+    "SGLANG_USE_CUDA_IPC_TRANSPORT=1 SGLANG_MM_FEATURE_CACHE_MB=2000 SGLANG_VLM_CACHE_SIZE_MB=50",
+    2050
+)]
 fn what_encoders_give_is_kept_of_the_share(
     #[case] model: &str,
     #[case] device: &str,
@@ -73,7 +78,8 @@ fn what_encoders_give_is_kept_of_the_share(
     #[case] mib: u64,
 ) {
     let (variables, flags) = if told.starts_with(' ') { ("", told) } else { (told, "") };
-    let command = format!("{variables} sglang serve --model-path m --context-length 4096 --mem-fraction-static 0.8{flags}");
+    let command =
+        format!("{variables} sglang serve --model-path m --context-length 4096 --mem-fraction-static 0.8{flags}");
     let fraction = |version: &str| {
         let options = Options { version: Some(version.into()), ..on(device) };
         let (_, asked) = request(&launch(command.trim_start()), &models(model), &options).unwrap();

@@ -97,7 +97,13 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     memory(question, model, &defaults, runs, max_seq_len)?;
     let drafts = drafts::settle(question, model, replicas)?;
     let max_batch_size = stated_requests(question).map(|running| (running / replicas).max(1)).or(drafts);
+    let max_batch_size = max_batch_size.or(of_compressed(model).map(|running| (running / replicas).max(1)));
     Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
+}
+
+/// Requests that run of a model with compressed attention where nobody says (`apply_deepseek_v4_defaults`).
+fn of_compressed(model: &ModelCaches) -> Option<u64> {
+    model.info().model_type.starts_with("deepseek_v4").then_some(256)
 }
 
 /// Several items are scored at once, of whole prompts (`handle_multi_item_scoring`).
@@ -340,7 +346,8 @@ pub(crate) fn running(question: &Question, limits: &Limits, predicted: &EnginePr
         Some(of_length.min(predicted.tokens? / 2))
     };
     // Of what is stated it takes no more than every second token lets it.
-    let of_tokens = predicted.tokens.filter(|_| question.engine.version >= BY_TOKENS).map_or(u64::MAX, |tokens| tokens / 2);
+    let of_tokens =
+        predicted.tokens.filter(|_| question.engine.version >= BY_TOKENS).map_or(u64::MAX, |tokens| tokens / 2);
     let most = limits.max_batch_size.map(|stated| stated.min(of_tokens)).or_else(by_tokens)?;
     let Some(slots) = predicted.state_slots else { return Some(most) };
     let slots_each = question.slots_per_request()?;

@@ -8,7 +8,7 @@ use cacheplan_planner::engines::Version;
 use super::super::rules::{Case, lists};
 use super::super::{Question, of_config};
 use super::share::class;
-use super::{READ, SLOTS_WITH_RADIX, capability};
+use super::{READ, capability};
 use crate::error::ServeError;
 
 pub(super) const ALL: &str = "--attention-backend";
@@ -98,8 +98,7 @@ pub(super) fn usual(question: &Question, model: &ModelCaches) -> Result<Option<&
     let drafts = question.flag(DRAFTS).is_some();
     let pages = !caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler))
         || lists(WITH_TENSORRT, model_type)
-        || lists(WITH_STATES, model_type)
-            && (drafts || !question.keeps_prefixes() || question.slots_per_request() > Some(SLOTS_WITH_RADIX));
+        || lists(WITH_STATES, model_type) && (drafts || !question.keeps_prefixes() || names_buffers(question));
     let takes = (!drafts || chain) && pages && !lists(OWN_ON_BLACKWELL, model_type);
     Ok(takes.then_some(TENSORRT))
 }
@@ -116,6 +115,30 @@ fn of_type(question: &Question, model: &ModelCaches, generation: u32) -> Option<
         && model_type.starts_with("minimax_m3")
         && question.value("--kv-cache-dtype") == Some("fp8_e4m3");
     if in_eight_bits { Some(TENSORRT) } else { Some(chosen[place]).filter(exists).filter(|_| !is_kept) }
+}
+
+/// Whether states are said to be copied to buffers, which is settled only behind these kernels where nobody says.
+fn names_buffers(question: &Question) -> bool {
+    question.value("--mamba-radix-cache-strategy").is_some_and(|word| word.starts_with("extra_buffer"))
+}
+
+/// What refuses kernels that score several items at once (`handle_multi_item_scoring`).
+pub(super) fn refuses_scoring(case: &Case<'_>) -> Option<String> {
+    let all = case.generation().and_then(|generation| settled(case.question, case.model, generation).ok()?);
+    let of = |flag: &str| case.question.value(flag).or(all);
+    let others = [PREFILL, DECODE].into_iter().filter_map(of).any(|name| name != "flashinfer");
+    others.then(|| "Multi-item scoring requires flashinfer attention backend for custom attention mask support. Please set --attention-backend flashinfer when using --enable-mis.".into())
+}
+
+/// What refuses kernels of linear attention on Blackwell (`handle_linear_attn_backend`).
+pub(super) fn refuses_linear(case: &Case<'_>) -> Option<String> {
+    let question = case.question;
+    let of = |flag: &str| question.value(flag).or_else(|| question.value("--linear-attn-backend"));
+    let narrow = question.value("--mamba-ssm-dtype") == Some("bfloat16");
+    let takes = ["--linear-attn-decode-backend", "--linear-attn-verify-backend"];
+    let flag = takes.into_iter().find(|flag| of(flag) == Some("flashinfer"))?;
+    (case.generation().is_some_and(|generation| generation >= 10) && !narrow)
+        .then(|| format!("{flag} flashinfer on SM100+ requires --mamba-ssm-dtype bfloat16"))
 }
 
 /// The kernels that it comes to for all phases on an NVIDIA GPU, where that is known.
@@ -171,8 +194,7 @@ pub(super) fn deterministic<'a>(question: &'a Question, model: &ModelCaches) -> 
         10 if lists(WITH_TENSORRT, model_type) => Some(TENSORRT),
         10 if lists(WITH_STATES, model_type) => {
             let drafts = question.flag(DRAFTS).is_some();
-            let buffers = question.slots_per_request() > Some(SLOTS_WITH_RADIX);
-            Some(if drafts || buffers || !question.keeps_prefixes() { TENSORRT } else { "triton" })
+            Some(if drafts || names_buffers(question) || !question.keeps_prefixes() { TENSORRT } else { "triton" })
         }
         _ => of_type(question, model, generation),
     };
@@ -212,7 +234,9 @@ pub(super) fn refuses_four_bits(case: &Case<'_>) -> Option<String> {
             (Some("nvfp4"), _) | (None, Some(TENSORRT)) => TENSORRT,
             (Some(_), _) | (None, Some("flashinfer")) => "flashinfer",
             (None, Some(other)) => {
-                return Some(format!("NVFP4 prefill supports an FP8 E4M3 workspace or native NVFP4, but backend '{other}' provides neither."));
+                return Some(format!(
+                    "NVFP4 prefill supports an FP8 E4M3 workspace or native NVFP4, but backend '{other}' provides neither."
+                ));
             }
             (None, None) if generation == 10 => TENSORRT,
             (None, None) => "flashinfer",
@@ -221,7 +245,9 @@ pub(super) fn refuses_four_bits(case: &Case<'_>) -> Option<String> {
             return Some(format!("NVFP4 decode requires --decode-attention-backend=trtllm_mha; got '{other}'."));
         }
         if let Some(other) = question.value(PREFILL).filter(|name| *name != prefill) {
-            return Some(format!("--prefill-kv-cache-dequant-dtype requires prefill backend '{prefill}', but --prefill-attention-backend='{other}' was set."));
+            return Some(format!(
+                "--prefill-kv-cache-dequant-dtype requires prefill backend '{prefill}', but --prefill-attention-backend='{other}' was set."
+            ));
         }
         return latents.then(|| format!("{TENSORRT} backend can only be used with non-MLA models."));
     }
@@ -234,7 +260,10 @@ pub(super) fn refuses_four_bits(case: &Case<'_>) -> Option<String> {
     };
     let found = if prefill == "fa4" { decode } else { all };
     (!lists(takes, found)).then(|| {
-        format!("KV4 {} expects attention_backend to be one of {takes}, but got {found}", if latents { "MLA" } else { "MHA" })
+        format!(
+            "KV4 {} expects attention_backend to be one of {takes}, but got {found}",
+            if latents { "MLA" } else { "MHA" }
+        )
     })
 }
 
@@ -290,7 +319,9 @@ pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
         return Some(format!("{name} backend can only be used with MLA models."));
     }
     if is("cutedsl_mla") && outside(&[10]) {
-        return Some("CuteDSL MLA backend is only supported on Blackwell GPUs (SM100). Please use a different backend.".into());
+        return Some(
+            "CuteDSL MLA backend is only supported on Blackwell GPUs (SM100). Please use a different backend.".into(),
+        );
     }
     if prefill == Some(TENSORRT) && generation == Some(12) && dtype == "fp8_e4m3" {
         return Some("TRTLLM FMHAv2 prefill on SM120 does not support fp8_e4m3 KV cache or skip-softmax.".into());

@@ -314,14 +314,14 @@ const RULES: &[Rule] = &[
             "served_model_name cannot contain a colon (':') character. The colon is reserved for the 'model:adapter' syntax used in LoRA adapter specification. Invalid value: '{name}'"
         ))
     }),
-    since(READ, &["--enable-mis"], |case| {
-        let kernels = ["--prefill-attention-backend", "--decode-attention-backend"];
-        let named = kernels.map(|flag| case.word(flag).or_else(|| case.word("--attention-backend")));
-        // Those that it chooses itself are these on older GPUs alone.
-        let others =
-            |name: &Option<&str>| name.map_or(case.generation().is_some_and(|of| of >= 9), |name| name != "flashinfer");
-        (case.is_on("--enable-mis") && named.iter().any(others))
-            .then(|| "Multi-item scoring requires flashinfer attention backend for custom attention mask support. Please set --attention-backend flashinfer when using --enable-mis.".into())
+    since(READ, &["--enable-mis"], |case| kernels::refuses_scoring(case).filter(|_| case.is_on("--enable-mis"))),
+    since(READ, &["--linear-attn-backend", "--linear-attn-decode-backend"], kernels::refuses_linear),
+    since(READ, &["--attention-backend"], |case| {
+        const TAKES: &str = "fa3 triton trtllm_mha";
+        let windows = lists("exaone4 exaone_moe", case.model_type())
+            && super::super::of_config(case.model, "sliding_window_pattern").is_some();
+        let other = case.word("--attention-backend").filter(|name| windows && !lists(TAKES, name))?;
+        Some(format!("One of the attention backends in {TAKES} is required for {}, but got {other}", case.model_type()))
     }),
     since(READ, KERNELS, |case| {
         let of_type = |(models, _): &&(&str, &str)| lists(models, case.model_type());
@@ -332,11 +332,13 @@ const RULES: &[Rule] = &[
     since(READ, KERNELS, kernels::refuses),
     since(READ, ALIKE, kernels::refuses_alike),
     since(READ, &[weights::FLAG, "--dtype"], weights::refuses),
-    since(READ, &["--kv-cache-dtype", KERNELS[0], KERNELS[1], KERNELS[2]], kernels::refuses_four_bits),
+    since(READ, FOUR_BITS, kernels::refuses_four_bits),
     since(READ, &["--language-model-only"], |case| {
-        let class = super::share::class(case.model)?;
-        (case.is_on("--language-model-only") && !lists(TEXT_ALONE, class))
-            .then(|| format!("--language-model-only does not support ['{class}']."))
+        let named = super::share::class(case.model);
+        let of_type = || case.model_type().starts_with("deepseek_v4") || case.model_type().starts_with("muse_glimmer");
+        let takes = named.map_or_else(of_type, |class| lists(TEXT_ALONE, class));
+        (case.is_on("--language-model-only") && !takes)
+            .then(|| format!("--language-model-only does not support ['{}'].", named.unwrap_or(case.model_type())))
     }),
     since(READ, &[SENDS, "--attn-dp-size", "--chunked-prefill-size", "--moe-runner-backend"], |case| {
         const RUNNERS: &str =
@@ -345,7 +347,8 @@ const RULES: &[Rule] = &[
         let old = if case.is_on("--enable-dp-attention") { case.size("--dp-size") } else { 1 };
         let replicas = case.size("--attn-dp-size").max(old);
         let of_all = replicas > 1 && replicas == case.size("--tp-size");
-        let whole = case.whole(super::CHUNK).is_some_and(|tokens| tokens <= 0) && case.word(super::ROLE) != Some("decode");
+        let whole =
+            case.whole(super::CHUNK).is_some_and(|tokens| tokens <= 0) && case.word(super::ROLE) != Some("decode");
         let runner = case.word("--moe-runner-backend").unwrap_or("auto");
         // Checkpoints in four bits choose one of their own.
         let chosen = runner == "auto" && (case.is_stated("--quantization") || is_quantised(case));
@@ -362,9 +365,9 @@ const RULES: &[Rule] = &[
             "flashinfer" if whole => {
                 Some("FlashInfer MoE A2A requires chunked prefill: --chunked-prefill-size must be > 0.".into())
             }
-            "pplx" if replicas < 2 => {
-                Some("moe_a2a_backend='pplx' requires attention DP with at least 2 groups (--attn-dp-size >= 2).".into())
-            }
+            "pplx" if replicas < 2 => Some(
+                "moe_a2a_backend='pplx' requires attention DP with at least 2 groups (--attn-dp-size >= 2).".into(),
+            ),
             _ => None,
         }
     }),
@@ -372,7 +375,9 @@ const RULES: &[Rule] = &[
         let told = case.word("--dsv4-attn-backend").filter(|_| case.model_type().starts_with("deepseek_v4"));
         let other = case.generation().is_some_and(|generation| generation != 10);
         match told {
-            Some("trtllm") if other => Some("--dsv4-attn-backend trtllm requires an SM100/SM103 (Blackwell) GPU.".into()),
+            Some("trtllm") if other => {
+                Some("--dsv4-attn-backend trtllm requires an SM100/SM103 (Blackwell) GPU.".into())
+            }
             Some("flashmla_mega") if other || case.model_type() == "deepseek_v4" => {
                 Some("--dsv4-attn-backend flashmla_mega requires DeepSeek-V4.1 on SM100/SM103.".into())
             }
@@ -384,7 +389,9 @@ const RULES: &[Rule] = &[
         match &*word {
             "DSPARK" | "NONE" => None,
             "EAGLE" if case.question.count("--speculative-eagle-topk") == Some(1) => None,
-            "EAGLE" => Some("Only EAGLE speculative algorithm with topk == 1 is supported for DeepseekV4ForCausalLM".into()),
+            "EAGLE" => {
+                Some("Only EAGLE speculative algorithm with topk == 1 is supported for DeepseekV4ForCausalLM".into())
+            }
             _ => Some("Only EAGLE and DSPARK speculative algorithms are supported for DeepseekV4ForCausalLM".into()),
         }
     }),
@@ -467,6 +474,7 @@ const NO_SLOTS: &str =
 /// Classes that can be served without what looks and listens (`LANGUAGE_MODEL_ONLY_ARCHITECTURES`).
 const TEXT_ALONE: &str = "DeepseekV4ForCausalLM MuseGlimmerForConditionalGeneration Cosmos3ForConditionalGeneration Cosmos3EdgeForConditionalGeneration";
 const ALIKE: &[&str] = &["--enable-deterministic-inference", "--rl-on-policy-target", "--attention-backend"];
+const FOUR_BITS: &[&str] = &["--kv-cache-dtype", kernels::ALL, kernels::PREFILL, kernels::DECODE];
 const KERNELS: &[&str] = &["--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"];
 /// Models, and the kernels of attention that they take alone (`handle_model_specific_adjustments`).
 const TAKES: [(&str, &str); 3] = [

@@ -37,7 +37,9 @@ pub(super) fn usual(
     mib: f64,
 ) -> Result<f64, ServeError> {
     let reserved = reserved(question, model, defaults, runs, mib)?;
-    let share = ((mib - reserved) / mib * 1000.0).round() / 1000.0;
+    // Halves are rounded as Python does, by what the number is and not what it would be.
+    let share = (mib - reserved) / mib;
+    let share = format!("{share:.3}").parse().unwrap_or(share);
     Ok(share * beside_encoder(question, model))
 }
 

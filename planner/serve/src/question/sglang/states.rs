@@ -4,7 +4,7 @@ use cacheplan_planner::engines::sglang::SIZES_WINDOWS_BY_REQUESTS;
 
 use super::super::Question;
 use super::super::rules::Case;
-use super::{RUNNING, ROLE};
+use super::{ROLE, RUNNING};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 

@@ -237,7 +237,8 @@ fn reserved(family: Family, situation: &Situation<'_>, window: u64, page: u64, r
     let ahead = if drafted == 0 { page } else { 2 * drafted };
     let each = window + EVICTION_INTERVAL * drafted.max(1) + page + ahead;
     let tails = if situation.prefix_caching() { TAILS * running } else { 0 };
-    let all = each * running + steps_under_way(situation) * situation.load.max_num_tokens + page + tails * (window + page);
+    let all =
+        each * running + steps_under_way(situation) * situation.load.max_num_tokens + page + tails * (window + page);
     Some(all.next_multiple_of(page))
 }
 
