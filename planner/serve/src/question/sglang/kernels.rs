@@ -110,11 +110,16 @@ fn of_type(question: &Question, model: &ModelCaches, generation: u32) -> Option<
     let (_, chosen) = OF_TYPES.iter().find(|(types, _)| lists(types, model_type))?;
     let exists = |name: &&str| !name.is_empty();
     // Of its windows alone.
-    let is_kept = model_type == "exaone4" && of_config(model, "sliding_window_pattern").is_none();
+    let is_kept = model_type == "exaone4" && !has_pattern(model);
     let in_eight_bits = chosen[place] == "fa4"
         && model_type.starts_with("minimax_m3")
         && question.value("--kv-cache-dtype") == Some("fp8_e4m3");
     if in_eight_bits { Some(TENSORRT) } else { Some(chosen[place]).filter(exists).filter(|_| !is_kept) }
+}
+
+/// Whether a file says in which layers there are windows.
+pub(super) fn has_pattern(model: &ModelCaches) -> bool {
+    model.model().is_some_and(|model| model.stated("sliding_window_pattern").is_some())
 }
 
 /// Whether states are said to be copied to buffers, which is settled only behind these kernels where nobody says.
@@ -219,52 +224,32 @@ pub(super) fn refuses_alike(case: &Case<'_>) -> Option<String> {
     })
 }
 
-/// What refuses kernels beside caches in four bits (`handle_nvfp4_prefill_kv_dequant_dtype` and `handle_kv4_compatibility`).
+/// What refuses kernels beside caches in NVIDIA's four bits (`handle_nvfp4_prefill_kv_dequant_dtype`).
 pub(super) fn refuses_four_bits(case: &Case<'_>) -> Option<String> {
     let question = case.question;
-    let word = question.value("--kv-cache-dtype").filter(|word| lists("nvfp4 fp4_mx_block16", word))?;
-    let generation = case.generation()?;
-    let latents = case.keeps(&Kind::MlaPaged);
-    let all = settled(question, case.model, generation).ok()??;
-    let of = |flag: &str| question.value(flag).unwrap_or(all);
-    if word == "nvfp4" {
-        let told = question.value(PREFILL).or_else(|| question.value(ALL));
-        let wide = question.value("--prefill-kv-cache-dequant-dtype").filter(|word| *word != "auto");
-        let prefill = match (wide, told) {
-            (Some("nvfp4"), _) | (None, Some(TENSORRT)) => TENSORRT,
-            (Some(_), _) | (None, Some("flashinfer")) => "flashinfer",
-            (None, Some(other)) => {
-                return Some(format!(
-                    "NVFP4 prefill supports an FP8 E4M3 workspace or native NVFP4, but backend '{other}' provides neither."
-                ));
-            }
-            (None, None) if generation == 10 => TENSORRT,
-            (None, None) => "flashinfer",
-        };
-        if let Some(other) = question.value(DECODE).filter(|name| *name != TENSORRT) {
-            return Some(format!("NVFP4 decode requires --decode-attention-backend=trtllm_mha; got '{other}'."));
-        }
-        if let Some(other) = question.value(PREFILL).filter(|name| *name != prefill) {
+    let generation = case.generation().filter(|_| question.value("--kv-cache-dtype") == Some("nvfp4"))?;
+    let told = question.value(PREFILL).or_else(|| question.value(ALL));
+    let wide = question.value("--prefill-kv-cache-dequant-dtype").filter(|word| *word != "auto");
+    let prefill = match (wide, told) {
+        (Some("nvfp4"), _) | (None, Some(TENSORRT)) => TENSORRT,
+        (Some(_), _) | (None, Some("flashinfer")) => "flashinfer",
+        (None, Some(other)) => {
             return Some(format!(
-                "--prefill-kv-cache-dequant-dtype requires prefill backend '{prefill}', but --prefill-attention-backend='{other}' was set."
+                "NVFP4 prefill supports an FP8 E4M3 workspace or native NVFP4, but backend '{other}' provides neither."
             ));
         }
-        return latents.then(|| format!("{TENSORRT} backend can only be used with non-MLA models."));
-    }
-    let (prefill, decode) = (of(PREFILL), of(DECODE));
-    let takes = match (prefill == "fa4", latents) {
-        _ if prefill != decode && prefill != "fa4" => return None,
-        (_, true) => "flashinfer trtllm_mla",
-        (true, false) => "triton torch_native flex_attention",
-        (false, false) => "triton torch_native flex_attention trtllm_mha",
+        (None, None) if generation == 10 => TENSORRT,
+        (None, None) => "flashinfer",
     };
-    let found = if prefill == "fa4" { decode } else { all };
-    (!lists(takes, found)).then(|| {
-        format!(
-            "KV4 {} expects attention_backend to be one of {takes}, but got {found}",
-            if latents { "MLA" } else { "MHA" }
-        )
-    })
+    if let Some(other) = question.value(DECODE).filter(|name| *name != TENSORRT) {
+        return Some(format!("NVFP4 decode requires --decode-attention-backend=trtllm_mha; got '{other}'."));
+    }
+    if let Some(other) = question.value(PREFILL).filter(|name| *name != prefill) {
+        return Some(format!(
+            "--prefill-kv-cache-dequant-dtype requires prefill backend '{prefill}', but --prefill-attention-backend='{other}' was set."
+        ));
+    }
+    case.keeps(&Kind::MlaPaged).then(|| format!("{TENSORRT} backend can only be used with non-MLA models."))
 }
 
 /// Whether AMD's kernels have a part of the share for themselves.

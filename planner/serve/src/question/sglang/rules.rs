@@ -318,8 +318,7 @@ const RULES: &[Rule] = &[
     since(READ, &["--linear-attn-backend", "--linear-attn-decode-backend"], kernels::refuses_linear),
     since(READ, &["--attention-backend"], |case| {
         const TAKES: &str = "fa3 triton trtllm_mha";
-        let windows = lists("exaone4 exaone_moe", case.model_type())
-            && super::super::of_config(case.model, "sliding_window_pattern").is_some();
+        let windows = lists("exaone4 exaone_moe", case.model_type()) && kernels::has_pattern(case.model);
         let other = case.word("--attention-backend").filter(|name| windows && !lists(TAKES, name))?;
         Some(format!("One of the attention backends in {TAKES} is required for {}, but got {other}", case.model_type()))
     }),
