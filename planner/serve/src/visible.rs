@@ -7,7 +7,6 @@ use cacheplan_planner::{DeviceInfo, Engine};
 
 use crate::flags::meaning::{Meaning, meaning};
 use crate::flags::table::{Flag, all_flags};
-use crate::question::unread_variables;
 
 /// The variable by which CUDA, and HIP after it, shows a process some of the GPUs.
 pub(crate) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
@@ -20,20 +19,42 @@ const OF_ROCR: &str = "ROCR_VISIBLE_DEVICES";
 pub(crate) const OF_CONTAINER: &str = "NVIDIA_VISIBLE_DEVICES";
 
 /// The variables on which an answer depends, beside those by which flags are stated too.
-const READ: [&str; 32] = [
+const READ: [&str; 54] = [
     VARIABLE,
     OF_HIP,
     OF_ROCR,
     "GGML_CUDA_ENABLE_UNIFIED_MEMORY",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "SGLANG_AITER_KV_CACHE_LAYOUT",
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+    "SGLANG_DISABLED_MODEL_ARCHS",
+    "SGLANG_DISAGG_STAGING_BUFFER",
+    "SGLANG_DSV4_COMPRESSED_KV_LAYOUT",
+    "SGLANG_DSV4_COMPRESS_STATE_DTYPE",
+    "SGLANG_DSV4_FP4_DEQUANT",
+    "SGLANG_DSV4_KV_LAYOUT",
+    "SGLANG_ENABLE_EMBED_REPLICATION",
+    "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
     "SGLANG_ENABLE_PP_SPEC",
     "SGLANG_ENABLE_SPEC_V2",
+    "SGLANG_EXTERNAL_MODEL_PACKAGE",
+    "SGLANG_HACK_FLASHMLA_BACKEND",
+    "SGLANG_INT4_WEIGHT",
     "SGLANG_MAMBA_CONV_DTYPE",
     "SGLANG_MAMBA_SSM_DTYPE",
     "SGLANG_MM_FEATURE_CACHE_MB",
+    "SGLANG_NVFP4_CKPT_FP8_GEMM_IN_ATTN",
+    "SGLANG_NVFP4_CKPT_FP8_NEXTN_MOE",
     "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK",
+    "SGLANG_OPT_MINIMAX_M3_FP8_INDEX_CACHE",
+    "SGLANG_OPT_USE_ONLINE_COMPRESS",
+    "SGLANG_PLATFORM",
+    "SGLANG_PLUGINS",
     "SGLANG_PP_LAYER_PARTITION",
+    "SGLANG_RUST_SERVER",
+    "SGLANG_SHARED_EXPERT_TP1",
+    "SGLANG_SWA_EVICTION_INTERVAL",
+    "SGLANG_USE_AITER_UNIFIED_ATTN",
     "SGLANG_USE_CUDA_IPC_TRANSPORT",
     "SGLANG_VLM_CACHE_SIZE_MB",
     "TLLM_ALLOW_LONG_MAX_MODEL_LEN",
@@ -55,17 +76,12 @@ const READ: [&str; 32] = [
     "VLLM_WORKER_MULTIPROC_METHOD",
 ];
 
-/// The same with those for which an engine's command is refused.
-fn read() -> impl Iterator<Item = &'static str> {
-    READ.into_iter().chain(unread_variables())
-}
-
 /// Whether an answer depends on a variable.
 pub(crate) fn is_read(name: &str) -> bool {
     // `LLAMA_ARG_NO_X` is the opposite of `LLAMA_ARG_X`.
     let turned = name.replacen("_NO_", "_", 1);
     let says = |engine: Engine| flags_of_variables(engine).any(|(of, _)| of == name || of == turned);
-    read().any(|read| read == name) || Engine::all().iter().any(|engine| says(*engine))
+    READ.contains(&name) || Engine::all().iter().any(|engine| says(*engine))
 }
 
 /// The flags of an engine that say something of caches and that variables state too.
@@ -79,7 +95,7 @@ pub(crate) fn read_by(engine: Engine, words: &[String]) -> BTreeSet<&'static str
     const OF_ENGINES: [(&str, &str); 4] =
         [("VLLM_", "vllm"), ("SGLANG_", "sglang"), ("TLLM_", "tensorrt-llm"), ("GGML_", "llama.cpp")];
     let of = |name: &str| OF_ENGINES.iter().find(|(prefix, _)| name.starts_with(prefix)).map(|(_, engine)| *engine);
-    let own = read().filter(|name| of(name).is_none_or(|of| of == engine.name()));
+    let own = READ.into_iter().filter(|name| of(name).is_none_or(|of| of == engine.name()));
     let given: BTreeSet<&str> = words.iter().map(|word| word.split('=').next().unwrap_or(word)).collect();
     let is_stated = |flag: &Flag| flag.names().chain(flag.negated.iter().copied()).any(|name| given.contains(name));
     let stated: BTreeSet<&str> =

@@ -47,7 +47,7 @@ pub use limits::Limits;
 pub(crate) use llama_cpp::ubatch;
 pub(crate) use placed::{Held, Placed, Short};
 pub(crate) use settled::Settled;
-pub(crate) use sglang::{running, slots_with_moved, unread_variables};
+pub(crate) use sglang::{running, slots_with_moved};
 
 /// What a command leaves to whoever asks about it.
 #[derive(Clone, Debug, Default)]

@@ -9,8 +9,6 @@ mod states;
 mod variables;
 mod weights;
 
-pub(crate) use variables::names as unread_variables;
-
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
 use cacheplan_planner::engines::{EnginePrediction, OfAttention, Version};

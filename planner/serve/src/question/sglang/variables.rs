@@ -65,11 +65,6 @@ const VARIABLES: &[Variable] = &[
     row("SGLANG_DSV4_FP4_DEQUANT", OFF, |case| is_v4(case) && weighs(case), WEIGHTS),
 ];
 
-/// The names of all that are looked at here.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    VARIABLES.iter().map(|variable| variable.name)
-}
-
 /// Refuses the first that says something else than where nobody states it.
 pub(super) fn look(case: &Case<'_>) -> Result<(), ServeError> {
     let says = |variable: &&Variable| {
