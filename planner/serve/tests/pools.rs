@@ -141,6 +141,22 @@ const OTHERWISE: [(&str, &str); 6] = [
 
 const ZAYA: &str = "it numbers layers by their halves, so that it takes every second one of this form for experts";
 
+/// Files that name a class by another name than it has.
+const OTHER_NAMES: [&str; 3] = ["MiniMaxAI__MiniMax-M3", "../published/chatglm3", "../published/ring_linear"];
+
+/// Classes that neither it nor transformers has, and those of transformers whose keys do not go into its pool.
+#[test]
+fn models_of_code_that_it_lacks_are_refused() {
+    let lacks = |said: &Pools| {
+        let is_so = |why: &String| why.contains("Cannot find model module") || why.contains("keys are wider");
+        said.as_ref().is_err_and(is_so)
+    };
+    let of_others = |name: &str| OTHER_NAMES.contains(&name) || name == "transformers:kimi_k25";
+    let asked = asked("pools").into_iter().filter(|(question, said)| lacks(said) && !of_others(&question.model));
+    let planned: Vec<String> = asked.filter(|(question, _)| question.ours().is_ok()).map(|(of, _)| of.model).collect();
+    assert!(planned.is_empty(), "{planned:?}");
+}
+
 /// The zoo, the configs beside it, and the defaults of transformers' classes, as far as it loads them.
 #[test]
 fn models_that_it_loads_have_the_pools_of_the_engine() {

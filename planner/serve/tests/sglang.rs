@@ -61,6 +61,91 @@ fn what_drafts_has_a_pool_of_its_own(
     }
 }
 
+const WINDOWS: &str = "openai__gpt-oss-120b";
+const OF_REQUESTS: &str = "--disable-radix-cache --max-running-requests 16 --chunked-prefill-size 8192";
+
+/// Steps that do not overlap have room for one chunk, as stages have, and others for two.
+#[rstest]
+#[case("", 20_497)]
+#[case(" --disable-overlap-schedule", 12_305)]
+fn windows_of_requests_have_room_for_the_steps_under_way(#[case] flags: &str, #[case] tokens: u64) {
+    assert_eq!(says(&format!("{OF_REQUESTS}{flags}"), WINDOWS, Fact::WindowTokens), tokens);
+}
+
+/// Files and commands name methods, whose kernels take some GPUs and dtypes alone.
+#[rstest]
+#[case::other_method("mxfp4", "--quantization fp8", "h100", Some("does not match the quantization method"))]
+#[case::read_by_others("awq", "--quantization awq_marlin", "h100", None)]
+#[case::kept_to_older_kernels("awq", "--quantization awq", "h100", Some("torch.bfloat16 is not supported"))]
+#[case::in_their_dtype("gptq", "--quantization gptq --dtype half", "h100", None)]
+#[case::as_the_files_say("gptq", "", "a100-80gb", None)]
+#[case::older_gpu("fp8", "", "t4", Some("Minimum capability: 80"))]
+#[case::newer_gpu("fp8", "", "l4", None)]
+#[case::kernels_of_ada("w8a8_fp8", "", "a100-80gb", Some("Minimum capability: 89"))]
+#[case::taken_back("fp8", "--quantization unquant", "h100", None)]
+fn methods_of_weights_take_some_gpus_and_dtypes(
+    #[case] stored: &str,
+    #[case] flags: &str,
+    #[case] device: &str,
+    #[case] refused: Option<&str>,
+) {
+    let model = common::changed("Qwen__Qwen3-0.6B", |config| {
+        config["quantization_config"] = serde_json::json!({"quant_method": stored, "bits": 4, "group_size": 128});
+    });
+    let options = Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(4 << 30)), ..on(device) };
+    let command = format!("sglang serve --model-path m --context-length 4096 {flags}");
+    match (answer(&launch(command.trim_end()), model, &options).map_err(|error| error.to_string()), refused) {
+        (Ok(_), None) => {}
+        (Err(said), Some(expected)) => assert!(said.contains(expected), "{said}"),
+        (found, _) => panic!("{:?}", found.map(drop)),
+    }
+}
+
+/// What they hang on beside is named rather than guessed.
+#[rstest]
+#[case::moved(&format!("--disaggregation-mode decode {OF_REQUESTS}"), WINDOWS, "--disaggregation-mode")]
+#[case::distance(&format!("SGLANG_SWA_EVICTION_INTERVAL=64 {OF_REQUESTS}"), WINDOWS, "SGLANG_SWA_EVICTION_INTERVAL")]
+#[case::tree(
+    &format!("{OF_REQUESTS} --speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8"),
+    WINDOWS,
+    "--speculative-algorithm"
+)]
+#[case::moved_entries("--disaggregation-mode decode", "deepseek-ai__DeepSeek-V4-Flash", "--disaggregation-mode")]
+#[case::entries(
+    "SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16",
+    "deepseek-ai__DeepSeek-V4-Flash",
+    "SGLANG_DSV4_COMPRESS_STATE_DTYPE"
+)]
+#[case::code("SGLANG_EXTERNAL_MODEL_PACKAGE=mine", WINDOWS, "SGLANG_EXTERNAL_MODEL_PACKAGE")]
+fn what_is_not_planned_is_named(#[case] told: &str, #[case] model: &str, #[case] name: &str) {
+    let (variables, flags): (Vec<_>, Vec<_>) = told.split(' ').partition(|word| word.starts_with("SGLANG_"));
+    let command = format!("{} sglang serve --model-path m --tp 8 {}", variables.join(" "), flags.join(" "));
+    let options =
+        Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(20 << 30)), ..on("8xh100") };
+    let error = answer(&launch(command.trim()), models(model), &options).unwrap_err();
+    assert_eq!(error.exit_code(), 4, "{error}");
+    assert!(error.to_string().contains(name), "{error}");
+}
+
+#[rstest]
+#[case("SGLANG_SWA_EVICTION_INTERVAL=128", WINDOWS)]
+#[case("SGLANG_SWA_EVICTION_INTERVAL=64", "Qwen__Qwen3-8B")]
+#[case("SGLANG_DSV4_COMPRESS_STATE_DTYPE=bfloat16", "Qwen__Qwen3-8B")]
+#[case("SGLANG_RUST_SERVER=0", "Qwen__Qwen3-8B")]
+fn variables_that_say_the_usual_or_nothing_of_a_model_are_taken(#[case] variable: &str, #[case] model: &str) {
+    let command = format!("{variable} sglang serve --model-path m --tp 8 {OF_REQUESTS}");
+    let options =
+        Options { version: Some("0.5.23".into()), cache_bytes: Some(Logged::exact(20 << 30)), ..on("8xh100") };
+    answer(&launch(&command), models(model), &options).unwrap();
+}
+
+#[test]
+fn pages_of_compressed_attention_are_of_its_own_size() {
+    let model = "deepseek-ai__DeepSeek-V4-Flash";
+    assert_eq!(says("--page-size 128", model, Fact::Tokens), says("--page-size 256", model, Fact::Tokens));
+    assert_eq!(says("--page-size 128", model, Fact::TokensPerBlock), 256);
+}
+
 const REPLICAS: &str = "--dp 8 --enable-dp-attention";
 
 #[rstest]

@@ -126,6 +126,19 @@ fn kernels_of_nemotron_h_take_pages_on_blackwell(
 #[case(DENSE, "b200", "--attention-backend trtllm_mla", "can only be used with MLA models")]
 #[case(DENSE, "b200", "--attention-backend cutedsl_mla", "can only be used with MLA models")]
 #[case(DENSE, "h100", "--language-only", "is not supported for encoder disaggregation")]
+#[case("Qwen__Qwen3.5-27B", "h100", "--language-model-only", "--language-model-only does not support")]
+#[case("Qwen__Qwen3-8B", "h100", "--enable-mis", "Multi-item scoring requires flashinfer")]
+#[case(DENSE, "b200", "--linear-attn-backend flashinfer", "requires --mamba-ssm-dtype bfloat16")]
+#[case(LATENTS, "b200", "--kv-cache-dtype nvfp4", "can only be used with non-MLA models")]
+#[case(DENSE, "b200", "--kv-cache-dtype nvfp4 --attention-backend triton", "NVFP4 prefill supports")]
+#[case(DENSE, "b200", "--kv-cache-dtype nvfp4 --decode-attention-backend flashinfer", "NVFP4 decode requires")]
+#[case(DENSE, "rtx-5090", "--attention-backend trtllm_mha --kv-cache-dtype fp8_e4m3", "FMHAv2 prefill on SM120")]
+#[case(LATENTS, "rtx-5090", "--decode-attention-backend cutedsl_mla", "only supported on Blackwell GPUs (SM100)")]
+#[case("openai__gpt-oss-120b", "b200", "--enable-deterministic-inference", "supported for deterministic inference")]
+#[case(LATENTS, "a100-80gb", "--enable-deterministic-inference", "requires SM>=80 and SM<=90")]
+#[case("deepseek-ai__DeepSeek-V4-Flash", "h200", "--dsv4-attn-backend trtllm", "requires an SM100/SM103")]
+#[case("deepseek-ai__DeepSeek-V4-Flash", "h200", "--speculative-algorithm EAGLE", "topk == 1")]
+#[case("deepseek-ai__DeepSeek-V4-Flash", "h200", "--speculative-algorithm NEXTN", "Only EAGLE and DSPARK")]
 fn what_a_device_or_a_model_does_not_take_is_refused(
     #[case] model: &str,
     #[case] device: &str,
@@ -143,9 +156,46 @@ fn what_a_device_or_a_model_does_not_take_is_refused(
 #[case(DENSE, "b200", "--attention-backend fa3 --kv-cache-dtype fp8_e5m2")]
 #[case(LATENTS, "h100", "--attention-backend fa3")]
 #[case(DENSE, "h100", "--attention-backend trtllm_mha")]
+#[case(DENSE, "b200", "--kv-cache-dtype nvfp4")]
+#[case(DENSE, "b200", "--enable-deterministic-inference")]
+#[case(DENSE, "l4", "--enable-deterministic-inference --context-length 1024 --max-total-tokens 2048")]
 #[case("Qwen__Qwen3.5-27B", "h100", "--language-only")]
 fn what_they_take_is_not_refused(#[case] model: &str, #[case] device: &str, #[case] flags: &str) {
     told(model, device, &format!("--context-length 4096 {flags}")).unwrap();
+}
+
+/// Kernels of FlashInfer keep none where answers are alike in any batch, and items that are scored at once come whole.
+#[rstest]
+#[case("b200", "--enable-deterministic-inference", false)]
+#[case("b200", "--enable-deterministic-inference --attention-backend triton", true)]
+#[case("h100", "--enable-deterministic-inference", true)]
+#[case("h100", "--rl-on-policy-target fsdp --attention-backend flashinfer", false)]
+#[case("h100", "--enable-mis --attention-backend flashinfer", false)]
+fn some_servers_keep_no_prefixes(#[case] device: &str, #[case] flags: &str, #[case] keeps: bool) {
+    let options = Options { version: Some("0.5.23".into()), ..on(device) };
+    let command = launch(&format!("sglang serve --model-path m --context-length 4096 {flags}"));
+    let (_, asked) = cacheplan_serve::request(&command, &models(DENSE), &options).unwrap();
+    assert_eq!(asked.config().budget.engine.prefix_caching, Some(keeps));
+    let scores = flags.contains("--enable-mis");
+    let step =
+        told(DENSE, device, &format!("--context-length 4096 {flags}")).unwrap().facts.get(&Fact::MaxNumTokens).copied();
+    assert_eq!(step == Some(Logged::exact(16_384)), scores || device == "b200", "{step:?}");
+}
+
+/// Chosen since long before they were read first.
+#[rstest]
+fn older_versions_choose_these_pages_on_blackwell_too(#[values("0.5.10", "0.5.18", "0.5.23")] version: &str) {
+    let page = |flags: &str| {
+        let options = Options { version: Some(version.into()), ..on("8xb200") };
+        let model = if flags.is_empty() { DENSE } else { "deepseek-ai__DeepSeek-V3" };
+        let command = format!("sglang serve --model-path m --context-length 4096{flags}");
+        answer(&launch(&command), models(model), &options)
+            .unwrap()
+            .facts
+            .get(&Fact::TokensPerBlock)
+            .map(|page| page.low)
+    };
+    assert_eq!((page(""), page(" --tp-size 8")), (Some(64), Some(64)));
 }
 
 #[test]

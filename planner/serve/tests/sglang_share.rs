@@ -48,7 +48,6 @@ fn tokens(model: &str, device: &str, flags: &str) -> Logged {
 #[case::latents(LATENTS, "h100", "--stream-interval 1", "0.816")]
 #[case::encoder(LOOKS, "h100", "--stream-interval 1", "0.767555")]
 #[case::without_its_encoder(LOOKS, "h100", "--language-only", "0.83")]
-#[case::only_text(LOOKS, "h100", "--language-model-only", "0.83")]
 #[case::encoder_whose_prompts_are_not_captured(LOOKS_WHOLE, "h100", "--stream-interval 1", "0.75963")]
 fn the_share_is_what_the_formulas_give(
     #[case] model: &str,
@@ -57,6 +56,40 @@ fn the_share_is_what_the_formulas_give(
     #[case] share: &str,
 ) {
     assert_eq!(tokens(model, device, flags), tokens(model, device, &format!("{flags} --mem-fraction-static {share}")));
+}
+
+/// What encoders give and are given is kept of the share, whoever states that.
+#[rstest]
+#[case::usual(LOOKS, "h100", "", 100)]
+#[case::no_encoder(DENSE, "h100", "", 0)]
+#[case::only_text("google__gemma-3-1b-it", "h100", "", 0)]
+#[case::given_on_the_gpu(LOOKS, "h100", " --mm-feature-transport cuda_ipc", 1124)]
+#[case::told(LOOKS, "h100", "SGLANG_VLM_CACHE_SIZE_MB=0", 0)]
+#[case::both_told(
+    LOOKS,
+    "h100",
+    "SGLANG_USE_CUDA_IPC_TRANSPORT=1 SGLANG_MM_FEATURE_CACHE_MB=2000 SGLANG_VLM_CACHE_SIZE_MB=50",
+    2050
+)]
+fn what_encoders_give_is_kept_of_the_share(
+    #[case] model: &str,
+    #[case] device: &str,
+    #[case] told: &str,
+    #[case] mib: u64,
+) {
+    let (variables, flags) = if told.starts_with(' ') { ("", told) } else { (told, "") };
+    let command =
+        format!("{variables} sglang serve --model-path m --context-length 4096 --mem-fraction-static 0.8{flags}");
+    let fraction = |version: &str| {
+        let options = Options { version: Some(version.into()), ..on(device) };
+        let (_, asked) = request(&launch(command.trim_start()), &models(model), &options).unwrap();
+        f64::from(asked.config().budget.memory.as_ref().unwrap().fraction.unwrap())
+    };
+    let kept = |version: &str| ((0.8 - fraction(version)) * 81_559.0).round() as u64;
+    assert_eq!(kept("0.5.23"), mib);
+    if variables.is_empty() && flags.is_empty() {
+        assert_eq!((kept("0.5.18"), kept("0.5.17")), (mib, 0));
+    }
 }
 
 /// The share is chosen of the whole step, of which each replica takes its part behind that.

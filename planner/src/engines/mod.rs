@@ -40,7 +40,7 @@ pub mod vllm {
 
 /// What commands of SGLang are read by as well as its plans.
 pub mod sglang {
-    pub use super::known::sglang::{EXTRA_BUFFER, RUNNING_WITH_DRAFTS, SLOTS_WITH_RADIX};
+    pub use super::known::sglang::{EXTRA_BUFFER, RUNNING_WITH_DRAFTS, SIZES_WINDOWS_BY_REQUESTS, SLOTS_WITH_RADIX};
 }
 
 /// What commands of llama.cpp are read by as well as its plans.

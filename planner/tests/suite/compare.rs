@@ -197,7 +197,7 @@ fn an_engine_refuses_every_option_that_it_does_not_consume() {
         ("cache_type_k = 'f16'", &["llama.cpp"]),
         ("cache_type_v = 'f16'", &["llama.cpp"]),
         ("swa_full = true", &["tensorrt-llm", "llama.cpp"]),
-        ("async_scheduling = false", &["vllm"]),
+        ("async_scheduling = false", &["vllm", "sglang"]),
         ("hybrid_kv_cache = true", &["vllm", "sglang"]),
         ("compute_capability = 90", &["vllm", "sglang", "tensorrt-llm", "llama.cpp"]),
     ];

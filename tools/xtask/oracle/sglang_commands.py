@@ -1,8 +1,8 @@
 """What SGLang's own parser, checks and pools make of whole commands on a CPU: one answer per question, which is a line of JSON.
 
 Usage: sglang_commands.py FOLDER_OF_CONFIGS [short]. A question is {"model": one of them, "words": flags of the server behind the model's,
-"env": variables, "devices": GPUs of an H100's size, 1 where it is not said, "gib": for caches, 20 where it is not said, "changes":
-keys of the config by their paths}. A word `DRAFT:NAME` is the path of another config. An answer is {"parser": what argparse
+"env": variables, "devices": GPUs, 1 where it is not said, "device": what they are, H100s where it is not said, "gib": for caches, 20
+where it is not said, "changes": keys of the config by their paths}. A word `DRAFT:NAME` is the path of another config. An answer is {"parser": what argparse
 says before it ends} or {"refuses": what is raised, "where": the function that does} or {"unknown": what is missing here}, else
 {"values": what shapes caches, "pools": how the bytes are divided, or {"refuses"} or {"unknown"}}; short it is what tests compare.
 
@@ -23,14 +23,16 @@ import sglang_pools as pools
 import torch
 from configs import change, config_of, whole
 from sglang.srt.arg_groups import kv_shard_hook, memory_hook
+from sglang.srt.arg_groups.model_overrides import qwen3_vl
 from sglang.srt.arg_groups.overrides import resolved_view
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.distributed.utils import get_pp_indices
-from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator, mm_runtime_reservation_gb
+from sglang.srt.model_executor import cuda_graph_config
 from sglang.srt.model_executor.model_runner_components.layer_setup import ModelLayerInfo
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import resolve_spec_aux_hidden_state_config
 from sglang.srt.model_executor.pool_configurator import create_memory_pool_configurator
-from sglang.srt.runtime_context import get_context, get_schedule, get_spec, override_platform
+from sglang.srt.runtime_context import get_context, get_mm, get_schedule, get_spec, override_platform
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.utils import common
@@ -38,8 +40,11 @@ from sglang.srt.utils.hf_transformers.common import _CONFIG_REGISTRY
 from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
 
 GIB = 2**30
-# As the project's catalogue has it; SGLang reads MiB.
-H100 = 81_559 << 20
+# MiB as the project's catalogue has them, and the compute capability times ten.
+DEVICES = {
+    "a100-80gb": (81_920, 80), "h100": (81_559, 90), "h200": (143_771, 90), "b200": (183_359, 100), "l4": (23_034, 89),
+    "rtx-4090": (24_564, 89), "rtx-5090": (32_607, 120), "t4": (15_360, 75),
+}
 DTYPES = {
     "auto": torch.bfloat16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2, "fp4_mx_block16": torch.float4_e2m1fn_x2,
@@ -65,18 +70,24 @@ class Parser(argparse.ArgumentParser):
         raise Ends(message or "prints something and ends")
 
 
-def pretend(devices):
+def pretend(devices, device):
+    mib, capability = DEVICES[device]
     pools.pretend_a_device()
     torch.cuda.device_count = lambda: devices
-    torch.cuda.mem_get_info = lambda device=None: (H100, H100)
+    torch.cuda.mem_get_info = lambda device=None: (mib << 20, mib << 20)
+    torch.cuda.get_device_capability = lambda device=None: divmod(capability, 10)
     torch.version.cuda = torch.version.cuda or "13.0"
-    pools.PROPERTIES.total_memory = H100
-    for module in (memory_hook, kv_shard_hook, common):
-        module.get_device_memory_capacity = lambda device=None: H100 >> 20
+    pools.PROPERTIES.total_memory = mib << 20
+    pools.PROPERTIES.major, pools.PROPERTIES.minor = divmod(capability, 10)
+    for module in (memory_hook, kv_shard_hook, common, qwen3_vl):
+        module.get_device_memory_capacity = lambda device=None: mib
+    of = lambda *majors: capability // 10 in majors
+    qwen3_vl.is_sm90_supported = lambda: of(9)
+    cuda_graph_config.default_prefill_backend = lambda: cuda_graph_config.Backend.BREAKABLE
     override_platform(
-        is_cuda=True, is_hip=False, is_npu=False, is_xpu=False, is_musa=False, is_mps=False, is_sm90=True, is_sm100=False,
-        is_sm100_or_sm110=False, is_sm110=False, is_sm120=False, is_blackwell=False, is_hopper_with_cuda_12_3=True,
-        has_flashinfer=True, device_sm=90, device_capability=(9, 0),
+        is_cuda=True, is_hip=False, is_npu=False, is_xpu=False, is_musa=False, is_mps=False, is_sm90=of(9), is_sm100=of(10),
+        is_sm100_or_sm110=of(10), is_sm110=False, is_sm120=of(12), is_blackwell=of(10, 12), is_hopper_with_cuda_12_3=of(9),
+        has_flashinfer=True, device_sm=capability, device_capability=divmod(capability, 10),
     ).install()
 
 
@@ -152,6 +163,11 @@ def divided(args, view, model, gib):
     }
 
 
+def kept_for_images(model):
+    """GiB of the share that are no caches of tokens."""
+    return mm_runtime_reservation_gb(is_multimodal=model.is_multimodal, mm_feature_transport=get_mm().mm_feature_transport)
+
+
 def raised(error, folder):
     frame = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if "sglang" in frame.filename), None)
     said = " ".join(str(error).replace(folder, "MODEL").split())[:300] or (frame.line if frame else "")
@@ -193,6 +209,7 @@ def answer(question, folder):
         model = ModelConfig.from_server_args(args)
     except Exception as error:
         return raised(error, folder)
+    values["share"] = view.mem_fraction_static - kept_for_images(model) / (DEVICES[question.get("device", "h100")][0] / 1024)
     try:
         said = divided(args, view, model, question.get("gib", 20))
     except Exception as error:
@@ -206,7 +223,11 @@ def shortened(said):
     if "parser" in said or "refuses" in pools_ or "unknown" in pools_:
         word = next(word for word in ("parser", "refuses", "unknown") if word in pools_)
         return {word: str(pools_[word])[:90]}
-    return {name: number for name, number in {**pools_, "chunk": said["values"]["chunked_prefill_size"]}.items() if number is not None}
+    values = said["values"]
+    # In millionths.
+    share = round(values["share"] * 1e6)
+    numbers = {**pools_, "chunk": values["chunked_prefill_size"], "share": share}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def asked(question):
@@ -217,7 +238,7 @@ def asked(question):
         os.close(read)
         with tempfile.TemporaryDirectory() as folder:
             try:
-                pretend(question.get("devices", 1))
+                pretend(question.get("devices", 1), question.get("device", "h100"))
                 said = answer(question, folder)
             except BaseException as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]

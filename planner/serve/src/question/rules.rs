@@ -189,6 +189,11 @@ impl<'a> Case<'a> {
         self.has_states || slides && !self.is_on("--disable-hybrid-kv-cache-manager")
     }
 
+    /// Whether layers have windows.
+    pub(super) const fn forgets_windows(&self) -> bool {
+        self.has_windows
+    }
+
     pub(super) fn keeps(&self, kind: &Kind) -> bool {
         self.kinds.contains(kind)
     }

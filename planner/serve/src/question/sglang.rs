@@ -6,6 +6,8 @@ mod pages;
 mod rules;
 mod share;
 mod states;
+mod variables;
+mod weights;
 
 use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::sglang::SLOTS_WITH_RADIX;
@@ -67,11 +69,17 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let max_num_tokens = chunk(question, &defaults);
     let limits = Limits { max_seq_len, max_batch_size: None, max_num_tokens };
     question.default_of("engine.prefix_caching", true);
+    without_prefixes(question, model)?;
     radix::settle(question, model)?;
-    rules::look(&Case::of(question, model, limits)?)?;
+    let case = Case::of(question, model, limits)?;
+    rules::look(&case)?;
+    variables::look(&case)?;
+    states::look(&case)?;
     let cuts = question.flag(CHUNK).is_none_or(|setting| setting.whole().is_some_and(|tokens| tokens > 0));
-    // The share is chosen before each replica takes its part of a step.
+    // The share is chosen before each replica takes its part of a step, and before several items are scored whole.
     let runs = share::Runs { step: max_num_tokens, cuts, ranks: tp.saturating_mul(pp), replicas };
+    let scores = question.is_on(SCORES);
+    let (max_num_tokens, cuts) = if scores { (whole_prompts(question), false) } else { (max_num_tokens, cuts) };
     let max_num_tokens = (max_num_tokens / replicas).max(1);
     pages::settle(question, model, cuts.then_some(max_num_tokens))?;
     states::settle(question)?;
@@ -87,7 +95,30 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     memory(question, model, &defaults, runs, max_seq_len)?;
     let drafts = drafts::settle(question, model, replicas)?;
     let max_batch_size = stated_requests(question).map(|running| (running / replicas).max(1)).or(drafts);
+    let max_batch_size = max_batch_size.or(of_compressed(model).map(|running| (running / replicas).max(1)));
     Ok((Limits { max_seq_len, max_batch_size, max_num_tokens }, false))
+}
+
+/// Requests that run of a model with compressed attention where nobody says (`apply_deepseek_v4_defaults`).
+fn of_compressed(model: &ModelCaches) -> Option<u64> {
+    model.info().model_type.starts_with("deepseek_v4").then_some(256)
+}
+
+/// Several items are scored at once, of whole prompts (`handle_multi_item_scoring`).
+const SCORES: &str = "--enable-mis";
+
+/// States that no prefixes are kept beside flags that turn them off, and that steps do not overlap where the flag says so.
+fn without_prefixes(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
+    let by_kernels = kernels::deterministic(question, model)? == Some("flashinfer");
+    if question.is_on(SCORES) || by_kernels {
+        question.put("engine.prefix_caching", false);
+        let whose = if by_kernels { "kernels of FlashInfer that answer alike in any batch" } else { SCORES };
+        question.notes.push(format!("the radix cache is off: {whose} keep no prefixes"));
+    }
+    if question.is_on("--disable-overlap-schedule") {
+        question.default_of("engine.async_scheduling", false);
+    }
+    Ok(())
 }
 
 /// Refuses ranks whose GPU is none of those that there are (`launch_tensor_parallel_group`).
@@ -156,13 +187,16 @@ fn chunk(question: &mut Question, defaults: &Defaults) -> u64 {
     match question.flag(CHUNK).and_then(Setting::whole) {
         None => defaults.chunk,
         Some(tokens) if tokens > 0 => tokens.unsigned_abs(),
-        Some(_) => {
-            let usual = question.default(PREFILLS).and_then(|tokens| tokens.parse().ok()).unwrap_or(PREFILL_TOKENS);
-            let note = "prompts are not cut: a step of one that is longer than --max-prefill-tokens takes more";
-            question.notes.push(note.into());
-            question.count(PREFILLS).unwrap_or(usual)
-        }
+        Some(_) => whole_prompts(question),
     }
+}
+
+/// Tokens of a step of prompts that are not cut.
+fn whole_prompts(question: &mut Question) -> u64 {
+    let usual = question.default(PREFILLS).and_then(|tokens| tokens.parse().ok()).unwrap_or(PREFILL_TOKENS);
+    let note = "prompts are not cut: a step of one that is longer than --max-prefill-tokens takes more";
+    question.notes.push(note.into());
+    question.count(PREFILLS).unwrap_or(usual)
 }
 
 const PREFILLS: &str = "--max-prefill-tokens";
@@ -296,6 +330,9 @@ pub(super) fn most_running(question: &Question) -> Option<u64> {
 /// Read in 0.5.23 alone, so that it holds from there on.
 const PARTS: Version = READ;
 
+/// Read in 0.5.14, and not in 0.5.13: what is stated is no more than every second token lets it.
+const BY_TOKENS: Version = Version(0, 5, 14);
+
 /// SGLang's `max_running_requests`: what is stated, else what its tokens give; and no more than its slots for states do.
 pub(crate) fn running(question: &Question, limits: &Limits, predicted: &EnginePrediction) -> Option<u64> {
     if question.engine.engine.name() != "sglang" {
@@ -307,7 +344,8 @@ pub(crate) fn running(question: &Question, limits: &Limits, predicted: &EnginePr
         Some(of_length.min(predicted.tokens? / 2))
     };
     // Of what is stated it takes no more than every second token lets it.
-    let of_tokens = predicted.tokens.filter(|_| question.engine.version >= PARTS).map_or(u64::MAX, |tokens| tokens / 2);
+    let of_tokens =
+        predicted.tokens.filter(|_| question.engine.version >= BY_TOKENS).map_or(u64::MAX, |tokens| tokens / 2);
     let most = limits.max_batch_size.map(|stated| stated.min(of_tokens)).or_else(by_tokens)?;
     let Some(slots) = predicted.state_slots else { return Some(most) };
     let slots_each = question.slots_per_request()?;
@@ -419,6 +457,11 @@ fn memory(
     } else {
         share
     };
+    let images = share::of_images(question, model, mib);
+    if images > 0.0 {
+        question.notes.push(format!("{images} MiB of the share are kept for what encoders give and are given"));
+    }
+    let share = share - images / mib;
     if share <= 0.0 {
         let smaller = ["--chunked-prefill-size", "--cuda-graph-max-bs"].map(Remedy::Remove);
         return Err(

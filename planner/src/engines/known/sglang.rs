@@ -62,6 +62,7 @@ pub(crate) static RULES: EngineRules = EngineRules {
         "slots_per_request",
         "window_ratio",
         "hybrid_kv_cache",
+        "async_scheduling",
     ],
     divides_tokens: &["dcp"],
     changes: &[
@@ -172,8 +173,8 @@ const POOLS_WINDOWS: Version = Version(0, 5, 7);
 const INDEXES_WHERE_CHOSEN: Version = Version(0, 5, 23);
 const STATE_RATIO_MILLIONTHS: u128 = 900_000;
 const WINDOW_RATIO_MILLIONTHS: u128 = 800_000;
-/// Read in 0.5.23 alone, so that it holds from there on: without the radix cache and with a stated batch, windows get what the batch holds at worst.
-const SIZES_WINDOWS_BY_REQUESTS: Version = Version(0, 5, 23);
+/// Read in 0.5.21, and not in 0.5.20: without the radix cache and with a stated batch, windows get what the batch holds at worst.
+pub const SIZES_WINDOWS_BY_REQUESTS: Version = Version(0, 5, 21);
 /// Tokens behind a window before it lets go of them.
 const EVICTION_INTERVAL: u64 = 128;
 
@@ -400,9 +401,15 @@ fn of_requests(situation: &Situation<'_>, window: u32, page: u64) -> Option<u128
     let drafts = situation.draft_tokens;
     let ahead = if drafts == 0 { page } else { 2 * drafts };
     let each = reach(window) + EVICTION_INTERVAL * drafts.max(1) + page + ahead;
-    let prefills = 2 * u128::from(situation.load.max_num_tokens);
+    let prefills = u128::from(steps_under_way(situation)) * u128::from(situation.load.max_num_tokens);
     let all = u128::from(each) * u128::from(running) + prefills + u128::from(page);
     Some(all.next_multiple_of(page.into()))
+}
+
+/// Steps that prefill at once: one is prepared while another runs, but where they are told not to overlap, and in stages.
+fn steps_under_way(situation: &Situation<'_>) -> u64 {
+    let overlaps = situation.options.async_scheduling.unwrap_or(true) && situation.budget.parallel.pp == 1;
+    if overlaps { 2 } else { 1 }
 }
 
 /// Tokens before the newest that a window reaches.

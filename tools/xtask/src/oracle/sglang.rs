@@ -27,9 +27,12 @@ pub(super) fn run() -> Result<(), String> {
 /// Asks its parser, its checks and its pools about the commands in the fixtures.
 pub(super) fn commands() -> Result<(), String> {
     let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
-    let questions = text(format!("{ROWS}/commands.sglang.jsonl"))?;
-    let said = answers(Command::new(python).arg(script("sglang_commands.py")).args([CONFIGS, "short"]), &questions)?;
-    write(&format!("sglang-{VERSION}.commands.txt"), &said)
+    for what in ["commands", "devices"] {
+        let questions = text(format!("{ROWS}/{what}.sglang.jsonl"))?;
+        let said = answers(Command::new(&python).arg(script("sglang_commands.py")).args([CONFIGS, "short"]), &questions)?;
+        write(&format!("sglang-{VERSION}.{what}.txt"), &said)?;
+    }
+    Ok(())
 }
 
 /// Records events of its tree, and the tokens that it goes on from.

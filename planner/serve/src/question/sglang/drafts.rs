@@ -1,5 +1,6 @@
 //! What drafts, and how many tokens (`arg_groups/speculative_hook.py` of 0.5.23).
 
+use cacheplan_handlers::Kind;
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::sglang::RUNNING_WITH_DRAFTS;
 
@@ -76,8 +77,10 @@ fn look(question: &Question, model: &ModelCaches, word: &str) -> Result<(), Serv
     let size = |flag: &str| question.count(flag).unwrap_or(1);
     let replicas = size("--attn-dp-size") > 1 || question.is_on("--enable-dp-attention") && size("--dp-size") > 1;
     let prefills = question.value(super::ROLE) == Some("prefill");
-    let pages = size("--page-size") > 1;
-    let attention = question.value("--attention-backend");
+    let sparse = question.caches(model)?.iter().any(|cache| *cache.handler.kind() == Kind::IndexKey);
+    let settled = question.stated.iter().rev().find(|stated| stated.key == "engine.block_size");
+    let pages = sparse || settled.is_some_and(|page| page.value.parse::<u64>().is_ok_and(|tokens| tokens > 1));
+    let attention = question.value("--attention-backend").or(sparse.then_some("dsa"));
     if lists(OF_STEPS, word) {
         let (steps, topk) = (question.flag(STEPS), question.flag(TOPK));
         if word == "STANDALONE" && replicas {

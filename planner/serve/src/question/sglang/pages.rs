@@ -39,8 +39,14 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
             "TRTLLM MLA backend is only supported on Blackwell GPUs (SM100/SM12x). Please use a different backend.";
         return Err(question.refused(said, [Remedy::Remove(flag)]));
     }
-    let stated = question.count(PAGE);
-    let usual = kernels::usual(question, model)?;
+    if model.info().model_type.starts_with("deepseek_v4") && question.flag(PAGE).is_some() {
+        question.stated.retain(|stated| stated.key != "engine.block_size");
+        question.notes.push(format!("{PAGE} is taken back: pages of compressed attention are of its own size"));
+    }
+    let stated = question.count(PAGE).filter(|_| !model.info().model_type.starts_with("deepseek_v4"));
+    // Caches in four bits have these kernels whatever else is chosen.
+    let in_four_bits = question.value("--kv-cache-dtype") == Some("nvfp4");
+    let usual = if in_four_bits { Some(TRTLLM) } else { kernels::usual(question, model)? };
     let runs =
         |question: &Question, name: &str, prefills| named_by(question, name, prefills).is_some() || usual == Some(name);
     let mut page = stated;
@@ -88,7 +94,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches, step: Option<
 
 /// The flag that names such kernels.
 fn named_by(question: &Question, name: &str, prefills: bool) -> Option<&'static str> {
-    let flags = [ALL, DECODE].into_iter().chain(prefills.then_some(PREFILL));
+    let drafts = (name == TRTLLM).then_some("--speculative-draft-attention-backend");
+    let flags = [ALL, DECODE].into_iter().chain(prefills.then_some(PREFILL)).chain(drafts);
     let mut stated = flags.filter_map(|flag| question.flag(flag));
     stated.find(|setting| setting.value() == name).map(|setting| setting.flag.name)
 }

@@ -4,12 +4,13 @@ use cacheplan_planner::logs::failures::NOTHING_LEFT_OF_SHARE;
 
 use super::super::Question;
 use super::super::rules::{Case, Row, Rule, lists, look as look_at_rules, look_at_rows, since};
-use super::{READ, kernels};
+use super::{READ, kernels, weights};
 use crate::error::ServeError;
 
 const STRATEGY: &str = "--mamba-radix-cache-strategy";
 const DRAFTS: &str = "--speculative-algorithm";
 const NO_OVERLAP: &str = "--disable-overlap-schedule";
+const SENDS: &str = "--moe-a2a-backend";
 const INTERVAL: &str = "--mamba-track-interval";
 
 /// `SpeculativeAlgorithm`, with the other name of one.
@@ -142,6 +143,10 @@ const ROWS: &[Row] = &[
     (
         "--enable-eplb --moe-a2a-backend=none !--ep-size>1",
         "assert resolved_view(server_args).ep_size > 1: --enable-eplb moves experts between ranks",
+    ),
+    (
+        "--ep-dispatch-algorithm=static|lp --moe-a2a-backend=none",
+        "--ep-dispatch-algorithm picks a different physical replica per rank, which only holds up when an a2a backend routes each token to a single rank. Use --ep-dispatch-algorithm dynamic with --moe-a2a-backend none.",
     ),
     ("--max-ep-size !--elastic-ep-backend", "--max-ep-size requires --elastic-ep-backend to be set."),
     ("--elastic-ep-join-mode !--elastic-ep-backend", "--elastic-ep-join-mode requires --elastic-ep-backend to be set."),
@@ -309,14 +314,13 @@ const RULES: &[Rule] = &[
             "served_model_name cannot contain a colon (':') character. The colon is reserved for the 'model:adapter' syntax used in LoRA adapter specification. Invalid value: '{name}'"
         ))
     }),
-    since(READ, &["--enable-mis"], |case| {
-        let kernels = ["--prefill-attention-backend", "--decode-attention-backend"];
-        let named = kernels.map(|flag| case.word(flag).or_else(|| case.word("--attention-backend")));
-        // Those that it chooses itself are these on older GPUs alone.
-        let others =
-            |name: &Option<&str>| name.map_or(case.generation().is_some_and(|of| of >= 9), |name| name != "flashinfer");
-        (case.is_on("--enable-mis") && named.iter().any(others))
-            .then(|| "Multi-item scoring requires flashinfer attention backend for custom attention mask support. Please set --attention-backend flashinfer when using --enable-mis.".into())
+    since(READ, &["--enable-mis"], |case| kernels::refuses_scoring(case).filter(|_| case.is_on("--enable-mis"))),
+    since(READ, &["--linear-attn-backend", "--linear-attn-decode-backend"], kernels::refuses_linear),
+    since(READ, &["--attention-backend"], |case| {
+        const TAKES: &str = "fa3 triton trtllm_mha";
+        let windows = lists("exaone4 exaone_moe", case.model_type()) && kernels::has_pattern(case.model);
+        let other = case.word("--attention-backend").filter(|name| windows && !lists(TAKES, name))?;
+        Some(format!("One of the attention backends in {TAKES} is required for {}, but got {other}", case.model_type()))
     }),
     since(READ, KERNELS, |case| {
         let of_type = |(models, _): &&(&str, &str)| lists(models, case.model_type());
@@ -325,6 +329,71 @@ const RULES: &[Rule] = &[
         Some(format!("{} requires one of {takes} as attention backend, but got {stated}", case.model_type()))
     }),
     since(READ, KERNELS, kernels::refuses),
+    since(READ, ALIKE, kernels::refuses_alike),
+    since(READ, &[weights::FLAG, "--dtype"], weights::refuses),
+    since(READ, FOUR_BITS, kernels::refuses_four_bits),
+    since(READ, &["--language-model-only"], |case| {
+        let named = super::share::class(case.model);
+        let of_type = || case.model_type().starts_with("deepseek_v4") || case.model_type().starts_with("muse_glimmer");
+        let takes = named.map_or_else(of_type, |class| lists(TEXT_ALONE, class));
+        (case.is_on("--language-model-only") && !takes)
+            .then(|| format!("--language-model-only does not support ['{}'].", named.unwrap_or(case.model_type())))
+    }),
+    since(READ, &[SENDS, "--attn-dp-size", "--chunked-prefill-size", "--moe-runner-backend"], |case| {
+        const RUNNERS: &str =
+            "flashinfer_cutlass flashinfer_cutedsl flashinfer_trtllm flashinfer_trtllm_routed deep_gemm";
+        let sends = case.word(SENDS)?;
+        let old = if case.is_on("--enable-dp-attention") { case.size("--dp-size") } else { 1 };
+        let replicas = case.size("--attn-dp-size").max(old);
+        let of_all = replicas > 1 && replicas == case.size("--tp-size");
+        let whole =
+            case.whole(super::CHUNK).is_some_and(|tokens| tokens <= 0) && case.word(super::ROLE) != Some("decode");
+        let runner = case.word("--moe-runner-backend").unwrap_or("auto");
+        // Checkpoints in four bits choose one of their own.
+        let chosen = runner == "auto" && (case.is_stated("--quantization") || is_quantised(case));
+        match sends {
+            "flashinfer" if !of_all && case.model_type() != "muse_spark" => {
+                Some("Flashinfer MoE A2A requires --attn-dp-size equal to --tp-size.".into())
+            }
+            "flashinfer_megamoe" if !of_all => {
+                Some("FlashInfer MegaMOE is only supported with --attn-dp-size equal to --tp-size".into())
+            }
+            "flashinfer" if !chosen && !lists(RUNNERS, runner) => {
+                Some(format!("FlashInfer MoE A2A is supported with {RUNNERS}, and not with {runner}."))
+            }
+            "flashinfer" if whole => {
+                Some("FlashInfer MoE A2A requires chunked prefill: --chunked-prefill-size must be > 0.".into())
+            }
+            "pplx" if replicas < 2 => Some(
+                "moe_a2a_backend='pplx' requires attention DP with at least 2 groups (--attn-dp-size >= 2).".into(),
+            ),
+            _ => None,
+        }
+    }),
+    since(READ, &["--dsv4-attn-backend"], |case| {
+        let told = case.word("--dsv4-attn-backend").filter(|_| case.model_type().starts_with("deepseek_v4"));
+        let other = case.generation().is_some_and(|generation| generation != 10);
+        match told {
+            Some("trtllm") if other => {
+                Some("--dsv4-attn-backend trtllm requires an SM100/SM103 (Blackwell) GPU.".into())
+            }
+            Some("flashmla_mega") if other || case.model_type() == "deepseek_v4" => {
+                Some("--dsv4-attn-backend flashmla_mega requires DeepSeek-V4.1 on SM100/SM103.".into())
+            }
+            _ => None,
+        }
+    }),
+    since(READ, &[DRAFTS, "--speculative-eagle-topk"], |case| {
+        let word = case.word(DRAFTS).map(str::to_uppercase).filter(|_| case.model_type().starts_with("deepseek_v4"))?;
+        match &*word {
+            "DSPARK" | "NONE" => None,
+            "EAGLE" if case.question.count("--speculative-eagle-topk") == Some(1) => None,
+            "EAGLE" => {
+                Some("Only EAGLE speculative algorithm with topk == 1 is supported for DeepseekV4ForCausalLM".into())
+            }
+            _ => Some("Only EAGLE and DSPARK speculative algorithms are supported for DeepseekV4ForCausalLM".into()),
+        }
+    }),
     since(READ, &["--language-only"], kernels::refuses_apart),
     since(READ, &["--attention-backend"], |case| {
         let lfm2 = lists("lfm2 lfm2_moe", case.model_type()) && case.word("--attention-backend") == Some("triton");
@@ -401,6 +470,10 @@ const OBJECTS: &[&str] = &["--default-chat-template-kwargs", "--mm-process-confi
 const NO_SLOTS: &str =
     "Not enough GPU memory for hybrid (mamba/linear-attention) state cache. Computed max_mamba_cache_size=0";
 
+/// Classes that can be served without what looks and listens (`LANGUAGE_MODEL_ONLY_ARCHITECTURES`).
+const TEXT_ALONE: &str = "DeepseekV4ForCausalLM MuseGlimmerForConditionalGeneration Cosmos3ForConditionalGeneration Cosmos3EdgeForConditionalGeneration";
+const ALIKE: &[&str] = &["--enable-deterministic-inference", "--rl-on-policy-target", "--attention-backend"];
+const FOUR_BITS: &[&str] = &["--kv-cache-dtype", kernels::ALL, kernels::PREFILL, kernels::DECODE];
 const KERNELS: &[&str] = &["--attention-backend", "--prefill-attention-backend", "--decode-attention-backend"];
 /// Models, and the kernels of attention that they take alone (`handle_model_specific_adjustments`).
 const TAKES: [(&str, &str); 3] = [
@@ -408,6 +481,10 @@ const TAKES: [(&str, &str); 3] = [
     ("gpt_oss", "triton trtllm_mha fa3 fa4 ascend intel_amx intel_xpu aiter"),
     ("gemma4 gemma4_text gemma4_unified gemma4_unified_text", "trtllm_mha triton fa4 ascend intel_xpu intel_amx aiter"),
 ];
+
+fn is_quantised(case: &Case<'_>) -> bool {
+    case.model.model().is_some_and(|model| model.stated("quantization_config").is_some())
+}
 
 fn keeps_states(case: &Case<'_>) -> bool {
     case.has_states() && case.question.keeps_prefixes()

@@ -37,7 +37,9 @@ pub(super) fn usual(
     mib: f64,
 ) -> Result<f64, ServeError> {
     let reserved = reserved(question, model, defaults, runs, mib)?;
-    let share = ((mib - reserved) / mib * 1000.0).round() / 1000.0;
+    // Halves are rounded as Python does, by what the number is and not what it would be.
+    let share = (mib - reserved) / mib;
+    let share = format!("{share:.3}").parse().unwrap_or(share);
     Ok(share * beside_encoder(question, model))
 }
 
@@ -132,18 +134,15 @@ impl<'a> Phase<'a> {
 
 /// The largest batch that decoding is captured for.
 fn largest_batch(question: &Question, model: &ModelCaches, defaults: &Defaults, decode: &Phase<'_>, mib: f64) -> u64 {
-    /// Up to so many, a device of so much memory captures all that run.
-    const PROFILED: (u64, f64) = (512, 60.0 * GIB);
+    /// Up to so many, all that run are captured of some models.
+    const PROFILED: u64 = 512;
     if let Some(largest) = decode.sizes().and_then(|sizes| sizes.into_iter().max()).or_else(|| decode.largest()) {
         return largest;
     }
     let Some(running) = stated_requests(question).filter(|_| question.engine.version >= READ) else {
         return defaults.graphs;
     };
-    let (most, memory) = PROFILED;
-    let is_profiled = lists("qwen3_vl qwen3_vl_moe", &model.info().model_type) && is_multimodal(question, model);
-    let on_hopper = capability(question, model).is_some_and(|found| found / 10 == 9) && mib >= memory;
-    match is_profiled && on_hopper && running <= most {
+    match is_profiled(question, model, mib) && running <= PROFILED {
         true => running,
         false => defaults.graphs.min(running),
     }
@@ -233,6 +232,42 @@ fn beside_encoder(question: &Question, model: &ModelCaches) -> f64 {
     let (layers, width) = (said("num_hidden_layers", LAYERS), said("hidden_size", WIDTH));
     let larger = layers * width * width / (LAYERS * WIDTH * WIDTH);
     REGULAR * (1.0 - TWICE * (larger - 1.0)).clamp(CHANGES.0, CHANGES.1)
+}
+
+/// MiB of the share that are kept for caches of what encoders gave, and for what they are given where that lies on the GPU
+/// (`mm_runtime_reservation_gb`, and `model_overrides/qwen3_vl.py`).
+pub(super) fn of_images(question: &Question, model: &ModelCaches, mib: f64) -> f64 {
+    /// Read in 0.5.18, and not in 0.5.17.
+    const RESERVES: Version = Version(0, 5, 18);
+    const ENCODED: f64 = 100.0;
+    const GIVEN: f64 = 1024.0;
+    /// Where so many requests run of models that have settings of their own on Hopper.
+    const MANY: (u64, f64) = (400, 3072.0);
+    if question.engine.version < RESERVES || !is_multimodal(question, model) {
+        return 0.0;
+    }
+    let variable = |name: &str| question.env.get(name).and_then(|value| value.trim().parse::<f64>().ok());
+    let on_hopper = is_profiled(question, model, mib) && question.engine.version >= READ;
+    let for_training = question.flag("--rl-on-policy-target").is_some();
+    let encoded = variable("SGLANG_VLM_CACHE_SIZE_MB").filter(|_| !for_training);
+    let encoded = encoded.unwrap_or(if on_hopper || for_training { 0.0 } else { ENCODED });
+    let keeps = encoded > 0.0 || question.count("--mm-preprocess-cache-size-mb").is_some_and(|size| size > 0);
+    let alone = question.count("--nnodes").is_none_or(|nodes| nodes == 1);
+    let by_itself = on_hopper && alone && !keeps;
+    let on_gpu = match question.value("--mm-feature-transport") {
+        Some(word) => word != "cpu",
+        None => by_itself || question.has_on("SGLANG_USE_CUDA_IPC_TRANSPORT"),
+    };
+    let many = by_itself && stated_requests(question).is_some_and(|running| running >= MANY.0);
+    let given = variable("SGLANG_MM_FEATURE_CACHE_MB").unwrap_or(if many { MANY.1 } else { GIVEN });
+    encoded + if on_gpu { given } else { 0.0 }
+}
+
+/// Whether it is one of the models that have settings of their own on a large Hopper GPU (`large_hopper_qwen3_vl_model_type`).
+fn is_profiled(question: &Question, model: &ModelCaches, mib: f64) -> bool {
+    const MEMORY: f64 = 60.0 * GIB;
+    let is_listed = lists("qwen3_vl qwen3_vl_moe", &model.info().model_type) && is_multimodal(question, model);
+    is_listed && capability(question, model).is_some_and(|found| found / 10 == 9) && mib >= MEMORY
 }
 
 /// Whether it takes more than text (`ModelConfig.is_multimodal`).

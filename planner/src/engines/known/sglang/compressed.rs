@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use cacheplan_handlers::{DType, Growth, Kind, Shape};
 
-use super::{EVICTION_INTERVAL, ratio};
+use super::{EVICTION_INTERVAL, ratio, steps_under_way};
 use crate::engines::caches::{HOPPER, index_bytes};
 use crate::engines::prediction::EnginePrediction;
 use crate::engines::situation::Situation;
@@ -237,7 +237,8 @@ fn reserved(family: Family, situation: &Situation<'_>, window: u64, page: u64, r
     let ahead = if drafted == 0 { page } else { 2 * drafted };
     let each = window + EVICTION_INTERVAL * drafted.max(1) + page + ahead;
     let tails = if situation.prefix_caching() { TAILS * running } else { 0 };
-    let all = each * running + 2 * situation.load.max_num_tokens + page + tails * (window + page);
+    let all =
+        each * running + steps_under_way(situation) * situation.load.max_num_tokens + page + tails * (window + page);
     Some(all.next_multiple_of(page))
 }
 

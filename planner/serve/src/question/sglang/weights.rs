@@ -1,0 +1,88 @@
+//! How weights are quantised: the method that files name beside the one that a command does, and the GPUs and dtypes that its kernels take
+//! (`_verify_quantization` of `model_config.py`, and `_get_quantization_config` of `loader.py`, of 0.5.23).
+
+use cacheplan_handlers::DType;
+use serde_json::Value;
+
+use super::super::dtype_named;
+use super::super::rules::{Case, lists};
+use super::BRAIN_FLOAT;
+
+pub(super) const FLAG: &str = "--quantization";
+
+/// Methods, and the compute capability, times ten, from which on their kernels run.
+const METHODS: [(&str, u32); 16] = [
+    ("awq", 75),
+    ("awq_marlin", 80),
+    ("bitsandbytes", 70),
+    ("blockwise_int8", 80),
+    ("compressed-tensors", 70),
+    ("fp8", 80),
+    ("gptq", 60),
+    ("gptq_marlin", 80),
+    ("modelopt_fp4", 80),
+    ("modelopt_fp8", 89),
+    ("moe_wna16", 70),
+    ("mxfp4", 80),
+    ("nvfp4_online", 100),
+    ("w4afp8", 90),
+    ("w8a8_fp8", 89),
+    ("w8a8_int8", 75),
+];
+/// Methods of files, and those of commands that read them too.
+const READ_BY: [(&str, &str); 7] = [
+    ("awq", "awq_marlin marlin moe_wna16 humming"),
+    ("gptq", "gptq_marlin marlin moe_wna16 humming"),
+    ("fp8", "modelopt_fp4 nvfp4_online w4afp8 humming"),
+    ("mxfp4", "humming"),
+    ("compressed-tensors", "w8a8_int8 w8a8_fp8 auto-round-int8 humming"),
+    ("bitsandbytes", ""),
+    ("modelopt", "modelopt_fp8 modelopt_fp4 modelopt_mixed petit_nvfp4"),
+];
+/// What reads files of any method.
+const OF_ANY: &str = "quark_mxfp4 unquant";
+
+/// What refuses the method of weights.
+pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
+    let section = case.model.model()?.stated("quantization_config");
+    let of_files = |key: &str| section.and_then(|section| section.get(key)?.as_str()).unwrap_or_default();
+    let stored = of_files("quant_method").to_lowercase();
+    let told = case.word(FLAG).map(str::to_lowercase).filter(|told| told != "unquant");
+    let readers = READ_BY.iter().find(|(method, _)| *method == stored);
+    if let (Some(told), Some((_, readers))) = (&told, readers)
+        && *told != stored
+        && !lists(readers, told)
+        && !lists(OF_ANY, told)
+    {
+        return Some(format!(
+            "Quantization method specified in the model config ({stored}) does not match the quantization method specified in the `quantization` argument ({told})."
+        ));
+    }
+    let method = match (&told, &*stored, of_files("quant_algo")) {
+        (Some(told), ..) => told,
+        (None, "modelopt", "FP8") => "modelopt_fp8",
+        (None, "modelopt", "NVFP4") => "modelopt_fp4",
+        (None, stored, _) => stored,
+    };
+    let (_, least) = METHODS.iter().find(|(known, _)| *known == method)?;
+    let found = super::capability(case.question, case.model)?;
+    let is_amd = case.question.device().is_some_and(|device| device.maker() == Some("AMD"));
+    if found < *least && !is_amd {
+        return Some(format!(
+            "The quantization method {method} is not supported for the current GPU. Minimum capability: {least}. Current capability: {found}."
+        ));
+    }
+    // The older kernels of both take float16 alone, and are kept to where they are named, or where others do not take the files.
+    let is_lopsided = section.and_then(|section| section.get("sym")).and_then(Value::as_bool) == Some(false);
+    let is_older = lists("awq gptq", &stored) && (told.as_deref() == Some(&*stored) || stored == "gptq" && is_lopsided);
+    let is_brain = dtype(case, found) == DType::Bf16;
+    (is_older && is_brain && !is_amd).then(|| {
+        format!("torch.bfloat16 is not supported for quantization method {method}. Supported dtypes: [torch.float16]")
+    })
+}
+
+/// The dtype that the model is run in.
+fn dtype(case: &Case<'_>, capability: u32) -> DType {
+    let told = case.word("--dtype").map(str::to_lowercase).and_then(|word| dtype_named(&word));
+    if capability < BRAIN_FLOAT { DType::F16 } else { told.unwrap_or(case.model.info().dtype) }
+}
