@@ -166,16 +166,22 @@ impl Asks {
         Ok(answers)
     }
 
+    /// The engine that serves the model on such a device where nobody names one: llama.cpp weights of a GGUF file, and where
+    /// processors share memory.
+    pub fn usual(&self, device: &DeviceInfo, weights: Option<StatedWeights>) -> &'static str {
+        let is_file = self.name.to_lowercase().ends_with(".gguf") || matches!(weights, Some(StatedWeights::Gguf(_)));
+        if is_file || device.kind == DeviceKind::Integrated { "llama.cpp" } else { "vllm" }
+    }
+
     /// The devices of a question by the engine that serves a model there.
     fn by_engines(&self, question: &FitQuestion) -> Vec<(EngineSpec, FitQuestion)> {
-        let is_file = self.name.to_lowercase().ends_with(".gguf");
-        let files = |device: &DeviceInfo| is_file || device.kind == DeviceKind::Integrated;
-        let (files, others): (Vec<_>, Vec<_>) = question.devices.iter().cloned().partition(|(_, device)| files(device));
-        let of = |name: &str, devices: Vec<(String, DeviceInfo)>| {
+        let of = |name: &str| {
+            let serves = |(_, device): &&(String, DeviceInfo)| self.usual(device, question.weights) == name;
+            let devices: Vec<(String, DeviceInfo)> = question.devices.iter().filter(serves).cloned().collect();
             let engine = Engine::all().iter().find(|engine| engine.name() == name && !devices.is_empty())?;
             Some((EngineSpec::from(*engine), FitQuestion { devices, ..question.clone() }))
         };
-        [of("vllm", others), of("llama.cpp", files)].into_iter().flatten().collect()
+        ["vllm", "llama.cpp"].into_iter().filter_map(of).collect()
     }
 
     /// The row of one engine that [`fit`](Self::fit) has of the request's own layout; `None` where it can be told no such layout.

@@ -318,10 +318,7 @@ impl Answer {
         more.sort_by_key(|fit| (fit.changed_dtypes(), std::cmp::Reverse(fit.sequences)));
         more.dedup_by_key(|fit| (fit.kv_dtype, fit.state_dtype));
         let more: String = more.iter().map(|fit| format!("; {}: {}", fit.division(), fit.held())).collect();
-        match best.capped_by == best.capped_by_words {
-            true => format!("capped by {}{more}", best.capped_by_words),
-            false => format!("capped by memory, most of the caches being {}{more}", best.capped_by_words),
-        }
+        format!("capped by {}{more}", best.ending())
     }
 
     /// What of that which costs less, or has less memory where nothing has a price, falls the least short.
@@ -473,6 +470,14 @@ fn lines(program: String, words: Vec<String>) -> String {
 }
 
 impl Fit {
+    /// What ends its capacity, for people: memory, with the caches that take the most of it, or a limit.
+    pub fn ending(&self) -> String {
+        match self.capped_by == self.capped_by_words {
+            true => self.capped_by_words.clone(),
+            false => format!("memory, most of the caches being {}", self.capped_by_words),
+        }
+    }
+
     /// Whether it holds what was asked for, in a word.
     fn verdict(&self) -> &'static str {
         match (self.holds, self.may_hold) {
