@@ -121,11 +121,7 @@ pub(crate) fn weights_of(
 }
 
 /// What the weights would take as they are chosen.
-fn weights_as(
-    request: &PlanRequest,
-    chosen: StatedWeights,
-    engine: Option<EngineSpec>,
-) -> Result<ByteSize, Refused> {
+fn weights_as(request: &PlanRequest, chosen: StatedWeights, engine: Option<EngineSpec>) -> Result<ByteSize, Refused> {
     let unknown = || {
         let why = request.model().model().and_then(|model| model.weights_unknown.as_ref());
         let why = why.map(|why| format!(" ({why})")).unwrap_or_default();

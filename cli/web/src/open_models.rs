@@ -80,7 +80,9 @@ impl OpenModels {
             // Engines have their own weights of so many bits.
             Question::Admits { of, people, by, prices } => {
                 let in_full = PlanQuestion { weights: None, ..of.clone() };
-                self.about(&in_full, |about| admits::admits(about, &of, people, by.as_deref(), prices.unwrap_or_default()))
+                self.about(&in_full, |about| {
+                    admits::admits(about, &of, people, by.as_deref(), prices.unwrap_or_default())
+                })
             }
             Question::Commands { of } => commands::found(&of),
             Question::Start { of, at, model, draft } => {
@@ -114,7 +116,8 @@ impl OpenModels {
                     sequences,
                     devices: &devices,
                     max_devices,
-                    weights: stated.map_or_else(|| answers::weights_of(&request, weights), |stated| Ok(Some(stated)))?,
+                    weights: stated
+                        .map_or_else(|| answers::weights_of(&request, weights), |stated| Ok(Some(stated)))?,
                     prices: prices.unwrap_or_default(),
                     by: by.as_deref().map(str::parse::<By>).transpose().map_err(Refused::usage)?,
                 };
