@@ -89,16 +89,17 @@ export function fitAnswer(fits: Fits, model: string, apply: (fit: Fit) => void):
   const { answer, pictures } = fits;
   const currency = answer.currency ?? '';
   const best = answer.fits[0]?.holds ? answer.fits[0] : undefined;
+  const may = best ? undefined : answer.fits.find((fit) => fit.may_hold);
   const said = best
     ? `Best: ${best.devices} × ${best.device}, ${[layout(best), best.kv_dtype && `${best.kv_dtype} keys and values`, best.state_dtype && `${best.state_dtype} states`].filter(Boolean).join(', ')}: ${held(best)}`
-    : `Nothing tried ${answer.fits.some((fit) => fit.may_hold) ? 'surely ' : ''}holds ${counted(answer.sequences, 'sequence')} of ${count(answer.context)} tokens.`;
+    : `Nothing tried ${may ? 'surely ' : ''}holds ${counted(answer.sequences, 'sequence')} of ${count(answer.context)} tokens${may ? `; ${may.devices} × ${may.device}, ${layout(may)}, may: ${held(may)}, as the engine finds at its start` : ''}.`;
   const told = h('p', { class: 'told', 'aria-live': 'polite' }, 'Point at a layout, or click it to plan it.');
   const map = draw(pictures.more);
   usable(map, (facts) => told.replaceChildren(facts.join('; ')), (part) => apply(answer.fits[Number(part.dataset['at'])]!));
   return [
     h('p', { class: 'rules' }, byRules(answer.fits)),
     h('p', {}, said, best?.per_hour ? `; ${price(best.per_hour, currency)} an hour, ${price(best.per_hour / answer.sequences, currency)} for each of the sequences asked for` : ''),
-    ...(answer.fewer_bits ?? []).flatMap(({ bits, weights_bytes, fit }) => fewer(bits, weights_bytes, fit, currency)),
+    ...(answer.fewer_bits ?? []).flatMap(({ bits, weights_bytes, fit }) => fewer(bits, weights_bytes, fit, currency, !best)),
     ...(answer.freed ? freed(answer.freed, currency) : []),
     ...answer.notes.map((note) => h('p', { class: 'note' }, note)),
     fits.flags ? h('pre', { tabindex: 0 }, `cacheplan plan ${model} ${fits.flags}`) : h('span'),
@@ -117,9 +118,9 @@ function freed({ fit, flags, reuses_prefixes }: Freed, currency: string): Node[]
   return [h('p', { class: 'note' }, `With ${flags.join(' and ')}: ${fit.devices} × ${fit.device}, ${layout(fit)}: surely ${held(fit)}${cost}${lost}`)];
 }
 
-/** What weights of fewer bits would need, where that costs less. */
-function fewer(bits: number, weights: number, fit: Fit | null, currency: string): Node[] {
-  if (!fit) return [];
+/** What weights of fewer bits would need, where that costs less; where nothing holds it, what they take. */
+function fewer(bits: number, weights: number, fit: Fit | null, currency: string, noBest: boolean): Node[] {
+  if (!fit) return noBest ? [h('p', { class: 'note' }, `Weights of ${bits} bits would take some ${bytes(weights)}.`)] : [];
   const sizes = [layout(fit), fit.kv_dtype && `${fit.kv_dtype} keys and values`].filter(Boolean).join(', ');
   const cost = fit.per_hour ? `, ${price(fit.per_hour, currency)} an hour` : '';
   return [h('p', { class: 'note' }, `With ${bits}-bit weights, assumed ${bytes(weights)}: ${fit.devices} × ${fit.device}, ${sizes}: ${held(fit)}${cost}`)];
