@@ -94,13 +94,15 @@ fn told(answer: &Answer, spec: EngineSpec) -> Option<Value> {
     let served = answer.served(row, spec).filter(|_| high > 0);
     let command = served.as_ref().map(|served| format!("{} {} {}", served.program, served.model, served.flags));
     let others = served.as_ref().and_then(|served| Some((&served.model, served.others?)));
+    let (capped_by, caches) = row.ending();
     let others = others.map(|(name, others)| json!({ "name": name, "bytes": others.bytes.0, "own": others.own.0 }));
     Some(json!({
         "engine": spec.engine.name(),
         "version": spec.version_name(),
         "devices": row.devices,
         "sequences": { "low": low, "high": high },
-        "capped_by": row.ending(),
+        "capped_by": capped_by,
+        "caches": caches,
         "at_best": row.at_best,
         "per_hour": row.per_hour,
         "command": command,

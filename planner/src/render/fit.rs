@@ -327,7 +327,9 @@ impl Answer {
         more.sort_by_key(|fit| (fit.changed_dtypes(), std::cmp::Reverse(fit.sequences)));
         more.dedup_by_key(|fit| (fit.kv_dtype, fit.state_dtype));
         let more: String = more.iter().map(|fit| format!("; {}: {}", fit.division(), fit.held())).collect();
-        format!("capped by {}{more}", best.ending())
+        let (limit, caches) = best.ending();
+        let caches = caches.map(|caches| format!(", most of the caches being {caches}")).unwrap_or_default();
+        format!("capped by {limit}{caches}{more}")
     }
 
     /// What of that which costs less, or has less memory where nothing has a price, falls the least short.
@@ -479,11 +481,11 @@ fn lines(program: String, words: Vec<String>) -> String {
 }
 
 impl Fit {
-    /// What ends its capacity, for people: memory, with the caches that take the most of it, or a limit.
-    pub fn ending(&self) -> String {
+    /// What ends its capacity, for people: a limit, or memory with the caches that take the most of it.
+    pub fn ending(&self) -> (&str, Option<&str>) {
         match self.capped_by == self.capped_by_words {
-            true => self.capped_by_words.clone(),
-            false => format!("memory, most of the caches being {}", self.capped_by_words),
+            true => (&self.capped_by_words, None),
+            false => ("memory", Some(&self.capped_by_words)),
         }
     }
 

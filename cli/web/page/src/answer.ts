@@ -145,13 +145,12 @@ function engineCard(row: EngineRow, own: Own, card: Card, ...more: HTMLElement[]
   const { low, high } = row.sequences;
   const kind = low >= card.people ? 'yes' : high >= card.people ? 'maybe' : 'no';
   const held = 'found' in own ? count(admitted(own.found)) : 'none';
-  const [limit, caches] = row.capped_by.split(', most of the caches being ');
   return [
     verdict(kind, [`${row.engine} ${row.version} holds `, ...asMany(range(row.sequences), high, card, kind === 'yes'), '.']),
     h(
       'dl',
       { class: 'facts-row' },
-      fact(meant('capped by', 'Capped by'), '', cap(limit!), ...(caches ? [`, most of the caches being ${caches}`] : [])),
+      fact(meant('capped by', 'Capped by'), '', cap(row.capped_by), ...(row.caches ? [`, most of the caches being ${row.caches}`] : [])),
       ...(row.at_best ? [bound(row.at_best, card.tokens)] : []),
       cost(row.per_hour, row.devices, Math.min(low, card.people), row.at_best, card.currency),
       fact(meant('own pools', 'The planner’s own pools hold'), held),

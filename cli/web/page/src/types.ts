@@ -261,6 +261,8 @@ export interface EngineRow {
   devices: number;
   sequences: Interval;
   capped_by: string;
+  /** Those that take the most of the memory, where that ends it. */
+  caches: string | null;
   at_best?: AtBest | null;
   per_hour: number | null;
   /** None where it holds none. */
