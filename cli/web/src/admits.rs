@@ -52,7 +52,7 @@ pub(crate) fn admits(
         prices,
     };
     let asks = Asks::of_model(request, question.model.as_deref());
-    let usual = asks.usual(devices.device(), question.weights);
+    let usual = asks.usual_engine(devices.device(), question.weights);
     let asked: Vec<EngineSpec> = match by {
         None => Engine::all().iter().copied().map(EngineSpec::from).collect(),
         Some("") => vec![usual.parse().map_err(Refused::usage)?],

@@ -172,7 +172,7 @@ impl Asks {
 
     /// The engine that serves the model on such a device where nobody names one: llama.cpp weights of a GGUF file, and where
     /// processors share memory.
-    pub fn usual(&self, device: &DeviceInfo, weights: Option<StatedWeights>) -> &'static str {
+    pub fn usual_engine(&self, device: &DeviceInfo, weights: Option<StatedWeights>) -> &'static str {
         let is_file = self.name.to_lowercase().ends_with(".gguf") || matches!(weights, Some(StatedWeights::Gguf(_)));
         if is_file || device.kind == DeviceKind::Integrated { "llama.cpp" } else { "vllm" }
     }
@@ -180,7 +180,7 @@ impl Asks {
     /// The devices of a question by the engine that serves a model there.
     fn by_engines(&self, question: &FitQuestion) -> Vec<(EngineSpec, FitQuestion)> {
         let of = |name: &str| {
-            let serves = |(_, device): &&(String, DeviceInfo)| self.usual(device, question.weights) == name;
+            let serves = |(_, device): &&(String, DeviceInfo)| self.usual_engine(device, question.weights) == name;
             let devices: Vec<(String, DeviceInfo)> = question.devices.iter().filter(serves).cloned().collect();
             let engine = Engine::all().iter().find(|engine| engine.name() == name && !devices.is_empty())?;
             Some((EngineSpec::from(*engine), FitQuestion { devices, ..question.clone() }))
