@@ -94,7 +94,8 @@ fn told(answer: &Answer, spec: EngineSpec) -> Option<Value> {
     let served = answer.served(row, spec).filter(|_| high > 0);
     let command = served.as_ref().map(|served| format!("{} {} {}", served.program, served.model, served.flags));
     let others = served.as_ref().and_then(|served| Some((&served.model, served.others?)));
-    let (capped_by, caches) = row.ending();
+    // Of none the pool that lacks is no limit that somebody set.
+    let (capped_by, caches) = if high == 0 && row.longest.is_none() { ("memory", None) } else { row.ending() };
     let others = others.map(|(name, others)| json!({ "name": name, "bytes": others.bytes.0, "own": others.own.0 }));
     Some(json!({
         "engine": spec.engine.name(),

@@ -85,8 +85,10 @@ export class AnswerCard {
 }
 
 function bound(best: AtBest, tokens: number): HTMLElement {
-  const of = best.sequences === 1 ? 'one alone' : `all ${count(best.sequences)}; ${rate(best.alone_per_second)} for one alone`;
-  return fact(meant('at best', 'At best, a bound'), `${rate(best.tokens_per_second)} tokens/s`, ` for ${of}, and ${rate(best.prompt_seconds)} s to read ${short(tokens)} tokens`);
+  // Rounded up, as a bound is.
+  const most = (each: number) => rate(Math.ceil(each));
+  const of = best.sequences === 1 ? 'one alone' : `all ${count(best.sequences)}; ${most(best.alone_per_second)} for one alone`;
+  return fact(meant('at best', 'At best, a bound'), `${most(best.tokens_per_second)} tokens/s`, ` for ${of}, and ${rate(best.prompt_seconds)} s to read ${short(tokens)} tokens`);
 }
 
 /** What an hour costs of so many GPUs that hold so many people. */

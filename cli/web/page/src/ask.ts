@@ -1,7 +1,7 @@
 // The question as a sentence to fill in: which model, how many people, how long, on what.
 
 import { byId, folded, h } from './dom';
-import { bytes, devices, devicesText, plain, rate, short, tokensOf } from './format';
+import { bytes, devices, devicesText, rate, short, tokensOf } from './format';
 import { chosenBy, filesOf, nameOf, type Chosen } from './model';
 import { currencyOf, priceOf, prices } from './fit';
 import { hint, MEANING } from './term';
@@ -235,6 +235,8 @@ export class Sentence {
     const [, stated] = /^\s*max_seq_len\s*=\s*["']?([^"'\s#]+)/m.exec(state.budget) ?? [];
     if (stated && document.activeElement !== this.context) this.context.value = /^\d+$/.test(stated) ? short(Number(stated)) : stated;
     fit(this.context);
+    const [, left] = /^\s*reserve\s*=\s*["']?([^"'\s#]+)/m.exec(state.budget) ?? [];
+    if (document.activeElement !== this.reserve) this.reserve.value = left ?? '';
     const [all, price] = [prices(state.fit.prices), priceOf(state.fit.prices, devices(state.device).name)];
     const currency = currencyOf(state.fit.prices);
     const listed = Object.entries(all).map(([name, each]) => `${name}=${currency}${each}`).join(', ');
@@ -243,11 +245,10 @@ export class Sentence {
     if (document.activeElement !== this.price) this.price.value = shown;
   }
 
-  showPlan({ plan, devices: planned, weights_typed: typed, stated }: Planned, state: State): void {
+  showPlan({ plan, devices: planned, weights_typed: typed }: Planned, state: State): void {
     this.typed.hidden = typed === null;
     this.typed.textContent = `as typed: ${typed}`;
     this.weights.value = typed === null ? state.weights : 'typed';
-    if (document.activeElement !== this.reserve) this.reserve.value = plain(stated['memory.reserve'] ?? '""');
     // Ranks that the budget states are GPUs too.
     this.device.show(devicesText(planned, devices(state.device).name));
     const text = short(plan.limits.max_seq_len);
