@@ -648,8 +648,8 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
     await page.select('#by', 'plan');
     await becomes(/at once, in .*the planner’s own pools.*Engines themselves hold.* in vllm/);
     // A GGUF file is llama.cpp's, unless somebody names another engine.
-    await page.evaluate(() => { location.hash = location.hash.replace('as=plan', 'as='); });
-    await page.waitForFunction(() => document.querySelector('#by').value === 'vllm');
+    await page.evaluate(() => { location.hash = location.hash.replace('as=plan', 'as=').replace('device=4xh200', 'device=h200').replace('people=5000', 'people=50'); });
+    await page.waitForFunction(() => document.querySelector('#by').value === 'vllm' && document.querySelector('#device-count').value === '1');
     await page.select('#weights', 'Q4_K_M');
     await becomes(/^[A-Z][a-z]+, llama\.cpp b\d+ holds/);
     assert.match(await chosen(), /^Q4_K_M of 4\.89 bits each, assumed: [\d.]+ GiB$/);
