@@ -100,24 +100,17 @@ fn what_else_is_asked_is_what_the_command_says() {
     assert_eq!(planned["pictures"]["path"][2][0], "kv_paged.0");
     assert_eq!(planned["pictures"]["map"]["tag"], "svg");
 
-    let asked = json!({ "ask": "fit", "model": opened["model"], "context": 32768, "sequences": 32, "devices": ["h100", "b200"], "max_devices": 4 });
-    let fit = said(&[
-        "fit",
-        path,
-        "--as",
-        "plan",
-        "--context",
-        "32k",
-        "--sequences",
-        "32",
-        "--gpus",
-        "h100,b200",
-        "--max-gpus",
-        "4",
-        "--format",
-        "json",
-    ]);
-    assert_eq!(ask(&models, &asked, &[])["answer"], fit);
+    let asked = json!({ "ask": "fit", "model": opened["model"], "context": 32768, "sequences": 32, "devices": ["h100", "b200"], "max_devices": 2 });
+    // By the planner's own pools, and where nobody says whose, by the engine that is usual.
+    for by in [Some("plan"), None] {
+        let mut fit =
+            vec!["fit", path, "--context", "32k", "--sequences", "32", "--gpus", "h100,b200", "--max-gpus", "2"];
+        fit.extend(["--format", "json"]);
+        fit.extend(by.into_iter().flat_map(|by| ["--as", by]));
+        let mut asked = asked.clone();
+        asked["as"] = json!(by);
+        assert_eq!(ask(&models, &asked, &[])["answer"], said(&fit), "{by:?}");
+    }
     // By an engine's rules, of weights that are typed beside what others take.
     let budget = "max_seq_len = 32768\n[memory]\nweights = '40GiB'\nreserve = '8GiB'\n";
     let mut by_engine = asked;
@@ -144,29 +137,31 @@ fn admits(path: &str, more: &Value, people: u64) -> Value {
     let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
     let mut of = json!({ "model": opened["model"] });
     of.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    ask(&models, &json!({ "ask": "admits", "of": of, "people": people }), &[])
+    let prices = json!({ "currency": "$", "per_hour": { "h200": 3.5 } });
+    ask(&models, &json!({ "ask": "admits", "of": of, "people": people, "prices": prices }), &[])
 }
 
 /// With weights as they are, and of fewer bits: the engine makes them itself, or is to be given others.
 #[rstest]
 #[case::as_stored(2, "vllm", None, "MODEL --tensor-parallel-size 2 --max-model-len")]
-#[case::made_by_the_engine(1, "vllm", Some(8), "MODEL --quantization fp8 --max-model-len")]
-#[case::also_by_another(1, "sglang", Some(8), "MODEL --quantization fp8 --context-length")]
-#[case::of_a_checkpoint(1, "vllm", Some(4), "CHECKPOINT --max-model-len")]
+#[case::made_by_the_engine(1, "vllm", Some("fp8"), "MODEL --quantization fp8 --max-model-len")]
+#[case::also_by_another(1, "sglang", Some("fp8"), "MODEL --quantization fp8 --context-length")]
+#[case::of_a_checkpoint(1, "vllm", Some("int4"), "CHECKPOINT --max-model-len")]
+#[case::of_a_file(1, "llama.cpp", Some("Q4_K_M"), "-m MODEL.gguf -ngl 99 --ctx-size")]
 fn engines_of_the_page_are_asked_as_fit_asks_them(
     #[case] devices: usize,
     #[case] engine: &str,
-    #[case] bits: Option<u32>,
+    #[case] weights: Option<&str>,
     #[case] words: &str,
 ) {
     let device = format!("{devices}xh200");
-    let asked = json!({ "budget": "max_seq_len = 32768\n", "device": device, "bits": bits });
+    let asked = json!({ "budget": "max_seq_len = 32768\n", "device": device, "weights": weights });
     let found = admits(HYBRID, &asked, 100);
     let row = found["engines"].as_array().unwrap().iter().find(|row| row["engine"] == engine).unwrap();
     let count = devices.to_string();
     let mut fit = vec!["fit", HYBRID, "--as", engine, "--context", "32k", "--sequences", "100", "--gpus", "h200"];
-    fit.extend(["--max-gpus", &count, "--format", "json"]);
-    fit.extend(bits.map(|bits| ["--weights", if bits == 8 { "fp8" } else { "int4" }]).into_iter().flatten());
+    fit.extend(["--max-gpus", &count, "--format", "json", "--price", "h200=$3.5"]);
+    fit.extend(weights.into_iter().flat_map(|weights| ["--weights", weights]));
     let said: Value = serde_json::from_slice(&Command::new(COMMAND).args(&fit).output().unwrap().stdout).unwrap();
     let is_plain = |fit: &&Value| {
         fit["devices"] == json!(devices) && fit["parallel"]["tp"] == json!(devices) && fit["parallel"]["ep"] == 1
@@ -174,12 +169,40 @@ fn engines_of_the_page_are_asked_as_fit_asks_them(
     let mut fits = said["fits"].as_array().unwrap().iter().filter(is_plain);
     let fit = fits.find(|fit| fit["kv_dtype"].is_null() && fit["state_dtype"].is_null()).unwrap();
     assert_eq!(json!([row["sequences"]["low"], row["sequences"]["high"]]), fit["sequences_between"], "{row}");
+    for key in ["at_best", "per_hour", "devices"] {
+        assert_eq!(row[key], fit[key], "{row}");
+    }
+    assert_eq!((&row["capped_by"], &row["caches"]), (&json!("memory"), &fit["capped_by_words"]), "{row}");
     let command = row["command"].as_str().unwrap();
-    // As many as it surely holds, or as are asked for where it may.
+    // As many as it surely holds, or as are asked for where it may, and where it takes cells for all that it is told.
     let [low, high] = ["low", "high"].map(|end| row["sequences"][end].as_u64().unwrap());
-    let told = if (low..=high).contains(&100) { 100 } else { low };
+    let told = if (low..=high).contains(&100) || engine == "llama.cpp" { 100 } else { low };
     assert!(command.contains(words) && command.ends_with(&format!(" {told}")), "{command}");
-    assert_eq!(row["others"].is_null(), bits != Some(4), "{row}");
+    assert_eq!(row["others"].is_null(), !matches!(weights, Some("int4" | "Q4_K_M")), "{row}");
+}
+
+/// Where nobody names an engine it is that which `fit` asks.
+#[rstest]
+#[case::a_checkpoint("h200", None, "vllm")]
+#[case::a_gguf_file("h200", Some("Q4_K_M"), "llama.cpp")]
+#[case::memory_that_processors_share("m4-max-128gb", None, "llama.cpp")]
+fn the_usual_engine_answers_where_none_is_named(
+    #[case] device: &str,
+    #[case] weights: Option<&str>,
+    #[case] engine: &str,
+) {
+    let models = by_disk();
+    let path = "../tests/fixtures/configs/Qwen__Qwen3-8B.json";
+    let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
+    let of = json!({ "model": opened["model"], "budget": "max_seq_len = 8192", "device": device, "weights": weights });
+    let found = ask(&models, &json!({ "ask": "admits", "of": of, "people": 1, "as": "" }), &[]);
+    let engines: Vec<&Value> = found["engines"].as_array().unwrap().iter().map(|row| &row["engine"]).collect();
+    assert_eq!((engines, &found["usual"]), (vec![&json!(engine)], &json!(engine)), "{found}");
+    let mut fit = vec!["fit", path, "--context", "8k", "--sequences", "1", "--gpus", device, "--max-gpus", "1"];
+    fit.extend(["--format", "json"]);
+    fit.extend(weights.into_iter().flat_map(|weights| ["--weights", weights]));
+    let said: Value = serde_json::from_slice(&Command::new(COMMAND).args(&fit).output().unwrap().stdout).unwrap();
+    assert!(said["fits"][0]["engine"].as_str().unwrap().starts_with(engine), "{said}");
 }
 
 /// What is left to others is said beside a command; what no shortest command says is named.
@@ -215,22 +238,22 @@ fn engines_answer_what_the_planner_refuses() {
 #[test]
 fn typed_weights_stand_above_those_of_chosen_bits() {
     let models = by_disk();
-    let plan = |path: &str, budget: &str, bits: Option<u32>| {
+    let plan = |path: &str, budget: &str, weights: Option<&str>| {
         let opened = ask(&models, &json!({ "ask": "open_path", "path": path }), &[]);
-        let of = json!({ "model": opened["model"], "budget": budget, "device": "rtx-4090", "bits": bits });
+        let of = json!({ "model": opened["model"], "budget": budget, "device": "rtx-4090", "weights": weights });
         ask(&models, &json!({ "ask": "plan", "of": of }), &[])
     };
     let (typed, path) =
         ("max_seq_len = 8192\n[memory]\nweights = '5GB'\n", "../tests/fixtures/configs/Qwen__Qwen3-8B.json");
-    let both = plan(path, typed, Some(4));
+    let both = plan(path, typed, Some("int4"));
     assert_eq!((&both["plan"], &both["weights_typed"]), (&plan(path, typed, None)["plan"], &json!("5GB")));
-    let chosen = plan(path, "max_seq_len = 8192\n", Some(4));
+    let chosen = plan(path, "max_seq_len = 8192\n", Some("int4"));
     assert!(chosen["plan"] != both["plan"] && chosen["weights_typed"].is_null(), "{}", chosen["weights_typed"]);
     // Of a model whose own are not known it is said what is not, and what would do; that does.
-    let error = plan(GEMMA, "max_seq_len = 8192\n", Some(4))["error"].clone();
+    let error = plan(GEMMA, "max_seq_len = 8192\n", Some("int4"))["error"].clone();
     let why = error["message"].as_str().unwrap();
     assert!(error["code"] == 2 && why.contains("is not known") && why.contains("memory.weights"), "{error}");
-    assert!(plan(GEMMA, "max_seq_len = 8192\n[memory]\nweights = '2GB'\n", Some(4))["plan"].is_object());
+    assert!(plan(GEMMA, "max_seq_len = 8192\n[memory]\nweights = '2GB'\n", Some("int4"))["plan"].is_object());
 }
 
 #[test]

@@ -98,7 +98,8 @@ impl ResourceHandler {
         Self::new(kind, Growth::Paged { stride, window: None }, vec![Dim::whole("head_dim", head_dim)], dtype, None)
     }
 
-    /// Any other state of a fixed shape per sequence.
+    /// Any other state of a fixed shape per sequence, which every token changes as a whole. What keeps a row for each of the last
+    /// tokens is a [`ring`](Self::ring): it can go back behind drafted tokens without a copy.
     ///
     /// # Errors
     /// A zero or absurd dimension.
@@ -106,7 +107,8 @@ impl ResourceHandler {
         Self::new(Kind::State, Growth::PerSequence, numbered(shape), dtype, None)
     }
 
-    /// The last rows of `width` elements, by position: one ring per sequence, whole on every rank.
+    /// The last rows of `width` elements, by position: one ring per sequence, whole on every rank. A token writes its own row and
+    /// leaves the others; where it changes all of them, as one that moves them by one does, it is a [`state`](Self::state).
     ///
     /// # Errors
     /// A zero or absurd dimension.

@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use cacheplan_handlers::DType;
 use cacheplan_transforms::WeightBytes;
-use serde::Deserialize;
 
 use crate::bound::Work;
 use crate::engines::{Engine, EngineSpec};
@@ -14,8 +13,7 @@ use crate::request::PlanRequest;
 use crate::size::ByteSize;
 
 /// Bits of a weight of a model that is quantised for serving.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "u32")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeightBits {
     /// 8 bits.
     Eight,
@@ -46,18 +44,6 @@ impl WeightBits {
     }
 }
 
-impl TryFrom<u32> for WeightBits {
-    type Error = String;
-
-    fn try_from(bits: u32) -> Result<Self, String> {
-        match bits {
-            8 => Ok(Self::Eight),
-            4 => Ok(Self::Four),
-            _ => Err(format!("weights of {bits} bits; 8 or 4 were expected")),
-        }
-    }
-}
-
 impl fmt::Display for WeightBits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-bit", self.count())
@@ -79,6 +65,16 @@ impl StatedWeights {
     /// Whether an engine makes them itself of those of a model, where these are in full.
     pub(crate) fn are_made_by(self, engine: Engine, in_full: bool) -> bool {
         self == Self::Bits(WeightBits::Eight) && engine.quantizes() && in_full
+    }
+}
+
+impl fmt::Display for StatedWeights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(size) => size.fmt(f),
+            Self::Bits(bits) => bits.fmt(f),
+            Self::Gguf(of) => f.write_str(of.name),
+        }
     }
 }
 
@@ -135,6 +131,11 @@ const TABLES: f64 = 8.5;
 const SMALLER: f64 = 0.05;
 
 impl GgufType {
+    /// Bits of a weight, all tensors together.
+    pub const fn bits(self) -> f64 {
+        self.bits
+    }
+
     /// The type of that name, however it is capitalised.
     pub fn named(name: &str) -> Option<Self> {
         let known = GGUF_TYPES.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(name));

@@ -9,7 +9,7 @@ use cacheplan::planner::{Engine, EngineLog, EngineSpec};
 use cacheplan::transforms::ReadOptions;
 
 use crate::commands::Format;
-use crate::commands::load::{OnDevice, read_plan};
+use crate::commands::load::{OnDevice, read_engine_plan};
 use crate::commands::start::{Beside, Print, StartArgs};
 use crate::failure::{DRIFT, Failure, in_file, note};
 
@@ -57,12 +57,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if log.log == Path::new("-") && file == Path::new("-") {
         return Err(Failure::new(2, "one of the log and the plan can be piped in"));
     }
-    let plan = read_plan(file)?;
+    let (plan, of_engine) = read_engine_plan(file)?;
     let name = Shown(log.log.display());
     let log = log.read()?;
     // The newest is taken where nobody says a version.
     let version = args.engine.map(|engine| engine.version).filter(|version| *version != log.engine.newest());
-    let found = log.check(&plan, version).map_err(|error| {
+    let found = log.check_planned(&plan, of_engine.as_ref(), version).map_err(|error| {
         Failure::new(error.exit_code(), format!("{}: as {} sees it: {error}", file.display(), log.engine))
     })?;
     args.format.print(&found.table(), &found)?;

@@ -5,7 +5,7 @@ use cacheplan_planner::budget::Origin;
 use cacheplan_planner::{
     Budget, BudgetError, BudgetKey, ByteSize, Config, DeviceInfo, Devices, Engine, EngineSpec, FitQuestion,
     MeasuredLedger, ModelCaches, Override, Parallel, PlanError, PlanRequest, Pool, Prices, Serving, StatedWeights,
-    Target, Values, WeightBits,
+    Target, Values,
 };
 use cacheplan_serve::ServeError;
 use cacheplan_serve::fit::{Asks, By};
@@ -78,9 +78,9 @@ pub(crate) fn request(
     let device = devices.as_ref().map(Devices::device);
     let resolved = |flags: &[Override]| Config::resolve_on(device, Some((&of.budget, "the budget")), &[], flags);
     let mut config = resolved(&[])?;
-    if let Some(bits) = of.bits.filter(|_| !states_weights(&config)) {
-        let bytes = weights_at(&request, bits, engine)?;
-        let assumed = format!("{bits} weights, assumed");
+    if let Some(stated) = of.weights.filter(|_| !states_weights(&config)) {
+        let bytes = weights_as(&request, stated, engine)?;
+        let assumed = format!("{stated} weights, assumed");
         config = resolved(&[Override::by_argument("memory.weights", bytes.0.to_string(), assumed)])?;
     }
     if let Some(workload) = &mut config.budget.workload {
@@ -108,34 +108,32 @@ fn typed_weights(request: &PlanRequest) -> Option<&str> {
     matches!(set.origin, Origin::File { .. }).then(|| set.value.trim_matches('"'))
 }
 
-/// The weights that a request's budget states, or else those of so many bits.
-pub(crate) fn weights_of(request: &PlanRequest, of: &PlanQuestion) -> Result<Option<StatedWeights>, Refused> {
+/// The weights that a request's budget states, or else those that are chosen.
+pub(crate) fn weights_of(
+    request: &PlanRequest,
+    chosen: Option<StatedWeights>,
+) -> Result<Option<StatedWeights>, Refused> {
     let stated = request.config().budget.memory.as_ref().and_then(|memory| memory.weights);
-    match (stated, of.bits) {
+    match (stated, chosen) {
         (Some(size), _) => Ok(Some(size.into())),
-        (None, bits) => bits.map(|bits| of_bits(request, bits)).transpose(),
+        (None, chosen) => chosen.map(|chosen| weights_as(request, chosen, None).map(|_| chosen)).transpose(),
     }
 }
 
-/// Weights of so many bits, of a model whose own are known.
-pub(crate) fn of_bits(request: &PlanRequest, bits: WeightBits) -> Result<StatedWeights, Refused> {
-    weights_at(request, bits, None).map(|_| StatedWeights::Bits(bits))
-}
-
-/// What the weights would take with so many bits each.
-pub(crate) fn weights_at(
-    request: &PlanRequest,
-    bits: WeightBits,
-    engine: Option<EngineSpec>,
-) -> Result<ByteSize, Refused> {
+/// What the weights would take as they are chosen.
+fn weights_as(request: &PlanRequest, chosen: StatedWeights, engine: Option<EngineSpec>) -> Result<ByteSize, Refused> {
     let unknown = || {
         let why = request.model().model().and_then(|model| model.weights_unknown.as_ref());
         let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+        let why = match request.model().is_in_full() {
+            true => format!("the size of its own is not{why}"),
+            false => "its own are quantised".to_owned(),
+        };
         Refused::usage(format!(
-            "what {bits} weights of this model take is not known, since the size of its own is not{why}; state what the file takes as memory.weights (--weights)"
+            "what {chosen} weights of this model take is not known, since {why}; state what the file takes as memory.weights (--weights)"
         ))
     };
-    request.weights_at(bits, engine.map(|engine| engine.engine)).map(ByteSize).ok_or_else(unknown)
+    request.weights_as(chosen, engine.map(|engine| engine.engine)).ok_or_else(unknown)
 }
 
 fn layers(request: &PlanRequest) -> &[LayerSpec] {
@@ -174,11 +172,23 @@ pub(crate) fn choices(reads_disk: bool) -> Value {
     })
 }
 
+/// Weights that a model may be quantised to: for engines of checkpoints, and as the files that llama.cpp serves are called.
+const OFFERED: [&str; 6] = ["fp8", "int4", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"];
+
 /// What a model says of itself.
 pub(crate) fn opened(number: u64, model: &Model) -> Value {
     let info = &model.info;
     let request = PlanRequest::of(ModelCaches::from(model.clone()));
-    let weights = WeightBits::ALL.map(|bits| request.weights_at(bits, None));
+    let offered = OFFERED.iter().filter_map(|word| {
+        let chosen: StatedWeights = word.parse().ok()?;
+        let of_file = matches!(chosen, StatedWeights::Gguf(_));
+        let (called, bits) = match chosen {
+            StatedWeights::Gguf(of) => (of.name.to_owned(), Some(of.bits())),
+            chosen => (chosen.to_string(), None),
+        };
+        let bytes = request.weights_as(chosen, None);
+        Some(json!({ "word": word, "called": called, "file": of_file, "bits": bits, "bytes": bytes.map(|bytes| bytes.0) }))
+    });
     let walked = model.graph.clone().collect(&Budget::default().pass_context(info));
     let inspection = walked.map(|collected| model.inspection(&collected).to_string());
     json!({
@@ -187,7 +197,7 @@ pub(crate) fn opened(number: u64, model: &Model) -> Value {
         "source": model.source,
         "dtype": info.dtype.to_string(),
         "longest": info.max_position_embeddings,
-        "weights": { "stored": info.weights.map(|weights| weights.bytes), "8": weights[0], "4": weights[1] },
+        "weights": { "stored": info.weights.map(|weights| weights.bytes), "offered": offered.collect::<Vec<_>>() },
         "assumed": model.facts.iter().filter(|fact| fact.assumed).count(),
         "inspection": inspection.unwrap_or_default(),
     })
@@ -327,7 +337,8 @@ pub(crate) struct FitAsked<'a> {
     pub(crate) max_devices: u32,
     pub(crate) weights: Option<StatedWeights>,
     pub(crate) prices: Prices,
-    pub(crate) by: By,
+    /// Those that are usual where nobody says.
+    pub(crate) by: Option<By>,
 }
 
 pub(crate) fn fit(request: &PlanRequest, asked: FitAsked<'_>, width: f64) -> Result<Value, Refused> {
@@ -354,7 +365,7 @@ pub(crate) fn fit(request: &PlanRequest, asked: FitAsked<'_>, width: f64) -> Res
         weights,
         prices,
     };
-    let found = Asks::of_model(request, None).fit(&[(request, question)], &[by]);
+    let found = Asks::of_model(request, None).fit(&[(request, question)], by.as_slice());
     let answer = found.map_err(|error| match error {
         ServeError::Plan(error) => error.into(),
         other => Refused::new(other.exit_code(), other),

@@ -78,9 +78,11 @@ impl OpenModels {
                 self.about(&of, |about| answers::plan(about, &into, width.0, people, price))
             }
             // Engines have their own weights of so many bits.
-            Question::Admits { of, people } => {
-                let in_full = PlanQuestion { bits: None, ..of.clone() };
-                self.about(&in_full, |about| admits::admits(about, &of, people))
+            Question::Admits { of, people, by, prices } => {
+                let in_full = PlanQuestion { weights: None, ..of.clone() };
+                self.about(&in_full, |about| {
+                    admits::admits(about, &of, people, by.as_deref(), prices.unwrap_or_default())
+                })
             }
             Question::Commands { of } => commands::found(&of),
             Question::Start { of, at, model, draft } => {
@@ -107,17 +109,17 @@ impl OpenModels {
                 let prices = Prices::listed(&stated).unwrap_or_default().typed(&text, &device);
                 prices.map(|prices| json!({ "prices": prices.to_string() })).map_err(Refused::usage)
             }
-            Question::Fit { model, context, sequences, devices, max_devices, prices, bits, budget, by, width } => {
+            Question::Fit { model, context, sequences, devices, max_devices, prices, weights, budget, by, width } => {
                 let (request, stated) = answers::on_any_device(PlanRequest::of(self.model(model)?), &budget, &devices)?;
-                let assumed = || bits.map(|bits| answers::of_bits(&request, bits)).transpose();
                 let asked = answers::FitAsked {
                     context,
                     sequences,
                     devices: &devices,
                     max_devices,
-                    weights: stated.map_or_else(assumed, |stated| Ok(Some(stated)))?,
+                    weights: stated
+                        .map_or_else(|| answers::weights_of(&request, weights), |stated| Ok(Some(stated)))?,
                     prices: prices.unwrap_or_default(),
-                    by: by.as_deref().map(str::parse::<By>).transpose().map_err(Refused::usage)?.unwrap_or(By::Plan),
+                    by: by.as_deref().map(str::parse::<By>).transpose().map_err(Refused::usage)?,
                 };
                 answers::fit(&request, asked, width.0)
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cacheplan_files::Limit;
 use cacheplan_managers::simulate::Workload;
-use cacheplan_planner::{Prices, WeightBits};
+use cacheplan_planner::{Prices, StatedWeights};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
@@ -72,12 +72,12 @@ pub(crate) enum Question {
         devices: Vec<String>,
         max_devices: u32,
         prices: Option<Prices>,
-        #[serde(default)]
-        bits: Option<WeightBits>,
+        #[serde(default, deserialize_with = "weights")]
+        weights: Option<StatedWeights>,
         /// TOML, of which weights and what others take of each device are those of all that are tried.
         #[serde(default, deserialize_with = "budget")]
         budget: String,
-        /// Whose rules answer, `vllm@0.33.0` or `plan`; the planner's own where nobody says.
+        /// Whose rules answer, `vllm@0.33.0` or `plan`; those that are usual where nobody says.
         #[serde(default, rename = "as")]
         by: Option<String>,
         #[serde(default)]
@@ -106,7 +106,14 @@ pub(crate) enum Question {
         width: Width,
     },
     /// What engines would hold of the plan, each by its own command, for so many people.
-    Admits { of: PlanQuestion, people: u64 },
+    Admits {
+        of: PlanQuestion,
+        people: u64,
+        /// The one that is asked alone; the usual one where the name is empty.
+        #[serde(default, rename = "as")]
+        by: Option<String>,
+        prices: Option<Prices>,
+    },
     /// The commands in a text that start engines.
     Commands { of: CommandText },
     /// What one of them would do with these models.
@@ -188,9 +195,9 @@ pub(crate) struct PlanQuestion {
     /// The engine that is to run the model, `vllm@0.33.0`.
     #[serde(default)]
     pub(crate) engine: Option<String>,
-    /// Bits of each weight, where the model is to be quantised.
-    #[serde(default)]
-    pub(crate) bits: Option<WeightBits>,
+    /// The weights, where the model is to be quantised: `fp8`, `Q4_K_M`.
+    #[serde(default, deserialize_with = "weights")]
+    pub(crate) weights: Option<StatedWeights>,
     /// What an engine logged, as TOML.
     #[serde(default)]
     pub(crate) measured: Option<String>,
@@ -203,6 +210,11 @@ fn budget<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error
         true => Err(D::Error::custom(format!("a budget of more than {} bytes is not read", Limit::TOML.bytes))),
         false => Ok(text),
     }
+}
+
+fn weights<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<StatedWeights>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| text.parse()).transpose().map_err(D::Error::custom)
 }
 
 /// A file and the slices of it that are at hand.

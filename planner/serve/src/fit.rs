@@ -108,6 +108,10 @@ impl Asks {
             }
         }
         answer.freed = self.freed(&answer, questions);
+        if answer.best().is_none() {
+            let starts = |(request, question): &(&PlanRequest, FitQuestion)| self.starts_stated(request, question, by);
+            answer.notes.extend(questions.iter().flat_map(starts));
+        }
         Ok(Some(answer))
     }
 
@@ -166,16 +170,22 @@ impl Asks {
         Ok(answers)
     }
 
+    /// The engine that serves the model on such a device where nobody names one: llama.cpp weights of a GGUF file, and where
+    /// processors share memory.
+    pub fn usual_engine(&self, device: &DeviceInfo, weights: Option<StatedWeights>) -> &'static str {
+        let is_file = self.name.to_lowercase().ends_with(".gguf") || matches!(weights, Some(StatedWeights::Gguf(_)));
+        if is_file || device.kind == DeviceKind::Integrated { "llama.cpp" } else { "vllm" }
+    }
+
     /// The devices of a question by the engine that serves a model there.
     fn by_engines(&self, question: &FitQuestion) -> Vec<(EngineSpec, FitQuestion)> {
-        let is_file = self.name.to_lowercase().ends_with(".gguf");
-        let files = |device: &DeviceInfo| is_file || device.kind == DeviceKind::Integrated;
-        let (files, others): (Vec<_>, Vec<_>) = question.devices.iter().cloned().partition(|(_, device)| files(device));
-        let of = |name: &str, devices: Vec<(String, DeviceInfo)>| {
+        let of = |name: &str| {
+            let serves = |(_, device): &&(String, DeviceInfo)| self.usual_engine(device, question.weights) == name;
+            let devices: Vec<(String, DeviceInfo)> = question.devices.iter().filter(serves).cloned().collect();
             let engine = Engine::all().iter().find(|engine| engine.name() == name && !devices.is_empty())?;
             Some((EngineSpec::from(*engine), FitQuestion { devices, ..question.clone() }))
         };
-        [of("vllm", others), of("llama.cpp", files)].into_iter().flatten().collect()
+        ["vllm", "llama.cpp"].into_iter().filter_map(of).collect()
     }
 
     /// The row of one engine that [`fit`](Self::fit) has of the request's own layout; `None` where it can be told no such layout.
@@ -295,26 +305,39 @@ impl Asks {
 
     /// What the rules that are asked leave free beside the longest that they hold, and what is longer without that, in words.
     pub fn kept_free(&self, request: &PlanRequest, question: &FitQuestion, by: &[By]) -> Vec<String> {
-        let engines: Vec<EngineSpec> = match by {
-            [] => self.by_engines(question).into_iter().map(|(engine, _)| engine).collect(),
-            by => By::engines(by),
-        };
-        let of_engine = |engine: EngineSpec| {
-            let name = engine.engine.name();
-            if engine.engine.ranks_flag().is_some() {
-                return format!("{name} holds it in its share of each device");
-            }
-            let longest = question.devices.iter().filter_map(|(_, device)| {
-                self.longest_stated(request, device, question.sequences, question.weights, engine)
-            });
-            let stated = longest.max().map_or(String::new(), |longest| {
-                let cells = longest.saturating_mul(question.sequences);
-                format!("; stated, -ngl 99 -c {cells} starts on one device and holds {longest}")
-            });
-            format!("{name} leaves free what --fit-target says, 1 GiB of each device where nobody states it{stated}")
+        let of_engine = |engine: EngineSpec| match engine.engine.ranks_flag() {
+            Some(_) => format!("{} holds it in its share of each device", engine.engine.name()),
+            None => left_free(engine, self.longest_stated_of_any(request, question, engine), question.sequences),
         };
         let own = by.contains(&By::Plan).then(|| "the planner divides --memory-fraction of each device".to_owned());
-        engines.into_iter().map(of_engine).chain(own).collect()
+        self.engines_of(question, by).into_iter().map(of_engine).chain(own).collect()
+    }
+
+    /// Of rules by which nothing holds what a question asks for: that what they leave free holds it where it is stated.
+    fn starts_stated(&self, request: &PlanRequest, question: &FitQuestion, by: &[By]) -> Vec<String> {
+        let engines = self.engines_of(question, by).into_iter().filter(|engine| engine.engine.ranks_flag().is_none());
+        let said = engines.filter_map(|engine| {
+            let longest = self.longest_stated_of_any(request, question, engine);
+            let longest = longest.filter(|longest| *longest >= question.context)?;
+            Some(left_free(engine, Some(longest), question.sequences))
+        });
+        said.collect()
+    }
+
+    /// The engines that are asked of a question's devices.
+    fn engines_of(&self, question: &FitQuestion, by: &[By]) -> Vec<EngineSpec> {
+        match by {
+            [] => self.by_engines(question).into_iter().map(|(engine, _)| engine).collect(),
+            by => By::engines(by),
+        }
+    }
+
+    /// [`longest_stated`](Self::longest_stated) of the device that holds the most.
+    fn longest_stated_of_any(&self, request: &PlanRequest, question: &FitQuestion, engine: EngineSpec) -> Option<u64> {
+        let of_one = |(_, device): &(String, DeviceInfo)| {
+            self.longest_stated(request, device, question.sequences, question.weights, engine)
+        };
+        question.devices.iter().filter_map(of_one).max()
     }
 
     /// What an engine asks of each of such devices that is told a layout; none where it cannot be told it.
@@ -350,4 +373,16 @@ impl Asks {
         // How many devices there are is what is sought.
         Ok(Some((Launch { gpus: None, nodes: None, group_gpus: None, ..told }, options)))
     }
+}
+
+/// What llama.cpp leaves free, and what is longer where its cells are stated.
+fn left_free(engine: EngineSpec, longest: Option<u64>, sequences: u64) -> String {
+    let stated = longest.map_or(String::new(), |longest| {
+        let cells = longest.saturating_mul(sequences);
+        format!("; stated, -ngl 99 -c {cells} starts on one device and holds {longest}")
+    });
+    let name = engine.engine.name();
+    format!(
+        "{name} leaves free what --fit-target says, 1 GiB of each device where nobody states it, beside --reserve{stated}"
+    )
 }

@@ -73,14 +73,26 @@ impl EngineLog {
     /// # Errors
     /// A plan that holds nothing the engine can be asked about, or whose memory does not hold one sequence there.
     pub fn check(&self, plan: &CachePlan, version: Option<Version>) -> Result<LogCheck, PlanError> {
+        self.check_planned(plan, None, version)
+    }
+
+    /// The same of a plan that says itself what the engine allocates; that is what is planned then, whatever the log says.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn check_planned(
+        &self,
+        plan: &CachePlan,
+        said_of_engine: Option<&EnginePrediction>,
+        version: Option<Version>,
+    ) -> Result<LogCheck, PlanError> {
         let newest = self.engine.newest();
-        let said = self.version.or(version);
+        let of_plan = said_of_engine.filter(|said| said.name == self.engine.name());
+        let made_for = of_plan.and_then(|said| format!("{}@{}", said.name, said.version).parse().ok());
+        let said = self.version.or(version).or(made_for.map(|engine: EngineSpec| engine.version));
         let engine = EngineSpec { engine: self.engine, version: modelled(self.engine, said.unwrap_or(newest)) };
         let caches = AsEngine::of(plan)?;
         let mut told = caches.settings(self.dialect())?;
-        // What a plan does not say, the engine was told by whoever started it.
-        told.prefix_caching = self.prefix_caching();
-        told.ubatch = self.count(Fact::Ubatch);
         let own_block = plan.pools.iter().find_map(|pool| pool.tokens_per_block);
         told.tokens_per_block = self.count(Fact::TokensPerBlock).filter(|block| Some(*block) == own_block);
         if self.get(Fact::MaxTotalTokens).is_some() {
@@ -89,21 +101,37 @@ impl EngineLog {
             told.max_total_tokens = caches.own_tokens().into_iter().chain(divided).min();
         }
         let planned = caches.predict(engine, &told)?;
+        // Told the tokens of the plan's own pages, it divides other than it would by itself.
+        let of_plan = of_plan.filter(|_| told.max_total_tokens.is_none());
+        // What a plan does not say, the engine was told by whoever started it.
+        let started =
+            LoggedSettings { prefix_caching: self.prefix_caching(), ubatch: self.count(Fact::Ubatch), ..told };
+        let as_started = caches.predict(engine, &started)?;
+        let by_others = [
+            (started.prefix_caching.is_some(), "prefix caching"),
+            (started.ubatch.is_some(), "ubatch"),
+            (of_plan.is_some_and(|said| said.version != engine.version_name()), "the version"),
+        ];
+        let by_others = by_others.into_iter().filter_map(|(is_said, name)| is_said.then_some(name));
 
         // With states vLLM makes its block as large as they are; else it is told, or chosen with the kernel.
         let makes_block = self.dialect().block_follows_states && caches.has_states();
         let mut rows = told_rows(plan, self, &told, &planned, makes_block);
         let other = rows.iter().filter(|row| matches!(row.drift, Drift::Unexplained | Drift::Estimate));
         let other: Vec<&str> = other.map(|row| row.name.name()).collect();
-        let follows = if other.is_empty() { "the rounding of cache_bytes".into() } else { other.join(", ") };
-        let really = really_told(self, &told, &planned, makes_block);
+        let really = really_told(self, &started, &planned, makes_block);
         let expected = Expected::of(&caches, engine, really.as_ref());
         let explained = outcomes(self, makes_block)
             .any(|(fact, logged)| !expected.as_ref().is_some_and(|expected| expected.meets(fact, logged)))
             .then(|| explanation(&caches, self, engine, said, makes_block, really.as_ref()))
             .flatten();
         for (fact, logged) in outcomes(self, makes_block) {
-            let Some(value) = outcome(&planned, fact, told.max_seq_len) else { continue };
+            let of_rules = outcome(&planned, fact, told.max_seq_len);
+            let of_plan = of_plan.and_then(|said| outcome(said, fact, told.max_seq_len));
+            let Some(value) = of_plan.or(of_rules) else { continue };
+            let is_moved = outcome(&as_started, fact, told.max_seq_len) != Some(value);
+            let causes: Vec<&str> = other.iter().copied().chain(by_others.clone().filter(|_| is_moved)).collect();
+            let follows = if causes.is_empty() { "the rounding of cache_bytes".into() } else { causes.join(", ") };
             let follows_from_told = expected.as_ref().is_some_and(|expected| expected.meets(fact, logged));
             let (drift, reason) = if logged.meets(Logged::exact(value)) {
                 (Drift::None, String::new())

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::element::{Element, legend};
 use super::letters::{Label, width as wide};
 use super::{colours, size};
-use crate::fit::{Answer, Fit};
+use crate::fit::{Answer, Fit, money};
 use crate::size::separated;
 
 /// The least width of a cell.
@@ -64,22 +64,28 @@ pub(crate) fn draw(answer: &Answer, width: f64) -> Element {
 
 fn one(answer: &Answer, at: usize, (x, y): (f64, f64), cell: f64) -> Element {
     let fit = &answer.fits[at];
-    let price = fit.per_hour.map(|price| format!("{price:.2}/h"));
+    let currency = answer.currency.as_deref().unwrap_or_default();
+    let price = fit.per_hour.map(|price| format!("{}/h", money(price, 2, currency)));
+    let held = match (fit.least(), fit.most()) {
+        (least, most) if least < most => format!("{} to {}", separated(least), separated(most)),
+        (least, _) => separated(least),
+    };
     let mut said = vec![
-        format!("{} × {}, {}: {} sequences", fit.devices, fit.device, layout(fit), separated(fit.sequences)),
+        format!("{} × {}, {}: {held} sequences", fit.devices, fit.device, layout(fit)),
         format!("capped by: {}", fit.capped_by_words),
         format!("for caches: {}", size(fit.cache_bytes.into())),
     ];
     said.extend(price.as_ref().map(|price| format!("price: {price}")));
     let part = Element::new("g").with("class", "part").with("data-at", at).child(Element::title(said));
     let rect = Element::new("rect").at("x", x).at("y", y).at("width", cell).at("height", ROW);
-    let part = part.child(rect.with("fill", heat(fit.sequences, answer.sequences)).with("stroke", colours::EDGE));
+    let part = part.child(rect.with("fill", heat(fit.least(), answer.sequences)).with("stroke", colours::EDGE));
     let label = Label { fill: Some("#000000"), ..Label::MIDDLE };
     let middle = x + cell / 2.0;
     let (first, second) = (y + if price.is_some() { 15.0 } else { 22.0 }, y + 29.0);
     let sequences = match fit.sequences {
         0 => "–".to_owned(),
         some if fit.holds => format!("✓ {}", short(some)),
+        some if fit.may_hold => format!("? {}", short(some)),
         some => short(some),
     };
     let held = Label { bold: fit.holds, ..label }.draw((middle, first), cell - 4.0, &sequences);

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use cacheplan_handlers::DType;
 
 use super::columns::{WIDTH, align, wrap};
+use crate::device::DeviceInfo;
 use crate::engines::EngineSpec;
 use crate::export::file::quoted;
 use crate::fit::{Answer, AtBest, FewerBits, Fit, Freed, cost, money};
@@ -222,6 +223,7 @@ impl Answer {
         }));
         self.fewer_bits().iter().for_each(|said| text.push_str(&wrap(said, 2)));
         text.extend(best.at_best.as_ref().map(|at_best| wrap(&self.at_best(at_best), 2)));
+        text.extend(self.screen(best).map(|said| wrap(said, 2)));
         if let Some(told) = &self.command {
             let engine = best.engine.as_deref().and_then(|engine| engine.parse().ok());
             let stated = self.stated.iter().cloned().chain(self.stated_weights(engine)).chain(["--".to_owned()]);
@@ -231,6 +233,13 @@ impl Answer {
         text.push_str(&self.asked(best));
         text.push_str(&self.serving(best));
         text
+    }
+
+    /// What a device that may drive a screen is to be told.
+    fn screen(&self, best: &Fit) -> Option<&'static str> {
+        let device: DeviceInfo = best.device.parse().ok()?;
+        let is_stated = self.stated.iter().any(|word| word == "--reserve");
+        (device.has_outputs() && !is_stated).then_some("what a screen takes of it --reserve says, such as 1GiB")
     }
 
     /// What an hour costs, also for each sequence.
@@ -318,10 +327,9 @@ impl Answer {
         more.sort_by_key(|fit| (fit.changed_dtypes(), std::cmp::Reverse(fit.sequences)));
         more.dedup_by_key(|fit| (fit.kv_dtype, fit.state_dtype));
         let more: String = more.iter().map(|fit| format!("; {}: {}", fit.division(), fit.held())).collect();
-        match best.capped_by == best.capped_by_words {
-            true => format!("capped by {}{more}", best.capped_by_words),
-            false => format!("capped by memory, most of the caches being {}{more}", best.capped_by_words),
-        }
+        let (limit, caches) = best.ending();
+        let caches = caches.map(|caches| format!(", most of the caches being {caches}")).unwrap_or_default();
+        format!("capped by {limit}{caches}{more}")
     }
 
     /// What of that which costs less, or has less memory where nothing has a price, falls the least short.
@@ -473,6 +481,14 @@ fn lines(program: String, words: Vec<String>) -> String {
 }
 
 impl Fit {
+    /// What ends its capacity, for people: a limit, or memory with the caches that take the most of it.
+    pub fn ending(&self) -> (&str, Option<&str>) {
+        match self.capped_by == self.capped_by_words {
+            true => (&self.capped_by_words, None),
+            false => ("memory", Some(&self.capped_by_words)),
+        }
+    }
+
     /// Whether it holds what was asked for, in a word.
     fn verdict(&self) -> &'static str {
         match (self.holds, self.may_hold) {

@@ -554,7 +554,7 @@ test('what is refused leaves nothing of the plan before', async ({ address }) =>
   await open(address, '', async (page) => {
     await settled(page);
     // No plan: its model stays, and the devices that would hold it.
-    await page.evaluate((hash) => { location.hash = hash; }, fragment({ device: '1GiB' }));
+    await page.evaluate((hash) => { location.hash = hash; }, fragment({ device: '1GiB', as: 'plan' }));
     assert.match(await refusal(page), /exit code 3/);
     assert.deepEqual(await shown(page), ['summary', 'why', 'chosen', 'change', 'fit']);
     assert.match(await page.$eval('#summary', (card) => card.textContent), /^No, it does not fit: short of [\d.]+ \w+, in the planner’s own pools/);
@@ -611,13 +611,14 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
     await settled(page);
     const verdict = () => page.$eval('#summary .verdict', (said) => said.textContent);
     const becomes = (pattern) => page.waitForFunction((source) => new RegExp(source).test(document.querySelector('#summary').textContent), {}, pattern.source);
-    const [first] = [/^Yes, it holds \d+ sequences?/];
-    assert.match(await verdict(), first);
+    // The engine that is usual answers, from its own row; the planner's own pools stand behind it.
+    await becomes(/^Yes, vllm [\d.]+ holds [\d, to]+ .*Capped by.*, most of the caches being KV.*The planner’s own pools hold.*\d/);
+    assert.equal(await page.$eval('#by', (select) => select.value), 'vllm');
     await page.$eval('#people', (input) => {
       input.value = '5000';
       input.dispatchEvent(new Event('input'));
     });
-    await becomes(/^No, it holds \d+ of 5,000/);
+    await becomes(/^No, vllm [\d.]+ holds [\d, to]+ of 5,000/);
     const before = await verdict();
     // Twice the GPUs by a step of the slider, with the layout that is theirs.
     await page.focus('#device-slider');
@@ -626,25 +627,41 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
     assert.equal(await page.$eval('#device-count', (input) => input.value), '4');
     await page.waitForFunction(() => location.hash.includes('device=4xh200'));
     const stored = await verdict();
-    await page.select('#bits', '4');
+    const chosen = () => page.$eval('#weights', (select) => select.selectedOptions[0].textContent);
+    await page.select('#weights', 'int4');
     await page.waitForFunction((before) => document.querySelector('#summary .verdict').textContent !== before, {}, stored);
-    assert.match(await page.$eval('#bits', (select) => select.selectedOptions[0].textContent), /^4 bit, assumed: [\d.]+ GiB$/);
-    await page.waitForFunction(() => location.hash.includes('bits=4'));
+    assert.match(await chosen(), /^4-bit, assumed: [\d.]+ GiB$/);
+    await page.waitForFunction(() => location.hash.includes('weights=int4'));
     await page.type('#price', '$3.5');
     await page.keyboard.press('Enter');
     await becomes(/\$14\.00 an hour for 4 GPUs, \$[\d.]+ a person; \$[\d.]+ for a million tokens at that bound/);
     // What vLLM holds by itself, and the command that says so.
-    await becomes(/Engines themselves hold.*(\d|none) in vllm [\d.]+/);
+    await becomes(/Other engines hold.*(\d|none) in sglang [\d.]+/);
     const commands = () => page.$eval('#summary details.of-engines', (told) => told.textContent);
     assert.match(await commands(), /vllm serve CHECKPOINT .*--tensor-parallel-size.*CHECKPOINT: one of this model whose weights take/s);
-    await page.select('#bits', '8');
+    await page.select('#weights', 'fp8');
     await becomes(/vllm serve Qwen\/Qwen3-Next-80B-A3B-Thinking .*--quantization fp8/);
-    // An engine's own answer as the headline, and back.
-    await page.select('#by', 'vllm');
-    await becomes(/^No, vllm [\d.]+ holds [\d, to]+ of 5,000 .*The planner’s own pools hold/);
-    await page.waitForFunction(() => location.hash.includes('as=vllm'));
-    await page.select('#by', '');
-    await becomes(/at once, in the planner’s own pools/);
+    // Another engine's answer as the headline, and the planner's own.
+    await page.select('#by', 'sglang');
+    await becomes(/^No, sglang [\d.]+ holds [\d, to]+ of 5,000 .*The planner’s own pools hold/);
+    await page.waitForFunction(() => location.hash.includes('as=sglang'));
+    await page.select('#by', 'plan');
+    await becomes(/at once, in .*the planner’s own pools.*Engines themselves hold.* in vllm/);
+    // A GGUF file is llama.cpp's, unless somebody names another engine.
+    await page.evaluate(() => { location.hash = location.hash.replace('as=plan', 'as=').replace('device=4xh200', 'device=h200').replace('people=5000', 'people=50'); });
+    await page.waitForFunction(() => document.querySelector('#by').value === 'vllm' && document.querySelector('#device-count').value === '1');
+    await page.select('#weights', 'Q4_K_M');
+    await becomes(/^[A-Z][a-z]+, llama\.cpp b\d+ holds/);
+    assert.match(await chosen(), /^Q4_K_M of 4\.89 bits each, assumed: [\d.]+ GiB$/);
+    assert.equal(await page.$eval('#by', (select) => select.value), 'llama.cpp');
+    // What is left to a screen is a key of the budget.
+    await page.$eval('#reserve', (input) => {
+      input.value = '1.5GiB';
+      input.dispatchEvent(new Event('change'));
+    });
+    await page.waitForFunction(() => document.querySelector('#toml').value.includes("reserve = '1.5GiB'") || document.querySelector('#toml').value.includes('reserve = "1.5GiB"'));
+    await page.select('#weights', '');
+    await becomes(/^No, vllm/);
     // What is no price is said, and nothing changes.
     await page.$eval('#price', (input) => {
       input.value = '2.5/h';
@@ -657,9 +674,9 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
       input.value = '90GB';
       input.dispatchEvent(new Event('change'));
     });
-    await page.waitForFunction(() => document.querySelector('#bits').selectedOptions[0].textContent === 'as typed: 90GB');
-    await page.select('#bits', '4');
-    await page.waitForFunction(() => document.querySelector('#bits').value === '4' && !document.querySelector('#toml').value.includes('90GB'));
+    await page.waitForFunction(() => document.querySelector('#weights').selectedOptions[0].textContent === 'as typed: 90GB');
+    await page.select('#weights', 'int4');
+    await page.waitForFunction(() => document.querySelector('#weights').value === 'int4' && !document.querySelector('#toml').value.includes('90GB'));
     // Prices of several stand in the same place, and are what other devices are chosen of.
     await page.$eval('#price', (input) => {
       input.value = 'h200=3.5, h100=2.5';
@@ -675,14 +692,14 @@ test('the sentence is answered: people, GPUs, weights, price', async ({ address 
       input.value = '2';
       input.dispatchEvent(new Event('input'));
     });
-    await becomes(/^Yes/);
+    await becomes(/^Yes.*tokens\/s for all 2;/);
     assert.ok((await rate()) < all);
   });
 });
 
 test('what another layout of the same GPUs holds is said, and a click takes it', async ({ address }) => {
   // Four heads of keys and values: eight ranks hold each twice.
-  await open(address, fragment({ zoo: 'Qwen/Qwen3-30B-A3B', device: '8xh100', people: '150' }), async (page) => {
+  await open(address, fragment({ zoo: 'Qwen/Qwen3-30B-A3B', device: '8xh100', people: '150', as: 'plan' }), async (page) => {
     await page.waitForSelector('#summary .otherwise .layout', { timeout: 60000 });
     const verdict = () => page.$eval('#summary .verdict', (said) => said.textContent);
     assert.match(await verdict(), /^Yes, divided otherwise: as tp 8 it holds \d+ of 150\.$/);
@@ -719,7 +736,7 @@ test('two stand side by side, and a link holds both', async ({ address, screensh
   await open(address, fragment({ zoo: 'Qwen/Qwen3-32B', device: 'h100' }), async (page) => {
     await settled(page);
     await page.click('#set-beside');
-    await page.waitForSelector('#beside-card .verdict');
+    await page.waitForSelector('#beside-card .verdict b');
     const two = await cards(page);
     assert.equal(two.length, 2);
     assert.notEqual(two[0], two[1]);

@@ -3,7 +3,7 @@
 import { byId, folded, h } from './dom';
 import { bytes, count, price, range, rate, short } from './format';
 import { MEANING, meant, type Meant } from './term';
-import type { Admits, EngineRow, Failure, Planned } from './types';
+import type { Admits, AtBest, EngineRow, Failure, Planned } from './types';
 
 /** A fact with its name above it. */
 export function fact(name: HTMLElement | string, value: string, ...more: (Node | string)[]): HTMLElement {
@@ -27,107 +27,157 @@ export function admitted({ plan }: Planned): number {
   return plan.deployment?.sequences ?? plan.capacity.sequences;
 }
 
-export function serves(found: Planned, people: number): boolean {
-  return admitted(found) >= people;
-}
-
 /** How a card is made. */
 export interface Card {
   /** Where several stand side by side. */
   title?: string | undefined;
   /** The sign of the prices. */
   currency: string;
-  /** The engine whose answer is the headline; the planner's own where it is empty. */
+  /** The engine whose answer is the headline, the usual one where it is empty; `plan` for the planner's own. */
   by: string;
-}
-
-/** The nodes of a card. */
-export function answerCard(found: Planned, people: number, { title, currency, by }: Card): Node[] {
-  const { capacity } = found.plan;
-  const all = admitted(found);
-  const yes = all >= people;
-  const tokens = short(capacity.tokens_per_sequence);
-  const gpus = found.devices === 1 ? 'one GPU' : `${count(found.devices)} GPUs`;
-  const cells = [
-    ...(by === '' ? [] : [fact(meant('own pools', 'The planner’s own pools hold'), count(all))]),
-    fact(meant('capped by', 'Capped by'), '', cap(capacity.capped_by)),
-  ];
-  const best = found.at_best;
-  if (best) {
-    const of = best.sequences === 1 ? 'one alone' : `all ${count(best.sequences)}; ${rate(best.alone_per_second)} for one alone`;
-    cells.push(
-      fact(meant('at best', 'At best, a bound'), `${rate(best.tokens_per_second)} tokens/s`, ` for ${of}, and ${rate(best.prompt_seconds)} s to read ${tokens} tokens`),
-    );
-  }
-  if (found.per_hour === null) {
-    cells.push(fact(meant('price', 'Price'), '', h('button', { type: 'button', class: 'to-price', click: toPrice }, 'say what an hour costs')));
-  } else {
-    const per_million = best?.per_million_tokens;
-    cells.push(
-      fact(meant('price', 'Price'), `${price(found.per_hour, currency)} an hour`, ` for ${gpus}`, all > 0 && by === '' ? `, ${price(found.per_hour / Math.min(all, people), currency)} a person` : '', per_million ? `; ${price(per_million, currency)} for a million tokens at that bound` : ''),
-    );
-  }
-  return [
-    title === undefined ? '' : h('p', { class: 'card-title' }, title),
-    by === ''
-      ? h('p', { class: `verdict ${yes ? 'yes' : 'no'}` }, h('b', {}, yes ? 'Yes' : 'No'), `, it holds ${count(all)}${yes ? '' : ` of ${count(people)}`} `, meant('sequences', (yes ? all : people) === 1 ? 'sequence' : 'sequences'), ` of ${tokens} tokens at once, in `, meant('own pools', 'the planner’s own pools'), '.')
-      : asking(by),
-    h('dl', { class: 'facts-row' }, ...cells),
-  ].filter((node) => node !== '') as Node[];
-}
-
-/** Where an engine's answer will stand. */
-function asking(by: string): HTMLElement {
-  return h('p', { class: 'verdict' }, `Asking ${by} …`);
-}
-
-/** An engine's answer as the headline; `why` it has none. */
-export function engineVerdict(row: EngineRow | undefined, by: string, why: string | undefined, people: number, tokens: number): HTMLElement {
-  if (!row) return h('p', { class: 'verdict' }, h('b', {}, 'No answer'), ` of ${by}${why ? `: ${why}` : ''}`);
-  const { low, high } = row.sequences;
-  const [kind, word] = low >= people ? ['yes', 'Yes'] : high >= people ? ['maybe', 'Perhaps'] : ['no', 'No'];
-  const of = kind === 'yes' ? '' : ` of ${count(people)}`;
-  return h('p', { class: `verdict ${kind}` }, h('b', {}, word), `, ${row.engine} ${row.version} holds ${range(row.sequences)}${of} `, meant('sequences', (of === '' ? high : people) === 1 ? 'sequence' : 'sequences'), ` of ${short(tokens)} tokens at once.`);
-}
-
-/** What engines are asked with. */
-export interface ByEngines {
   people: number;
   tokens: number;
   /** As commands name it. */
   model: string;
-  by: string;
-  currency: string;
-  per_hour: number | null;
+  /** What stands below the facts. */
+  map?: HTMLElement | undefined;
 }
 
-/** What engines would hold by their own commands, beside what was planned for so many people, or in its place. */
-export function showEngines({ engines, unasked }: Admits, { people, tokens, model, by, currency, per_hour }: ByEngines): void {
-  const summary = byId('summary');
-  const [row, first] = [summary.querySelector('.facts-row'), engines[0]];
-  summary.querySelectorAll('.of-engines').forEach((old) => old.remove());
-  if (!row) return;
-  const marked = <T extends HTMLElement>(node: T): T => {
-    node.classList.add('of-engines');
-    return node;
-  };
-  const notes = unasked.map((why) => h('p', { class: 'note' }, `${why}.`));
-  if (by !== '') {
-    const named = engines.find((one) => one.engine === by);
-    const why = unasked.find((one) => one.startsWith(`${by} `) || one.startsWith('no engine') || one.includes(`, ${by} `));
-    summary.querySelector('.verdict')?.replaceWith(engineVerdict(named, by, why, people, tokens));
-    const least = Math.min(named?.sequences.low ?? 0, people);
-    if (per_hour !== null && least > 0) row.append(marked(fact('A person', price(per_hour / least, currency), ' an hour')));
+/** What the planner's own pools hold, or why there is no plan. */
+type Own = { found: Planned } | { failure: Failure };
+
+/** The answer in large words: an engine's by its own row, with the planner's own pools behind it, or these. */
+export class AnswerCard {
+  private asked: { own: Own; card: Card } | null = null;
+
+  constructor(private readonly at: HTMLElement) {}
+
+  clear(): void {
+    this.asked = null;
+    this.at.replaceChildren();
   }
-  if (!first) {
-    row.after(...notes.map(marked));
-    return;
+
+  /** What the planner says, which is the answer where no engine is asked; of an engine the answer before stays, in grey. */
+  plan(own: Own, card: Card): void {
+    const isAsked = this.asked !== null && this.asked.card.by === card.by && this.asked.card.title === card.title;
+    this.asked = { own, card };
+    if (card.by === 'plan') this.draw(...ownCard(own, card));
+    else if (isAsked && this.at.querySelector('.verdict')) this.at.classList.add('waits');
+    else this.draw(h('p', { class: 'verdict' }, `Asking ${card.by || 'the engine'} …`));
   }
+
+  /** What engines hold by their own commands: of the one that is asked, and of all of them once these are there. */
+  engines({ engines, unasked, usual }: Admits): void {
+    if (!this.asked) return;
+    const { own, card } = this.asked;
+    const by = card.by || usual || 'vllm';
+    const row = engines.find((one) => one.engine === by);
+    if (card.by === 'plan') this.draw(...ownCard(own, card, others(engines, card)), ...commands(engines, unasked, card));
+    else if (row) this.draw(...engineCard(row, own, card, others(engines.filter((one) => one !== row), card)), ...commands(engines, unasked, card));
+    else this.draw(...ownCard(own, card, others(engines, card)), ...commands(engines, unasked.length > 0 ? unasked : [`${by} has no answer`], card));
+  }
+
+  private draw(...nodes: Node[]): void {
+    const { title, map } = this.asked!.card;
+    this.at.classList.remove('waits');
+    this.at.replaceChildren(...(title === undefined ? [] : [h('p', { class: 'card-title' }, title)]), ...nodes, ...(map ? [map] : []));
+  }
+}
+
+function bound(best: AtBest, tokens: number): HTMLElement {
+  // Rounded up, as a bound is.
+  const most = (each: number) => rate(Math.ceil(each));
+  const of = best.sequences === 1 ? 'one alone' : `all ${count(best.sequences)}; ${most(best.alone_per_second)} for one alone`;
+  return fact(meant('at best', 'At best, a bound'), `${most(best.tokens_per_second)} tokens/s`, ` for ${of}, and ${rate(best.prompt_seconds)} s to read ${short(tokens)} tokens`);
+}
+
+/** What an hour costs of so many GPUs that hold so many people. */
+function cost(per_hour: number | null, gpus: number, people: number, best: AtBest | null | undefined, currency: string): HTMLElement {
+  if (per_hour === null) return fact(meant('price', 'Price'), '', h('button', { type: 'button', class: 'to-price', click: toPrice }, 'say what an hour costs'));
+  const per_million = best?.per_million_tokens;
+  return fact(
+    meant('price', 'Price'),
+    `${price(per_hour, currency)} an hour`,
+    ` for ${gpus === 1 ? 'one GPU' : `${count(gpus)} GPUs`}`,
+    people > 0 ? `, ${price(per_hour / people, currency)} a person` : '',
+    per_million ? `; ${price(per_million, currency)} for a million tokens at that bound` : '',
+  );
+}
+
+function verdict(kind: 'yes' | 'maybe' | 'no', holds: (Node | string)[]): HTMLElement {
+  return h('p', { class: `verdict ${kind}` }, h('b', {}, { yes: 'Yes', maybe: 'Perhaps', no: 'No' }[kind]), ', ', ...holds);
+}
+
+/** `100 sequences of 32k tokens at once`. */
+function asMany(held: string, most: number, { people, tokens }: Card, enough: boolean): (Node | string)[] {
+  const word = (enough ? most : people) === 1 ? 'sequence' : 'sequences';
+  return [`${held}${enough ? '' : ` of ${count(people)}`} `, meant('sequences', word), ` of ${short(tokens)} tokens at once`];
+}
+
+/** By the planner's own pools, which no engine has. */
+function ownCard(own: Own, card: Card, ...more: HTMLElement[]): Node[] {
+  const pools = meant('own pools', 'the planner’s own pools');
+  if ('failure' in own) {
+    // Only what does not fit is answered; all else is not known.
+    const { code, message } = own.failure;
+    const [, lacks] = /short of ([\d.]+ \w+)/.exec(message) ?? [];
+    return [
+      code === 3 ? verdict('no', [`it does not fit${lacks ? `: short of ${lacks}` : ''}, in `, pools, '.']) : h('p', { class: 'verdict' }, h('b', {}, 'No answer'), ': as it stands this cannot be planned.'),
+      h('dl', { class: 'facts-row' }, ...more),
+    ];
+  }
+  const { found } = own;
+  const [all, best] = [admitted(found), found.at_best];
+  const yes = all >= card.people;
+  return [
+    verdict(yes ? 'yes' : 'no', ['it holds ', ...asMany(count(all), all, { ...card, tokens: found.plan.capacity.tokens_per_sequence }, yes), ', in ', pools, '.']),
+    h(
+      'dl',
+      { class: 'facts-row' },
+      fact(meant('capped by', 'Capped by'), '', cap(found.plan.capacity.capped_by)),
+      ...(best ? [bound(best, found.plan.capacity.tokens_per_sequence)] : []),
+      cost(found.per_hour, found.devices, Math.min(all, card.people), best, card.currency),
+      ...more,
+    ),
+  ];
+}
+
+/** By an engine's own row: how many, what caps it, how fast at best, at what price. */
+function engineCard(row: EngineRow, own: Own, card: Card, ...more: HTMLElement[]): Node[] {
+  const { low, high } = row.sequences;
+  const kind = low >= card.people ? 'yes' : high >= card.people ? 'maybe' : 'no';
+  const held = 'found' in own ? count(admitted(own.found)) : 'none';
+  return [
+    verdict(kind, [`${row.engine} ${row.version} holds `, ...asMany(range(row.sequences), high, card, kind === 'yes'), '.']),
+    h(
+      'dl',
+      { class: 'facts-row' },
+      fact(meant('capped by', 'Capped by'), '', cap(row.capped_by), ...(row.caches ? [`, most of the caches being ${row.caches}`] : [])),
+      ...(row.at_best ? [bound(row.at_best, card.tokens)] : []),
+      cost(row.per_hour, row.devices, Math.min(low, card.people), row.at_best, card.currency),
+      fact(meant('own pools', 'The planner’s own pools hold'), held),
+      ...more,
+    ),
+  ];
+}
+
+/** What other engines hold, each by its own command. */
+function others(engines: EngineRow[], { people, by }: Card): HTMLElement {
   const few = ({ sequences: { low, high } }: EngineRow) => (high < people ? ', too few' : low < people ? ', not surely enough' : '');
   const said = engines.map((one) => `${one.engine} ${one.version}${few(one)}`);
-  const rest = engines.slice(1).map((one, at) => `; ${range(one.sequences)} in ${said[at + 1]}`);
-  row.append(marked(fact(meant('engines', 'Engines themselves hold'), range(first.sequences), ` in ${said[0]}`, ...rest)));
-  row.after(marked(folded('Their commands', ...engines.flatMap((one) => commandOf(one, model)), ...notes)));
+  const [first, ...rest] = engines;
+  if (!first) return h('div', { hidden: true });
+  const words = by === 'plan' ? 'Engines themselves hold' : 'Other engines hold';
+  return fact(meant('engines', words), range(first.sequences), ` in ${said[0]}`, ...rest.map((one, at) => `; ${range(one.sequences)} in ${said[at + 1]}`));
+}
+
+/** The engines' commands, and why others are not asked. */
+function commands(engines: EngineRow[], unasked: string[], { model }: Card): HTMLElement[] {
+  const notes = unasked.map((why) => h('p', { class: 'note' }, `${why}.`));
+  if (engines.length === 0) return notes;
+  const told = folded(engines.length === 1 ? 'Its command' : 'Their commands', ...engines.flatMap((one) => commandOf(one, model)), ...notes);
+  told.classList.add('of-engines');
+  return [told];
 }
 
 /** An engine's command, and what its words stand for. */
@@ -137,20 +187,5 @@ function commandOf({ command, others }: EngineRow, model: string): HTMLElement[]
   return [
     h('pre', { tabindex: 0 }, named),
     ...(others ? [h('p', { class: 'note' }, `${others.name}: one of this model whose weights take ${bytes(others.bytes)}; its own take ${bytes(others.own)}.`)] : []),
-  ];
-}
-
-/** The card of what is refused; the words of the refusal stand below it, and what engines make of it beside. */
-export function noCard({ message, code }: Failure, { title, by }: Pick<Card, 'title' | 'by'>): Node[] {
-  const [, short] = /short of ([\d.]+ \w+)/.exec(message) ?? [];
-  // Only what does not fit is answered; all else is not known.
-  const verdict =
-    code === 3
-      ? h('p', { class: 'verdict no' }, h('b', {}, 'No'), `, it does not fit${short ? `: short of ${short}` : ''}, in `, meant('own pools', 'the planner’s own pools'), '.')
-      : h('p', { class: 'verdict' }, h('b', {}, 'No answer'), ': as it stands this cannot be planned.');
-  return [
-    ...(title === undefined ? [] : [h('p', { class: 'card-title' }, title)]),
-    code === 3 && by !== '' ? asking(by) : verdict,
-    h('dl', { class: 'facts-row' }),
   ];
 }

@@ -1,11 +1,11 @@
 // The question as a sentence to fill in: which model, how many people, how long, on what.
 
 import { byId, folded, h } from './dom';
-import { bytes, devices, devicesText, short, tokensOf } from './format';
+import { bytes, devices, devicesText, rate, short, tokensOf } from './format';
 import { chosenBy, filesOf, nameOf, type Chosen } from './model';
 import { currencyOf, priceOf, prices } from './fit';
 import { hint, MEANING } from './term';
-import type { Choices, Opened, Place, Planned } from './types';
+import type { Choices, Offered, Opened, Place, Planned } from './types';
 import type { State } from './state';
 
 export interface Asking {
@@ -13,7 +13,8 @@ export interface Asking {
   people(people: number): void;
   context(tokens: string): void;
   device(device: string): void;
-  bits(bits: State['bits']): void;
+  weights(weights: string): void;
+  reserve(size: string): void;
   by(engine: string): void;
   price(price: string): void;
   /** Another question beside it. */
@@ -133,13 +134,17 @@ export class Sentence {
   private readonly by: HTMLSelectElement;
   /** What somebody typed of the weights; it stands above what is chosen here. */
   private readonly typed = h('option', { value: 'typed', hidden: true });
-  private readonly bits = h('select', { id: 'bits' }, this.typed, ...[0, 8, 4].map((bits) => h('option', { value: bits }, bits === 0 ? 'as stored' : `${bits} bit`)));
+  private readonly stored = h('option', { value: '' }, 'as stored');
+  private readonly weights = h('select', { id: 'weights' }, this.typed, this.stored);
+  private readonly reserve = h('input', { id: 'reserve', type: 'text', class: 'number-in', placeholder: '0', autocomplete: 'off' });
+  /** The engine that is asked where nobody names one. */
+  private usual = 'vllm';
   private readonly price = h('input', { id: 'price', type: 'text', class: 'number-in', placeholder: '$2.50, or h100=$2.50, h200=$3.10', autocomplete: 'off' });
 
   constructor(choices: Choices, names: string[], places: Place[], on: Asking) {
     this.model = modelField('zoo', names, places, choices, on.choose);
     this.device = deviceField('device', choices, on.device);
-    this.by = h('select', { id: 'by', 'aria-label': 'By whose rules' }, h('option', { value: '' }, 'the planner’s own pools'), ...choices.engines.map((engine) => h('option', { value: engine }, engine)));
+    this.by = h('select', { id: 'by', 'aria-label': 'By whose rules' }, ...choices.engines.map((engine) => h('option', { value: engine }, engine)), h('option', { value: 'plan' }, 'the planner’s own pools'));
     this.by.addEventListener('change', () => on.by(this.by.value));
     this.people.addEventListener('input', () => {
       const people = Math.trunc(Number(this.people.value));
@@ -147,7 +152,8 @@ export class Sentence {
       if (people >= 1 && people <= 2 ** 32) on.people(people);
     });
     this.context.addEventListener('change', () => this.context.value.trim() !== '' && on.context(this.context.value.trim()));
-    this.bits.addEventListener('change', () => this.bits.value !== 'typed' && on.bits(Number(this.bits.value) as State['bits']));
+    this.weights.addEventListener('change', () => this.weights.value !== 'typed' && on.weights(this.weights.value));
+    this.reserve.addEventListener('change', () => on.reserve(this.reserve.value.trim()));
     this.price.addEventListener('change', () => on.price(this.price.value));
     const files = h('input', { id: 'files', type: 'file', multiple: true, accept: '.json,.gguf,.safetensors,.onnx' });
     files.addEventListener('change', () => {
@@ -160,11 +166,12 @@ export class Sentence {
       h('p', { class: 'sentence' }, 'Does ', ...this.model.nodes, ' serve ', this.people, ' ', this.persons, ' at ', this.context, ' tokens on ', ...this.device.nodes, ' in ', this.by, '?'),
     );
     const more = folded(
-      'Weights, price, another beside it',
+      'Weights, screen, price, another beside it',
       h(
         'div',
         { class: 'sides' },
-        labelled('Weights', this.bits, hint('Weights', MEANING.weights)),
+        labelled('Weights', this.weights, hint('Weights', MEANING.weights)),
+        labelled('Left to a screen or others', this.reserve, hint('what is left to others', MEANING['--reserve'])),
         labelled('An hour of one GPU costs', this.price, hint('the price', MEANING.price)),
         h('button', { type: 'button', id: 'set-beside', click: () => on.beside() }, 'Set another beside it'),
       ),
@@ -192,15 +199,23 @@ export class Sentence {
 
   showModel(chosen: Chosen, opened: Opened | null): void {
     this.model.show(chosen);
-    for (const option of this.bits.options) {
-      if (option === this.typed) continue;
-      const bits = option.value as '0' | '8' | '4';
-      const taken = opened?.weights[bits === '0' ? 'stored' : bits] ?? null;
-      const said = bits === '0' ? 'as stored' : `${bits} bit, assumed`;
-      const unknown = opened !== null && taken === null && bits !== '0';
-      option.textContent = unknown ? `${bits} bit: not known of this model` : taken === null ? said : `${said}: ${bytes(taken)}`;
-      option.disabled = unknown;
-    }
+    if (!opened) return;
+    const { stored, offered } = opened.weights;
+    this.stored.textContent = stored === null ? 'as stored' : `as stored: ${bytes(stored)}`;
+    const option = ({ word, called, bits, bytes: taken }: Offered) => {
+      const each = bits === null ? '' : ` of ${rate(bits)} bits each`;
+      return h('option', { value: word, disabled: taken === null }, taken === null ? `${called}: not known of this model` : `${called}${each}, assumed: ${bytes(taken)}`);
+    };
+    const files = h('optgroup', { label: 'A GGUF file, for llama.cpp' }, ...offered.filter(({ file }) => file).map(option));
+    const chosenBefore = this.weights.value;
+    this.weights.replaceChildren(this.typed, this.stored, ...offered.filter(({ file }) => !file).map(option), files);
+    this.weights.value = chosenBefore;
+  }
+
+  /** The engine that answers where nobody names one. */
+  showUsual(engine: string, state: State): void {
+    this.usual = engine;
+    this.by.value = state.by || engine;
   }
 
   /** Tokens of each sequence, as the sentence has them. */
@@ -213,13 +228,15 @@ export class Sentence {
     if (document.activeElement !== this.people) this.people.value = String(state.people);
     fit(this.people);
     this.device.show(state.device);
-    this.by.value = state.by;
+    this.by.value = state.by || this.usual;
     this.persons.textContent = state.people === 1 ? 'person' : 'people';
-    if (this.typed.hidden) this.bits.value = String(state.bits);
+    if (this.typed.hidden) this.weights.value = state.weights;
     // What the planner makes of it follows, where it makes anything of it.
     const [, stated] = /^\s*max_seq_len\s*=\s*["']?([^"'\s#]+)/m.exec(state.budget) ?? [];
     if (stated && document.activeElement !== this.context) this.context.value = /^\d+$/.test(stated) ? short(Number(stated)) : stated;
     fit(this.context);
+    const [, left] = /^\s*reserve\s*=\s*["']?([^"'\s#]+)/m.exec(state.budget) ?? [];
+    if (document.activeElement !== this.reserve) this.reserve.value = left ?? '';
     const [all, price] = [prices(state.fit.prices), priceOf(state.fit.prices, devices(state.device).name)];
     const currency = currencyOf(state.fit.prices);
     const listed = Object.entries(all).map(([name, each]) => `${name}=${currency}${each}`).join(', ');
@@ -231,7 +248,7 @@ export class Sentence {
   showPlan({ plan, devices: planned, weights_typed: typed }: Planned, state: State): void {
     this.typed.hidden = typed === null;
     this.typed.textContent = `as typed: ${typed}`;
-    this.bits.value = typed === null ? String(state.bits) : 'typed';
+    this.weights.value = typed === null ? state.weights : 'typed';
     // Ranks that the budget states are GPUs too.
     this.device.show(devicesText(planned, devices(state.device).name));
     const text = short(plan.limits.max_seq_len);

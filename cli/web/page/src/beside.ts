@@ -1,19 +1,19 @@
 // Another model or another device beside the one that is asked about, at the same length and for as many people.
 
 import { byId, draw, h } from './dom';
-import { answerCard, noCard } from './answer';
+import { AnswerCard, type Card } from './answer';
 import { deviceField, modelField } from './ask';
 import { nameOf, type Chosen } from './model';
 import { Refused } from './planner';
 import type { State } from './state';
-import { currencyOf } from './fit';
-import type { Choices, Pictures, Place, Planned } from './types';
+import type { Admits, Choices, Pictures, Place, Planned } from './types';
 
 export class Beside {
   private readonly model: ReturnType<typeof modelField>;
   private readonly device: ReturnType<typeof deviceField>;
   private readonly form: HTMLElement;
-  private readonly card = h('div', { class: 'card', id: 'beside-card', role: 'status' });
+  private readonly at = h('div', { class: 'card', id: 'beside-card', role: 'status' });
+  private readonly card = new AnswerCard(this.at);
 
   constructor(choices: Choices, names: string[], places: Place[], change: (beside: State['beside']) => void, private state: () => State) {
     const set = (part: Partial<NonNullable<State['beside']>>) => change({ ...this.state().beside!, ...part });
@@ -27,14 +27,14 @@ export class Beside {
       h('div', { class: 'sides' }, h('div', { class: 'side' }, h('label', { for: 'beside-device-slider' }, 'GPUs'), this.device.slider), away),
     );
     byId('ask').querySelector('.ask-row')!.after(this.form);
-    byId('answers').append(this.card);
-    this.card.hidden = true;
+    byId('answers').append(this.at);
+    this.at.hidden = true;
   }
 
   /** Shows what is asked. */
   show(state: State): void {
     const { beside } = state;
-    this.form.hidden = this.card.hidden = beside === null;
+    this.form.hidden = this.at.hidden = beside === null;
     document.body.classList.toggle('compares', beside !== null);
     byId('set-beside').hidden = beside !== null;
     if (!beside) return;
@@ -43,21 +43,24 @@ export class Beside {
   }
 
   /** Plans it, and shows the answer; what is refused is its answer too. */
-  async refresh(state: State, plan: (chosen: Chosen, device: string) => Promise<Planned>): Promise<void> {
+  async refresh(state: State, card: Card, plan: (chosen: Chosen, device: string) => Promise<Planned>): Promise<void> {
     const { beside } = state;
     if (!beside) return;
     const chosen = beside.chosen ?? state.chosen;
-    const title = `${nameOf(chosen)} on ${beside.device}`;
+    const of = { ...card, title: `${nameOf(chosen)} on ${beside.device}`, map: undefined };
     try {
       const found = await plan(chosen, beside.device);
-      this.card.replaceChildren(...answerCard(found, state.people, { title, currency: currencyOf(state.fit.prices), by: '' }), smallMap(found.pictures));
+      this.card.plan({ found }, { ...of, map: smallMap(found.pictures) });
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
-      this.card.replaceChildren(...noCard(error.failure, { title, by: '' }), h('p', { class: 'refused' }, error.message.split('\n')[0]));
+      this.card.plan({ failure: error.failure }, { ...of, map: h('p', { class: 'refused' }, error.message.split('\n')[0]!) });
     }
   }
-}
 
+  engines(admits: Admits): void {
+    this.card.engines(admits);
+  }
+}
 
 /** The memory of one of two. */
 export function smallMap({ map }: Pictures): HTMLElement {

@@ -58,3 +58,8 @@ export function devices(text: string): { count: number; name: string } {
 export function devicesText(count: number, name: string): string {
   return count > 1 && name !== '' ? `${count}x${name}` : name;
 }
+
+/** A value as it stands in TOML, without quotes. */
+export function plain(value: string): string {
+  return value.startsWith('"') ? (JSON.parse(value) as string) : value;
+}

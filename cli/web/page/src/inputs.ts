@@ -1,7 +1,7 @@
 // The budget. Every control is a key of its TOML: either edits the other.
 
 import { byId, folded, h } from './dom';
-import { count, tokensOf } from './format';
+import { count, plain, tokensOf } from './format';
 import { modelField } from './ask';
 import { filesOf, type Chosen } from './model';
 import { hint } from './term';
@@ -64,11 +64,6 @@ export interface Events {
   set(key: string, value: string | null): void;
   budget(text: string): void;
   stage(stage: number): void;
-}
-
-/** A value as it stands in TOML, without quotes. */
-export function plain(value: string): string {
-  return value.startsWith('"') ? (JSON.parse(value) as string) : value;
 }
 
 export function makeInputs(
@@ -160,6 +155,7 @@ export function makeInputs(
     h('button', { type: 'button', click: () => on.draft(null) }, 'Without a draft model'),
   );
   byId('change').append(
+    h('p', { class: 'help' }, 'In the planner’s own pools, unless a button names an engine:'),
     h('div', { class: 'knobs' }),
     h('div', { class: 'controls' }, ...parts),
     drafts,

@@ -1,6 +1,6 @@
 // Wires the parts: a change of the state asks for a plan, which is drawn; what takes longer follows when it is looked at.
 
-import { answerCard, noCard } from './answer';
+import { AnswerCard, type Card } from './answer';
 import { Sentence } from './ask';
 import { below } from './below';
 import { Beside, smallMap } from './beside';
@@ -9,7 +9,7 @@ import { Command } from './command';
 import { byId, download, h } from './dom';
 import { listen } from './drop';
 import { clearError, showError, showInSection } from './errors';
-import { currencyOf, fitForm, priceOf } from './fit';
+import { currencyOf, fitForm, priceOf, priced } from './fit';
 import { Flags } from './flags';
 import { count, devices, devicesText } from './format';
 import { makeInputs } from './inputs';
@@ -20,7 +20,7 @@ import { workloadForm } from './prefix';
 import { type State, fromFragment, toFragment } from './state';
 import { showLayers } from './strip';
 import { TierForm } from './tiers';
-import type { Choices, Derivation, Fit, Opened, Place, Planned } from './types';
+import type { Admits, Choices, Derivation, Fit, Opened, Place, Planned } from './types';
 import { Why } from './why';
 
 const { quick, slow } = planners();
@@ -53,8 +53,8 @@ async function start(): Promise<void> {
 
   /** Asks something of the models, the budget and the device that are there by then. */
   const ask = <T>(planner: Planner, question: object, about: Model = model, device = state.device, bytes: BlobPart[] = []): Promise<T> => {
-    const { budget, stage, bits } = state;
-    const of = { budget, device, stage: device === state.device ? stage : 0, bits: bits || null };
+    const { budget, stage, weights } = state;
+    const of = { budget, device, stage: device === state.device ? stage : 0, weights: weights || null };
     return about.ask<T>(planner, (model, draft) => ({ of: { model, draft, ...of }, ...question }), draft, bytes);
   };
   /** How wide pictures are drawn. */
@@ -96,7 +96,7 @@ async function start(): Promise<void> {
   const set = (key: string, value: string | null): void => {
     edits.set(key, value);
     // What is typed of the weights stands above what was chosen of them.
-    if (key === 'memory.weights' && value !== null) state = { ...state, bits: 0 };
+    if (key === 'memory.weights' && value !== null) state = { ...state, weights: '' };
     // A share is of something, which must be said; of the device as its maker counts it, unless it is stated.
     if (key === 'memory.fraction' && value !== null && !planned?.stated['memory.of']) edits.set('memory.of', 'total');
     if (key === 'memory.fraction' && value === null) edits.set('memory.of', null);
@@ -114,10 +114,11 @@ async function start(): Promise<void> {
       if (before !== after && state.budget.includes('parallel')) for (const name of ['tp', 'pp', 'dp', 'ep', 'cp', 'dcp']) edits.set(`parallel.${name}`, null);
       change({ device, stage: 0 });
     },
-    bits: (bits) => {
+    weights: (weights) => {
       if (state.budget.includes('weights')) edits.set('memory.weights', null);
-      change({ bits });
+      change({ weights });
     },
+    reserve: (size) => set('memory.reserve', size || null),
     by: (by) => change({ by }),
     price: (text) =>
       void guarded(async () => {
@@ -163,6 +164,7 @@ async function start(): Promise<void> {
   }
   way(false);
 
+  const answer = new AnswerCard(byId('summary'));
   const why = new Why(explain, (run) => guarded(run));
   const map = new MemoryMap(
     byId('map'),
@@ -226,7 +228,7 @@ async function start(): Promise<void> {
         classList.add('unread');
         sentence.showModel(chosen, null);
         why.showNoModel();
-        byId('summary').replaceChildren();
+        answer.clear();
       }
       throw error;
     }
@@ -242,9 +244,9 @@ async function start(): Promise<void> {
     } catch (error) {
       if (asked === model && error instanceof Refused) {
         planned = null;
-        byId('summary').replaceChildren(...noCard(error.failure, { title: heading(), by: state.by }));
+        answer.plan({ failure: error.failure }, card());
         // Engines have rules of their own.
-        later.due('answers');
+        later.due('answers', 'beside-card');
       }
       await besidePlan();
       throw error;
@@ -259,16 +261,42 @@ async function start(): Promise<void> {
     await remember();
   }
 
-  /** What stands above the answer where there are two. */
-  function heading(): string | undefined {
-    return state.beside ? `${nameOf(state.chosen)} on ${state.device}` : undefined;
+  /** What the answer is said with; its name stands above it where there are two. */
+  function card(): Card {
+    const { beside, chosen, device, fit, by, people } = state;
+    return {
+      title: beside ? `${nameOf(chosen)} on ${device}` : undefined,
+      currency: currencyOf(fit.prices),
+      by,
+      people,
+      tokens: tokens(),
+      model: chosen.from === 'zoo' || chosen.from === 'hub' ? chosen.name : 'MODEL',
+    };
+  }
+
+  /** Tokens of each sequence. */
+  function tokens(): number {
+    return sentence.tokens() ?? planned?.plan.limits.max_seq_len ?? 4096;
+  }
+
+  /** What engines hold: of the model and the device that are asked about, where the plan is still that one. */
+  async function admits(by: string | null, about: Model, device: string, show: (found: Admits) => void): Promise<void> {
+    const of = planned;
+    let found: Admits;
+    try {
+      found = await ask<Admits>(slow, { ask: 'admits', people: state.people, as: by, prices: priced(state.fit.prices) }, about, device);
+    } catch (error) {
+      if (!(error instanceof Refused)) throw error;
+      found = { engines: [], unasked: [error.message.split('\n')[0]!] };
+    }
+    if (planned === of) show(found);
   }
 
   /** How wide one of two is. */
   const half = () => (width() > 700 ? width() / 2 - 40 : width() - 24);
 
   async function besidePlan(): Promise<void> {
-    await beside.refresh(state, (chosen, device) => {
+    await beside.refresh(state, card(), (chosen, device) => {
       if (chosen === state.chosen) return planOn(model, device, [], half());
       if (besides?.chosen !== chosen) besides = { chosen, model: modelOf(chosen) };
       return planOn(besides.model, device, [], half());
@@ -282,7 +310,7 @@ async function start(): Promise<void> {
     inputs.show(found);
     inputs.showStages(found.stages, state.stage);
     sentence.showPlan(found, state);
-    byId('summary').replaceChildren(...answerCard(found, state.people, { title: heading(), currency: currencyOf(state.fit.prices), by: state.by }), ...(state.beside ? [smallMap(pictures)] : []));
+    answer.plan({ found }, { ...card(), map: state.beside ? smallMap(pictures) : undefined });
     why.showPlan(found);
     byId('change')
       .querySelector('.knobs')!
@@ -303,10 +331,21 @@ async function start(): Promise<void> {
       state: () => state,
       model: () => model,
       planned: () => planned,
-      tokens: () => sentence.tokens() ?? planned?.plan.limits.max_seq_len ?? 4096,
+      tokens,
       ask: (planner, question, bytes) => ask(planner, question, model, state.device, bytes),
       width,
       apply,
+      admits: (by) =>
+        admits(by, model, state.device, (found) => {
+          if (found.usual) sentence.showUsual(found.usual, state);
+          answer.engines(found);
+        }),
+      admitsBeside: async () => {
+        const { beside: other, by } = state;
+        if (!other || by === 'plan') return;
+        const about = other.chosen ? besides!.model : model;
+        await admits(by, about, other.device, (found) => beside.engines(found));
+      },
       remember,
       busy: () => running !== null,
       guarded,
@@ -335,7 +374,7 @@ async function start(): Promise<void> {
       } else {
         const { chosen } = state;
         const waits = chosen.from === 'hub' && !chosen.asked && !choices.reads_disk && !classList.contains('of-command');
-        showError(error, { make, askHub: waits ? () => choose({ ...chosen, asked: true }) : null });
+        showError(error, { make, askHub: waits ? () => choose({ ...chosen, asked: true }) : null, ofPools: state.by !== 'plan' && !classList.contains('of-command') });
         await remember();
       }
       return false;
@@ -382,4 +421,4 @@ async function start(): Promise<void> {
   }).observe(outputs);
 }
 
-start().catch((error: unknown) => showError(error, { make: () => undefined, askHub: null }));
+start().catch((error: unknown) => showError(error, { make: () => undefined, askHub: null, ofPools: false }));

@@ -9,10 +9,10 @@ export interface State {
   /** How many are to be served at once. */
   people: number;
   device: string;
-  /** The engine whose answer is the headline; the planner's own where it is empty. */
+  /** The engine whose answer is the headline, the usual one where it is empty; `plan` for the planner's own. */
   by: string;
-  /** Bits of a weight; 0 as they are stored. */
-  bits: 0 | 8 | 4;
+  /** What the weights are quantised to, `fp8`; as they are stored where it is empty. */
+  weights: string;
   budget: string;
   stage: number;
   /** What is asked beside it: another device, another model where one is named. */
@@ -29,7 +29,7 @@ export const START: State = {
   people: 100,
   device: '2xh200',
   by: '',
-  bits: 0,
+  weights: '',
   budget: 'max_seq_len = 32768\n',
   stage: 0,
   beside: null,
@@ -53,7 +53,7 @@ export async function toFragment(state: State): Promise<string> {
   fields.set('people', String(state.people));
   fields.set('device', state.device);
   if (state.by !== '') fields.set('as', state.by);
-  if (state.bits > 0) fields.set('bits', String(state.bits));
+  if (state.weights !== '') fields.set('weights', state.weights);
   fields.set('budget', state.budget);
   if (state.stage > 0) fields.set('stage', String(state.stage));
   if (state.beside) fields.set('beside.device', state.beside.device);
@@ -77,7 +77,7 @@ export async function fromFragment(fragment: string, first = START.chosen): Prom
     people: number('people', START.people, 2 ** 32) || 1,
     device: fields.get('device') ?? START.device,
     by: fields.get('as') ?? START.by,
-    bits: bitsOf(fields.get('bits')),
+    weights: fields.get('weights') ?? START.weights,
     budget: fields.get('budget') ?? START.budget,
     stage: number('stage', 0, 4096),
     beside: besides === null ? null : { chosen: await chosenOf(fields, 'beside.'), device: besides },
@@ -93,10 +93,6 @@ export async function fromFragment(fragment: string, first = START.chosen): Prom
       prices: fields.get('fit.prices') ?? START.fit.prices,
     },
   };
-}
-
-function bitsOf(text: string | null): State['bits'] {
-  return text === '8' ? 8 : text === '4' ? 4 : 0;
 }
 
 async function chosenOf(fields: URLSearchParams, prefix: string): Promise<Chosen | null> {

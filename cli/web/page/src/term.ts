@@ -13,12 +13,12 @@ export const MEANING = {
   'another rank': 'All GPUs run the same sequences, and another one has less room for them.',
   'the most that is planned': 'More sequences than any scheduler runs are not planned.',
   'at best': 'A bound, which no software exceeds: in a step the GPU reads each weight that is used and each cache that is attended to, and multiplies. Servers reach a part of it. Speculation and cached prefixes are left out.',
-  weights: 'Files as they are published, or what they would take with 8 or 4 bits in each weight of the layers: 8 as fp8 alone, 4 with a scale of 16 bits for every 32 of them. That is assumed: whether somebody publishes such files, and how well they answer, is not known here.',
+  weights: 'Files as they are published, or what they would take with 8 or 4 bits in each weight of the layers: 8 as fp8 alone, 4 with a scale of 16 bits for every 32 of them. A GGUF file has so many bits for each weight as llama-quantize states of Llama 3.1 8B. All of that is assumed: whether somebody publishes such files, and how well they answer, is not known here; what a file takes can be typed below as memory.weights.',
   price: 'What one GPU costs for an hour, in any currency: one number for the GPU of the question, or h100=$2.50, h200=$3.10 for several, of which “Other devices” then chooses. Nothing is assumed where it is empty.',
   'own pools': 'Pools as this planner divides the memory, which no engine has: what the caches of the model need at least. An engine’s own number is that of its rules; name one in the question to have it as the answer.',
   config: 'What the model is: one of the zoo, a name on Hugging Face, or one that `cacheplan web` was given. Of a file that is not here nothing else tells it.',
   '--weights': 'What the file of its weights takes, such as 4.92GB for a Q4_K_M of 8 billion weights; else what its config comes to.',
-  '--reserve': 'What others take of the GPU, such as 1GiB for a screen.',
+  '--reserve': 'What others take of each GPU, such as 1GiB for a screen on it; nothing where it is empty.',
   engines: 'What engines hold by rules of their own, started with the command below: each takes memory for its steps, divides the rest in its way, and some of that is known within bounds alone.',
 } as const;
 

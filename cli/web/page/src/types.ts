@@ -15,10 +15,23 @@ export interface Opened {
   source: string;
   dtype: string;
   longest: number | null;
-  /** Bytes of all weights as they are stored, and what fewer bits would take. */
-  weights: Record<'stored' | '8' | '4', number | null>;
+  /** Bytes of all weights as they are stored, and what they would take otherwise. */
+  weights: { stored: number | null; offered: Offered[] };
   assumed: number;
   inspection: string;
+}
+
+/** Weights that a model may be quantised to. */
+export interface Offered {
+  /** As it is asked for, `fp8`. */
+  word: string;
+  /** As people call it. */
+  called: string;
+  /** Whether they are a file of llama.cpp's. */
+  file: boolean;
+  /** Of a weight, all tensors of such a file together. */
+  bits: number | null;
+  bytes: number | null;
 }
 
 /** A folder or file of this machine. */
@@ -58,7 +71,6 @@ export interface AtBest {
   alone_per_second: number;
   prompt_seconds: number;
   bound_by: string;
-  source: string;
   per_million_tokens: number | null;
 }
 
@@ -73,7 +85,7 @@ export interface Planned {
   /** What a token, full windows and the states of a sequence take. */
   totals: string;
   /** The bound of speed; null where the device's rates are not known. */
-  at_best: AtBest | null;
+  at_best: (AtBest & { source: string }) | null;
   /** GPUs of the plan. */
   devices: number;
   /** What all of them cost an hour, where that of one is stated. */
@@ -122,6 +134,8 @@ export interface Fit {
   device: string;
   devices: number;
   parallel: { tp: number; pp: number; dp: number; ep: number };
+  /** The planner's own pools where it is null. */
+  engine: string | null;
   kv_dtype: string | null;
   state_dtype: string | null;
   holds: boolean;
@@ -143,8 +157,15 @@ export interface FewerBits {
   fit: Fit | null;
 }
 
+/** A layout that surely holds what was asked for once its engine is told more flags. */
+export interface Freed {
+  fit: Fit;
+  flags: string[];
+  reuses_prefixes: boolean;
+}
+
 export interface Fits {
-  answer: { context: number; sequences: number; notes: string[]; currency: string | null; fits: Fit[]; fewer_bits?: FewerBits[] };
+  answer: { context: number; sequences: number; notes: string[]; currency: string | null; fits: Fit[]; fewer_bits?: FewerBits[]; freed?: Freed };
   /** The best row as words of `cacheplan plan`. */
   flags: string | null;
   pictures: Charts;
@@ -229,12 +250,21 @@ export interface Admits {
   engines: EngineRow[];
   /** Why others, or all of them, are not asked. */
   unasked: string[];
+  /** The one that serves the model there where nobody names one; absent where no GPU is named. */
+  usual?: string;
 }
 
+/** An engine's row, as `fit` has it. */
 export interface EngineRow {
   engine: string;
   version: string;
+  devices: number;
   sequences: Interval;
+  capped_by: string;
+  /** Those that take the most of the memory, where that ends it. */
+  caches: string | null;
+  at_best?: AtBest | null;
+  per_hour: number | null;
   /** None where it holds none. */
   command: string | null;
   /** The word of the command in whose place weights of the model are to stand that it does not have itself. */

@@ -1,7 +1,6 @@
 import { expect, test } from 'vitest';
-import { bytes } from '../src/format';
+import { bytes, plain } from '../src/format';
 import { currencyOf, prices, tried } from '../src/fit';
-import { plain } from '../src/inputs';
 import { Model } from '../src/model';
 import { Planner, Refused, encode } from '../src/planner';
 import { START, fromFragment, toFragment, type State } from '../src/state';
@@ -13,7 +12,7 @@ test('a link holds a whole state', async () => {
     people: 7,
     device: '8xh100',
     by: 'llama.cpp',
-    bits: 4,
+    weights: 'Q4_K_M',
     budget: "max_seq_len = 8192 # a & b\n[dtypes]\nkv = 'fp8'\n",
     stage: 2,
     beside: { chosen: { from: 'zoo', name: 'a/b' }, device: '2xb200' },
@@ -28,7 +27,7 @@ test('a link holds a whole state', async () => {
 
 test('what a link does not say, or says wrongly, is as at the start', async () => {
   expect(await fromFragment('')).toEqual(START);
-  expect(await fromFragment('stage=-1&fit.most=x&people=0&bits=5')).toEqual({ ...START, people: 1 });
+  expect(await fromFragment('stage=-1&fit.most=x&people=0')).toEqual({ ...START, people: 1 });
 });
 
 test('a link that unpacks to more than any config is refused', async () => {

@@ -110,6 +110,7 @@ test('a file of weights is of the model that its name begins with', () => {
 });
 
 test('it is said by whose rules devices are chosen', () => {
-  expect(byRules('')).toContain('planner’s own pools');
-  expect(byRules('vllm')).toContain('rules of vllm');
+  const rows = (...engines: (string | null)[]) => byRules(engines.map((engine) => ({ engine })));
+  expect(rows(null)).toContain('planner’s own pools');
+  expect(rows('vllm@0.33.0', 'llama.cpp@b11549', 'vllm@0.33.0')).toContain('rules of vllm@0.33.0 and llama.cpp@b11549,');
 });

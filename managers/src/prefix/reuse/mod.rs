@@ -165,6 +165,9 @@ impl PrefixReuse {
 
     /// Admits a sequence behind what the tree has of its prompt, and makes room for it where nobody uses what is there.
     ///
+    /// It shares what was computed by then, so that prompts admitted together share nothing; what one that waits would find
+    /// [`PrefixReuse::coming`] says.
+    ///
     /// A prefix takes room of its own: a window's blocks reach down to where a node starts. Where there is too little
     /// for both, and no other sequence is there that could give any back, the sequence goes on without its prefix.
     ///
