@@ -29,7 +29,8 @@ pub(super) fn commands() -> Result<(), String> {
     let python = venv::environment("oracles/sglang", "tools/xtask/oracle/sglang.txt")?.join("bin/python");
     for what in ["commands", "devices"] {
         let questions = text(format!("{ROWS}/{what}.sglang.jsonl"))?;
-        let said = answers(Command::new(&python).arg(script("sglang_commands.py")).args([CONFIGS, "short"]), &questions)?;
+        let said =
+            answers(Command::new(&python).arg(script("sglang_commands.py")).args([CONFIGS, "short"]), &questions)?;
         write(&format!("sglang-{VERSION}.{what}.txt"), &said)?;
     }
     Ok(())
