@@ -43,11 +43,20 @@ impl Asked {
     }
 }
 
+const NEAREST: &str = "the nearest command that starts";
+
+/// The words that the changed command leaves out, if it has fewer.
+fn without(launch: &Launch, changed: &Launch) -> String {
+    let (words, left) = (launch.shown(), changed.shown());
+    let lost: Vec<String> = words.iter().filter(|word| !left.contains(word)).cloned().collect();
+    if lost.is_empty() || left.len() >= words.len() { String::new() } else { format!(", without {}", line(&lost)) }
+}
+
 impl Refusal {
     /// Looks for the nearest command that starts, where the models are known.
     pub fn of(error: ServeError, launch: &Launch, models: Option<&Models>, options: &Options) -> Self {
-        let change = models.and_then(|models| repaired(launch, models, options)).map(|(_, answer)| Change {
-            change: "the nearest command that starts".into(),
+        let change = models.and_then(|models| repaired(launch, models, options)).map(|(changed, answer)| Change {
+            change: format!("{NEAREST}{}", without(launch, &changed)),
             tokens_each: Some(answer.length()),
             command: answer.command,
             starts: answer.starts,
@@ -59,7 +68,11 @@ impl Refusal {
 
     /// Says why, and what to try.
     pub fn text(&self) -> String {
-        let tried = self.change.as_ref().map(|change| format!("\ntry {}", line(&change.command)));
+        let tried = self.change.as_ref().map(|Change { change, command, .. }| {
+            let without = change.strip_prefix(NEAREST).and_then(|more| more.strip_prefix(", "));
+            let without = without.map(|without| format!("\n({without})")).unwrap_or_default();
+            format!("\ntry {}{without}", line(command))
+        });
         format!("{}{}", self.error, tried.unwrap_or_default())
     }
 }

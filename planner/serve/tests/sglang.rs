@@ -156,6 +156,23 @@ fn each_replica_runs_its_part_of_the_requests(#[case] replicas: &str) {
     assert_eq!((found.facts[&Fact::MaxBatchSize], found.sequences), (Logged::exact(1), Some(Logged::exact(1))));
 }
 
+/// Qwen3 divides over the ranks of a replica, Phi-3 over all (`models/qwen3.py`, `models/llama.py`).
+#[rstest]
+#[case("Qwen__Qwen3-8B", "--tp 64 --dp 8 --nnodes 8", None)]
+#[case("Qwen__Qwen3-8B", "--tp 64 --nnodes 8", Some("32 attention heads are not divisible by tp_size 64"))]
+#[case("microsoft__phi-4", "--tp 4 --dp 4", Some("10 KV heads are not divisible by tp_size 4"))]
+fn heads_are_divided_over_the_ranks_that_their_class_takes(
+    #[case] model: &str,
+    #[case] ranks: &str,
+    #[case] said: Option<&str>,
+) {
+    let found = told(&format!("{ranks} --enable-dp-attention --context-length 4096"), model);
+    match said {
+        None => assert!(found.is_ok(), "{found:?}"),
+        Some(said) => assert!(found.unwrap_err().to_string().contains(said)),
+    }
+}
+
 #[test]
 fn no_more_requests_run_than_every_second_token() {
     let flags = "--max-running-requests 60 --max-total-tokens 100 --context-length 50";

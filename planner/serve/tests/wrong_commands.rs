@@ -238,8 +238,32 @@ const MODEL: &str = "Qwen__Qwen3-8B";
 #[case::llama_slots(
     "llama-server -m m -c 8192 -np 0",
     "h100",
-    "n_parallel must be at least 1",
+    "invalid value for n_parallel",
     "llama-server -m m -c 8192 --parallel 1"
+)]
+#[case::sglang_abbreviated(
+    "sglang serve --model-path m --tp 2 --pp 2",
+    "4xh100",
+    "ambiguous option: --pp could match",
+    "sglang serve --model-path m --tp 2 --pp-size 2"
+)]
+#[case::sglang_in_words_of_vllm(
+    "sglang serve --model-path m --max-model-len 4096 --max-num-seqs 64 --gpu-memory-utilization 0.8",
+    "h100",
+    "unrecognized arguments: --max-model-len (near --context-length)",
+    "sglang serve --model-path m --context-length 4096 --max-running-requests 64 --mem-fraction-static 0.8"
+)]
+#[case::vllm_in_words_of_sglang(
+    "vllm serve m --context-length 4096 --mem-fraction-static 0.8",
+    "h100",
+    "unrecognized arguments: --context-length (near --max-model-len)",
+    "vllm serve m --max-model-len 4096 --gpu-memory-utilization 0.8"
+)]
+#[case::sglang_without_anything_near(
+    "sglang serve --model-path m --enable-nan-detection",
+    "h100",
+    "unrecognized arguments: --enable-nan-detection",
+    "sglang serve --model-path m"
 )]
 #[case::sglang_model_behind_a_flag(
     "sglang serve --model-path m --tp 1 other",

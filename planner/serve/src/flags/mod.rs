@@ -1,5 +1,6 @@
 //! What the engines' own parsers take, and what it says of caches.
 
+mod elsewhere;
 pub(crate) mod fields;
 pub(crate) mod meaning;
 pub(crate) mod parse;

@@ -7,6 +7,7 @@ use cacheplan_planner::engines::Version;
 use cacheplan_planner::{Engine, EngineSpec};
 use serde_json::Value;
 
+use super::elsewhere::elsewhere;
 use super::fields;
 use super::meaning::{Meaning, meaning};
 use super::table::{Arity, Flag, Kind, flags, newest_with, took_value};
@@ -260,8 +261,8 @@ impl Grammar {
             [] => Err(self.unknown(written)),
             several => {
                 let mut several = several.to_vec();
-                // What says nothing of caches is probably not meant by who asks here.
-                several.sort_by_key(|(flag, _)| meaning(self.engine.engine, flag) == Meaning::None);
+                // What says nothing of caches is probably not meant by who asks here, nor a name of which little is written.
+                several.sort_by_key(|(flag, known)| (meaning(self.engine.engine, flag) == Meaning::None, known.len()));
                 let names: Vec<&str> = several.iter().map(|(_, known)| *known).collect();
                 let shown = secret::shown_flag(self.engine.engine, written);
                 let said = format!("ambiguous option: {shown} could match {}", names.join(", "));
@@ -285,20 +286,20 @@ impl Grammar {
 
     fn unknown(&self, written: &str) -> ServeError {
         let known = self.flags.iter().flat_map(|flag| flag.names());
-        let near =
-            known.map(|known| (Shown(written).distance(known), known)).filter(|(far, known)| *far * 3 <= known.len());
+        let spelled = known.filter_map(|known| Some((distance(written, known)?, known)));
         // One dash and a name's first word mean that name, and no other of as many letters: `-ctx` is `--ctx-size`, not `-ctk`.
         let begun = |known: &&str| known.strip_prefix(&format!("-{written}")).is_some_and(|rest| rest.starts_with('-'));
         let begun = self.flags.iter().flat_map(|flag| flag.names()).filter(begun);
         let begun = begun.filter(|_| !written.starts_with("--")).min_by_key(|known| known.len());
-        let near = begun.or(near.min_by_key(|(far, _)| *far).map(|(_, known)| known));
+        let name = self.joined(written);
+        let near = elsewhere(self.engine.engine, &self.flags, &name);
+        let near = near.or(begun).or(spelled.min_by_key(|(far, _)| *far).map(|(_, known)| known));
         let shown = secret::shown_flag(self.engine.engine, written);
         let said = match self.engine.engine.name() {
             "llama.cpp" => format!("invalid argument: {shown}"),
             "tensorrt-llm" => format!("No such option: {shown}"),
             _ => format!("unrecognized arguments: {shown}"),
         };
-        let name = self.joined(written);
         let said = match (newest_with(self.engine.engine, &name), near) {
             (Some(version), _) => {
                 let [has, not] = [EngineSpec { version, ..self.engine }, self.engine].map(EngineSpec::version_name);
@@ -420,6 +421,15 @@ fn optimization_level(words: &[String], at: usize, may_stand_apart: impl Fn() ->
     let level =
         words.get(at + 1).filter(|level| matches!(level.as_str(), "0" | "1" | "2" | "3") && may_stand_apart())?;
     Some((level, at + 2))
+}
+
+/// How many letters make another name of it, if few: of names that begin alike the rest tells which is meant.
+fn distance(written: &str, known: &str) -> Option<usize> {
+    const BEGINNINGS: [&str; 3] = ["--enable-", "--disable-", "--no-"];
+    let rest = |begin: &&str| Some((written.strip_prefix(begin)?, known.strip_prefix(begin)?));
+    let (written, known) = BEGINNINGS.iter().find_map(rest).unwrap_or((written, known));
+    let far = Shown(written).distance(known);
+    (far * 4 <= known.len().max(4)).then_some(far)
 }
 
 /// Whether `name` says that the flag is on; none where it is no name of it.

@@ -1,6 +1,6 @@
 //! llama.cpp's own flags and defaults, as `common/arg.cpp` and the server of b11549 have them.
 
-use cacheplan_handlers::{DType, Kind};
+use cacheplan_handlers::{DType, Growth, Kind};
 use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::llama_cpp::{
@@ -106,6 +106,9 @@ pub(super) fn look_at_words(question: &Question) -> Result<(), ServeError> {
     if let Some(flag) = COUNTS.into_iter().find(negative) {
         return Err(refused(flag, "invalid value".to_owned(), "0"));
     }
+    if question.flag("--parallel").and_then(Setting::whole) == Some(0) {
+        return Err(refused("--parallel", "invalid value for n_parallel".to_owned(), "1"));
+    }
     for flag in [KEYS, VALUES] {
         let Some(word) = question.flag(flag).map(Setting::value).filter(|word| cache_type(word).is_none()) else {
             continue;
@@ -127,9 +130,6 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     };
     let own = stated.or(trained).ok_or_else(|| question.without_length("--ctx-size"))?;
     let slots = question.flag("--parallel").and_then(Setting::whole).filter(|slots| *slots >= 0);
-    if slots == Some(0) {
-        return Err(question.refused("error: n_parallel must be at least 1", [Remedy::Set("--parallel", "1".into())]));
-    }
     if slots.is_some_and(|slots| slots.unsigned_abs() > MOST_SEQUENCES) {
         let said =
             format!("llama_init_from_model: failed to initialize the context: n_seq_max must be <= {MOST_SEQUENCES}");
@@ -167,7 +167,9 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     // Slots that share the cells run as many sequences as these hold, of which none is longer than that.
     question.default_of("max_seq_len", question.slot_tokens.filter(|_| shared).unwrap_or(each));
     question.default_of("max_batch_size", sequences);
-    if shared {
+    // States are each sequence's own.
+    let has_cells = question.caches(model)?.iter().any(|cache| matches!(cache.handler.growth(), Growth::Paged { .. }));
+    if shared && has_cells {
         question.default_of("engine.context", cells);
     }
     for (flag, key) in [(KEYS, "engine.cache_type_k"), (VALUES, "engine.cache_type_v")] {

@@ -1,6 +1,7 @@
 //! SGLang's own flags and defaults, as `arg_groups/memory_hook.py` of 0.5.23 has them.
 
 mod drafts;
+mod heads;
 mod kernels;
 mod pages;
 mod rules;
@@ -18,7 +19,7 @@ use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
 use super::rules::Case;
-use super::{HEADS, Limits, Question, above, dtype_named, of_config, overrides, quantization, radix};
+use super::{Limits, Question, above, dtype_named, of_config, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;
@@ -55,9 +56,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let max_seq_len = stated.or(derived).ok_or_else(|| question.without_length("--context-length"))?;
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let (tp, pp) = (size("--tp-size"), size("--pp-size"));
-    let said = |heads: u64| format!("{heads} attention heads are not divisible by tp_size {tp}");
-    question.divides(of_config(model, HEADS), "--tp-size", tp, said)?;
     let replicas = attention_replicas(question, tp)?;
+    heads::divide(question, model, tp, replicas)?;
     // Replicas of the whole have devices of their own, and of several nodes each has as many devices.
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let whole = if replicas == 1 { size("--dp-size") } else { 1 };

@@ -218,7 +218,8 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let batch = question.count("--max_batch_size").unwrap_or(BATCH);
     question.default_of("max_seq_len", max_seq_len);
     question.default_of("max_num_tokens", max_num_tokens);
-    question.default_of("max_batch_size", batch.min(max_num_tokens));
+    // None in a step is said of steps.
+    question.default_of("max_batch_size", batch.min(max_num_tokens.max(1)));
     const FLAG: &str = "--free_gpu_memory_fraction";
     let share = question.share(FLAG).unwrap_or(0.9);
     if !(share > 0.0 && share <= 1.0) {

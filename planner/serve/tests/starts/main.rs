@@ -254,7 +254,6 @@ const DIFFERENT: &[(&str, &str)] = &[
     ("qwen3-235b-dcp2", "neither the bytes nor the card were logged"),
     ("sgl-qwen38-27b-mi355x", "no size of a cache was logged"),
     ("qwen3-coder-30b-pp2-refused", "its stages have 16 and 32 layers, by a variable that is not planned"),
-    ("trt-gpt-oss-120b-spark", "the log has the pool of windows, without the bytes of the other"),
     ("sgl-qwen38-flash-next-2spark", "the model has no published configuration"),
     ("granite-350m-strix", "the configuration here lacks the kinds of the layers"),
     ("sgl-granite-small", "a build between releases, with flags of its own"),
