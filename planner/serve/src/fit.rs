@@ -349,11 +349,25 @@ impl Asks {
     /// Sequences of all replicas of a layout, at least and at most, as its command is answered; none where it is no command.
     fn between(&self, told: Told<'_>) -> Option<[u64; 2]> {
         let dp = told.layout.parallel.dp;
+        let [least, most] = self.of_replica(told)?;
+        // An engine may not start that is told the most at once, where it would with fewer.
+        let surely = |sequences: u64| {
+            let fewer = Layout { sequences, ..*told.layout };
+            self.of_replica(Told { layout: &fewer, ..told }).map_or(0, |[least, _]| least)
+        };
+        let least = match least {
+            0 if surely(1) > 0 => surely(last(told.layout.sequences, |sequences| surely(sequences) > 0)),
+            least => least,
+        };
+        Some([least, most].map(|of_replica| of_replica.saturating_mul(dp.into())))
+    }
+
+    /// The same of one replica.
+    fn of_replica(&self, told: Told<'_>) -> Option<[u64; 2]> {
         let (launch, options) = self.told(told).ok()??;
         let answer = outcome(&launch, &self.models, &options).ok()?;
         let found = answer.sequences.filter(|_| answer.starts != Starts::No)?;
-        let least = if answer.starts == Starts::Yes { found.low } else { 0 };
-        Some([least, found.high].map(|of_replica| of_replica.saturating_mul(dp.into())))
+        Some([if answer.starts == Starts::Yes { found.low } else { 0 }, found.high])
     }
 
     /// The command of an engine that is told a layout of such devices, and what is said beside it.

@@ -24,6 +24,13 @@ pub(crate) fn quoted(word: &str) -> String {
     if word.ends_with(secret::HIDDEN) || (!word.is_empty() && word.bytes().all(plain)) {
         return word.to_owned();
     }
+    // Variables that a script leaves to its shell stay what that fills.
+    let is_name =
+        |at: usize| word[at + 1..].starts_with(|next: char| next.is_ascii_alphabetic() || "_{".contains(next));
+    let filled = |byte: u8| plain(byte) || b"$ {}".contains(&byte);
+    if word.contains('$') && word.bytes().all(filled) && word.match_indices('$').all(|(at, _)| is_name(at)) {
+        return format!("\"{word}\"");
+    }
     // Only a word with a zero byte has no quoted form.
     shlex::try_quote(word).map_or_else(|_| word.replace('\0', ""), std::borrow::Cow::into_owned)
 }

@@ -24,12 +24,7 @@ const MODEL: &str = "Qwen__Qwen3-8B";
     "unrecognized arguments: --fast",
     "vllm serve m"
 )]
-#[case::an_ambiguous_prefix(
-    "vllm serve m --max-num 8",
-    "h100",
-    "ambiguous option",
-    "vllm serve m --max-num-active-seqs 8"
-)]
+#[case::an_ambiguous_prefix("vllm serve m --max-num 8", "h100", "ambiguous option", "vllm serve m --max-num-seqs 8")]
 #[case::a_removed_flag("vllm serve m --swap-space 4", "h100", "unrecognized arguments: --swap-space", "vllm serve m")]
 #[case::a_missing_value("vllm serve m --max-model-len", "h100", "expected one argument", "vllm serve m")]
 #[case::a_missing_value_before_a_flag(

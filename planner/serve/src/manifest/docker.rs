@@ -78,7 +78,10 @@ pub(super) fn run(
             "--device" if value.starts_with("nvidia.com/gpu=") && !value.ends_with("=all") => {
                 gpus = Some(gpus.unwrap_or(0) + 1);
             }
-            "--entrypoint" => container.entrypoint = Some(vec![value]),
+            // An empty one takes back the image's.
+            "--entrypoint" => {
+                container.entrypoint = Some([value].into_iter().filter(|word| !word.is_empty()).collect());
+            }
             _ => {}
         }
     }

@@ -224,6 +224,16 @@ mod tests {
         "vllm serve m",
         7
     )]
+    #[case::without_the_entrypoint_of_the_image(
+        "FROM vllm/vllm-openai:v0.24.0\nENTRYPOINT []\nCMD [\"vllm\", \"serve\", \"m\"]\n",
+        "vllm serve m",
+        3
+    )]
+    #[case::without_the_entrypoint_of_the_image_in_a_shell(
+        "FROM vllm/vllm-openai:v0.24.0\nENTRYPOINT [\"\"]\nCMD vllm serve m\n",
+        "vllm serve m",
+        3
+    )]
     #[case::another_escape(
         "# syntax=docker/dockerfile:1\n# escape=`\nFROM vllm/vllm-openai:v0.24.0\nENV A=c:\\x `\n  B=a` b\nCMD [\"m\", `\n  \"--port\", \"80\"]\n",
         "A=\"c:\\\\x\" B='a b' vllm serve m --port 80",

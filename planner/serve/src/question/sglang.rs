@@ -19,7 +19,7 @@ use cacheplan_planner::{Memory, ModelCaches, PlanError, PlanRequest};
 
 use super::calibrated::{self, Reads};
 use super::rules::Case;
-use super::{Limits, Question, above, dtype_named, of_config, overrides, quantization, radix};
+use super::{Limits, Question, above, dtype_named, overrides, quantization, radix};
 use crate::error::ServeError;
 use crate::flags::parse::Setting;
 use crate::remedy::Remedy;

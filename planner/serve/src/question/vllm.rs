@@ -88,7 +88,7 @@ pub(super) fn look_at_caches(
 ) -> Result<u64, ServeError> {
     dtype::bfloat16(question, request)?;
     dtype::kernels(question, request)?;
-    Ok(memory::least_blocks(question, limits))
+    Ok(memory::least_blocks(question, request, limits))
 }
 
 /// Tokens between states, or beginnings of windows, that are kept for reuse.

@@ -370,6 +370,24 @@ const RULES: &[Rule] = &[
             _ => None,
         }
     }),
+    since(READ, &["--ep-size", "--moe-runner-backend", "--moe-a2a-backend"], |case| {
+        const WHOLE: &str = "flashinfer_cutlass flashinfer_cutedsl";
+        // Nemotron-H has a runner of its own (`model_overrides/nemotron_h.py`), and another on data center Blackwell and for four bits.
+        let chooses = |case: &Case<'_>| {
+            let four_bits = weights::method(case).is_some_and(|method| lists("modelopt_fp4 modelopt_mixed", &method));
+            let others = (case.generation() == Some(10)
+                && case.word("--moe-a2a-backend").is_none_or(|word| word == "none"))
+                || (four_bits && matches!(case.generation(), Some(8 | 9)));
+            lists("nemotron_h nemotron_h_puzzle", case.model_type()) && !others && case.generation().is_some()
+        };
+        let runner = match case.word("--moe-runner-backend").filter(|word| *word != "auto") {
+            Some(word) => lists(WHOLE, word),
+            None => chooses(case),
+        };
+        let (ep, tp) = (case.size("--ep-size"), case.size("--tp-size"));
+        (runner && ep != 1 && ep != tp)
+            .then(|| "The expert parallel size must be 1 or the same as the tensor parallel size".into())
+    }),
     since(READ, &["--dsv4-attn-backend"], |case| {
         let told = case.word("--dsv4-attn-backend").filter(|_| case.model_type().starts_with("deepseek_v4"));
         let other = case.generation().is_some_and(|generation| generation != 10);

@@ -58,12 +58,7 @@ pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
             "Quantization method specified in the model config ({stored}) does not match the quantization method specified in the `quantization` argument ({told})."
         ));
     }
-    let method = match (&told, &*stored, of_files("quant_algo")) {
-        (Some(told), ..) => told,
-        (None, "modelopt", "FP8") => "modelopt_fp8",
-        (None, "modelopt", "NVFP4") => "modelopt_fp4",
-        (None, stored, _) => stored,
-    };
+    let method = method(case)?;
     let (_, least) = METHODS.iter().find(|(known, _)| *known == method)?;
     let found = super::capability(case.question, case.model)?;
     let is_amd = case.question.device().is_some_and(|device| device.maker() == Some("AMD"));
@@ -78,6 +73,20 @@ pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
     let is_brain = dtype(case, found) == DType::Bf16;
     (is_older && is_brain && !is_amd).then(|| {
         format!("torch.bfloat16 is not supported for quantization method {method}. Supported dtypes: [torch.float16]")
+    })
+}
+
+/// The method, by its name for what the command or the files say; empty where neither does.
+pub(super) fn method(case: &Case<'_>) -> Option<String> {
+    let section = case.model.model()?.stated("quantization_config");
+    let of_files = |key: &str| section.and_then(|section| section.get(key)?.as_str()).unwrap_or_default();
+    let told = case.word(FLAG).map(str::to_lowercase).filter(|told| told != "unquant");
+    Some(match (told, &*of_files("quant_method").to_lowercase(), of_files("quant_algo")) {
+        (Some(told), ..) => told,
+        (None, "modelopt", "FP8") => "modelopt_fp8".to_owned(),
+        (None, "modelopt", "NVFP4") => "modelopt_fp4".to_owned(),
+        (None, "modelopt", "MIXED_PRECISION") => "modelopt_mixed".to_owned(),
+        (None, stored, _) => stored.to_owned(),
     })
 }
 

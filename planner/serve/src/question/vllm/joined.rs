@@ -100,21 +100,38 @@ const FAMILIES: [&str; 9] = [
 
 /// Methods, the least capability of a GPU that they need, and the dtypes that a model is run in by them (`get_min_capability`,
 /// `get_supported_act_dtypes`).
-const METHODS: [(&str, u32, &str); 9] = [
+const METHODS: [(&str, u32, &str); 10] = [
     ("fp8", 75, "bfloat16 float16"),
     ("awq awq_marlin auto_awq", 75, "float16 bfloat16"),
     ("gptq gptq_marlin auto_gptq inc", 60, "float16 bfloat16"),
     ("mxfp4 gpt_oss_mxfp4", 80, "bfloat16"),
-    ("modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed", 75, "bfloat16 float16"),
+    ("modelopt modelopt_mxfp8", 80, "bfloat16 float16"),
+    ("modelopt_fp4 modelopt_mixed", 75, "bfloat16 float16"),
     ("fbgemm_fp8 experts_int8", 80, "bfloat16 float16"),
     ("quark moe_wna16", 70, "float16 bfloat16"),
     ("compressed-tensors", 70, "float32 float16 bfloat16"),
     ("torchao", 75, "float32 float16 bfloat16"),
 ];
 
-/// How the files of a model were quantised.
+/// All that it has.
+const KNOWN: &str = "awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed auto_gptq gptq \
+    gptq_marlin awq_marlin humming compressed-tensors experts_int8 quark moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 \
+    online fp8_per_tensor fp8_per_block fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8";
+
+/// How the files of a model were quantised, by its name for that.
 fn of_files(case: &Case<'_>) -> Option<String> {
-    Some(case.model.model()?.stated("quantization_config")?.get("quant_method")?.as_str()?.to_lowercase())
+    let section = case.model.model()?.stated("quantization_config")?;
+    let method = section.get("quant_method")?.as_str()?.to_lowercase().replace('_', "-");
+    let algorithm =
+        section.get("quant_algo").and_then(|algorithm| algorithm.as_str()).unwrap_or_default().to_uppercase();
+    Some(match &*method {
+        "compressed-tensors" => method,
+        "auto-round" | "intel/auto-round" => "inc".to_owned(),
+        "modelopt" if algorithm.contains("NVFP4") => "modelopt_fp4".to_owned(),
+        "modelopt" if algorithm.contains("MXFP8") => "modelopt_mxfp8".to_owned(),
+        "modelopt" if algorithm.contains("MIXED") => "modelopt_mixed".to_owned(),
+        _ => method.replace('-', "_"),
+    })
 }
 
 /// What it refuses of flags alone, or of those of models that take more than text.
@@ -372,6 +389,11 @@ pub(super) const RULES: &[Rule] = &[
             _ => None,
         }
     }),
+    since(READ, &["--disable-chunked-mm-input", "--enable-prefix-caching"], |case| {
+        (case.is_on("--disable-chunked-mm-input") && case.has_states() && case.question.keeps_prefixes()).then(|| {
+            "Chunked MM input is required because we need the flexibility to schedule a multiple of block_size tokens even if they are in the middle of a mm input".into()
+        })
+    }),
     since(READ, &[PROCESSOR], |case| {
         // An instance that encodes alone has no caches.
         let word = case.unlisted(PROCESSOR, "auto cpu").filter(|_| takes_more_than_text(case.model))?;
@@ -413,7 +435,9 @@ pub(super) const RULES: &[Rule] = &[
         const DEPRECATED: &str = "fbgemm_fp8";
         let word = case.word(QUANTIZATION).map(str::to_lowercase).or_else(|| of_files(case))?;
         match &*word {
-            "bitsandbytes" => Some(format!("Unknown quantization method: {word}.")),
+            unknown if !unknown.is_empty() && !lists(KNOWN, unknown) => {
+                Some(format!("Unknown quantization method: {unknown}. Must be one of {}.", KNOWN.replace(' ', ", ")))
+            }
             DEPRECATED if !case.is_on("--allow-deprecated-quantization") => Some(format!(
                 "The quantization method {word} is deprecated and will be removed in future versions of vLLM. To bypass, set `--allow-deprecated-quantization`."
             )),

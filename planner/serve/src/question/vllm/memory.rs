@@ -1,10 +1,12 @@
 //! The bytes that caches get, and the blocks that they must give.
 
-use cacheplan_planner::ByteSize;
 use cacheplan_planner::engines::Version;
 use cacheplan_planner::logs::failures::SHARE_IS_TAKEN;
+use cacheplan_planner::{ByteSize, PlanRequest};
 
+use super::super::rules::lists;
 use super::super::{Limits, Question};
+use super::attention;
 use super::graphs::Graphs;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -79,10 +81,13 @@ fn cpu_space(question: &Question) -> Option<u64> {
     space.trim().parse().ok()
 }
 
-/// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. What drafts
-/// may capture otherwise, which was not read.
-pub(in super::super) fn least_blocks(question: &Question, limits: &Limits) -> u64 {
-    let drafts = question.flag("--speculative-config").is_some();
+/// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. With drafts
+/// kernels that capture steps of one token alone leave that out (`_cudagraph_support`).
+pub(in super::super) fn least_blocks(question: &Question, request: &PlanRequest, limits: &Limits) -> u64 {
+    const OF_ONE_TOKEN: &str = "minimax minimax_text_01 minimax_m1 bailing_moe_linear bailing_hybrid";
+    let by_type = lists(OF_ONE_TOKEN, &request.model().info().model_type);
+    let by_kernel = attention::named(question).is_some_and(|kernel| lists("FLASHINFER HPC_ATTN", &kernel));
+    let drafts = question.flag("--speculative-config").is_some() && (by_type || by_kernel);
     let on_cpu = cpu_space(question).is_some();
     let captures = Graphs::of(question) == Graphs::Full;
     let asks = question.engine.version >= CAPTURES_WITH_STATES && captures && !drafts && !on_cpu;

@@ -7,8 +7,9 @@ use cacheplan_planner::ModelCaches;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::lists;
+use super::super::rules::{lists, takes_more_than_text};
 use super::super::{Question, of_config, overrides, speculation, speculative};
+use super::graphs::Graphs;
 use super::{is_on, words};
 use crate::error::ServeError;
 use crate::remedy::Remedy;
@@ -79,7 +80,14 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         return Ok(());
     }
     let config = speculative::config(question)?;
-    let lacks = newer_lacks(question, config.as_ref());
+    let lacks = newer_lacks(question, config.as_ref()).or_else(|| {
+        let has_states = question
+            .caches(model)
+            .is_ok_and(|caches| caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)));
+        let of_model = [("hybrid models", has_states), ("multimodal models", takes_more_than_text(model))];
+        let (what, _) = of_model.into_iter().find(|(_, is)| *is && halves(question))?;
+        Some(format!("{HALVES} with {what}"))
+    });
     match (is_on(question, VARIABLE), lacks) {
         (Some(true), Some(lacks)) => {
             let flags = [SPECULATIVE].into_iter().filter(|flag| question.flag(flag).is_some()).map(Remedy::Remove);
@@ -131,7 +139,18 @@ fn older_lacks(question: &Question, config: Option<&Value>) -> Option<&'static s
 fn newer_lacks(question: &Question, config: Option<&Value>) -> Option<String> {
     let says = |key: &str| config.and_then(|config| config.get(key)).and_then(Value::as_bool) == Some(true);
     let stages = question.count("--pipeline-parallel-size").unwrap_or(1) > 1;
-    let small = question.is_on("--enable-dbo") || question.count("--ubatch-size").is_some_and(|size| size > 1);
+    let several = |flag: &str| question.count(flag).is_some_and(|count| count > 1);
+    let beside = [
+        ("LoRA", question.is_on("--enable-lora")),
+        ("speculative decoding", config.is_some()),
+        ("pipeline parallelism", stages),
+        (
+            "context parallelism",
+            several("--decode-context-parallel-size") || several("--prefill-context-parallel-size"),
+        ),
+        ("PIECEWISE CUDA graphs", Graphs::of(question) == Graphs::Piecewise),
+    ];
+    let beside = beside.into_iter().find(|(_, is)| *is);
     match config.map(method) {
         _ if stages && question.value("--distributed-executor-backend") == Some("external_launcher") => {
             Some("pipeline parallelism with external_launcher".to_owned())
@@ -141,10 +160,17 @@ fn newer_lacks(question: &Question, config: Option<&Value>) -> Option<String> {
             Some("parallel drafting for EAGLE speculative decoding".to_owned())
         }
         Some(_) if says("use_heterogeneous_vocab") => Some("heterogeneous-vocabulary draft models".to_owned()),
-        // Told to take it, it does so for some models.
-        _ if small && is_on(question, VARIABLE).is_none() => Some("dual batch overlap".to_owned()),
-        _ => None,
+        // Told to take it, it does so for plain steps of some models.
+        _ if halves(question) && is_on(question, VARIABLE).is_none() => Some(HALVES.to_owned()),
+        _ => beside.filter(|_| halves(question)).map(|(what, _)| format!("{HALVES} with {what}")),
     }
+}
+
+const HALVES: &str = "dual batch overlap";
+
+/// Whether steps are cut into parts that overlap.
+fn halves(question: &Question) -> bool {
+    question.is_on("--enable-dbo") || question.count("--ubatch-size").is_some_and(|size| size > 1)
 }
 
 /// The method, also where the model alone says it.
