@@ -57,3 +57,20 @@ pub(crate) fn wrapped(text: &str) -> Vec<String> {
     }
     lines
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("a b", "'a b'")]
+    #[case("$HOST:80", "\"$HOST:80\"")]
+    #[case("${RANK}", "\"${RANK}\"")]
+    #[case("$(hostname)", "'$(hostname)'")]
+    #[case("a\"$X", "'a\"$X'")]
+    #[case("5$", "'5$'")]
+    fn a_word_is_written_as_a_shell_reads_it(#[case] word: &str, #[case] expected: &str) {
+        assert_eq!(quoted(word), expected);
+    }
+}

@@ -260,3 +260,12 @@ fn what_is_held_beside_what_the_command_asks_for_is_said_to_be_room() {
     assert!(table.contains("--parallel 4"), "{table}");
     assert!(table.contains(": 4 asked for, and room for "), "{table}");
 }
+
+/// With as many sequences as there may be room for vLLM may not start, with those that are asked for it does.
+#[test]
+fn states_alone_are_held_by_the_device_whose_own_command_starts() {
+    let engine = "vllm@0.33.0".parse().unwrap();
+    let found = answer("state-spaces__mamba2-2.7b", &["h200"], 16384, 16, engine);
+    let alone = of_engine(&found).find(|row| row.devices == 1).unwrap();
+    assert!(alone.holds && alone.sequences_between.unwrap()[0] >= 16, "{alone:?}");
+}

@@ -6,7 +6,7 @@ use cacheplan_planner::logs::Logged;
 use cacheplan_serve::{Options, ServeError, answer};
 use rstest::rstest;
 
-use common::{launch, models, on};
+use common::{changed, launch, models, on};
 
 const LLAMA: &str = "meta-llama__Llama-3.1-8B-Instruct";
 const DEEPSEEK: &str = "deepseek-ai__DeepSeek-V3";
@@ -27,6 +27,11 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
 
 /// Of the newest version, flags behind the model that it starts without.
 #[rstest]
+#[case::whole_images_beside_states(
+    "Qwen__Qwen3.5-27B",
+    "-tp 8 --disable-chunked-mm-input",
+    "Chunked MM input is required"
+)]
 #[case::level(LLAMA, "-O4", "Input should be 0, 1, 2 or 3 (it is '4')")]
 #[case::part_of_a_level(LLAMA, "-O.cudagraph_mode=NONE", "Input should be 0, 1, 2 or 3")]
 #[case::number_of_compilation(LLAMA, "--compilation-config 3", "instance of CompilationConfig")]
@@ -393,6 +398,11 @@ fn older_vllm_refuses_kernels_of_a_variable() {
     "--speculative-config {\"method\":\"suffix\",\"num_speculative_tokens\":4}",
     "Model Runner V2 does not yet support: speculative method 'suffix'"
 )]
+#[case(
+    "VLLM_USE_V2_MODEL_RUNNER=1",
+    "-tp 2 --enable-dbo --all2all-backend deepep_low_latency --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":3}",
+    "Model Runner V2 does not yet support: dual batch overlap with speculative decoding"
+)]
 #[case("VLLM_WORKER_MULTIPROC_METHOD=thread", "", "Invalid value 'thread' for VLLM_WORKER_MULTIPROC_METHOD")]
 #[case("VLLM_KV_CACHE_LAYOUT=foo", "", "Invalid value 'foo' for VLLM_KV_CACHE_LAYOUT")]
 #[case("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=false", "", "invalid literal for int() with base 10: 'false'")]
@@ -405,6 +415,30 @@ fn vllm_refuses_under_a_variable(#[case] variable: &str, #[case] flags: &str, #[
     let found = said(format!("{variable} vllm serve m {flags}").trim(), LLAMA, "0.33.0");
     assert!(found.as_ref().is_some_and(|found| found.contains(expected)), "{found:?}");
     assert_eq!(said(format!("vllm serve m {}", flags.replace("--async-scheduling", "")).trim(), LLAMA, "0.33.0"), None);
+}
+
+/// A method of files is known by its name and by what it makes of weights.
+#[rstest]
+#[case::removed("h100", "hqq", "", Some("Unknown quantization method: hqq"))]
+#[case::known("h100", "awq", "", None)]
+#[case::written_otherwise("h100", "compressed_tensors", "", None)]
+#[case::eight_bits_on_an_old_gpu("t4", "modelopt", "FP8", Some("Minimum capability: 80. Current capability: 75"))]
+#[case::four_bits_on_an_old_gpu("t4", "modelopt", "NVFP4", None)]
+fn vllm_knows_methods_of_files(
+    #[case] device: &str,
+    #[case] method: &str,
+    #[case] algorithm: &str,
+    #[case] expected: Option<&str>,
+) {
+    let model = changed(LLAMA, |config| {
+        config["quantization_config"] = serde_json::json!({"quant_method": method, "quant_algo": algorithm});
+    });
+    let options = Options { version: Some("0.33.0".into()), cache_bytes: Some(Logged::exact(4 << 30)), ..on(device) };
+    let found = answer(&launch("vllm serve m --max-model-len 4096"), model, &options);
+    match (found, expected) {
+        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
+    }
 }
 
 /// The order of convolution states is asked for where there are some.
@@ -490,6 +524,12 @@ fn amds_variables_show_some_of_the_devices(
     "--tp 4 --enable-mamba-cache-stochastic-rounding --mamba-ssm-dtype float16",
     "requires SM100 with CUDA >= 12.8"
 )]
+#[case::some_ranks_of_experts(NEMOTRON, "--tp 4 --ep-size 2", "must be 1 or the same as the tensor parallel size")]
+#[case::some_ranks_of_experts_as_told(
+    NEXT,
+    "--tp 4 --ep-size 2 --moe-runner-backend flashinfer_cutlass",
+    "must be 1 or the same as the tensor parallel size"
+)]
 #[case::captured(LLAMA, "--enable-return-aux-hidden-states", "to name the capture convention")]
 fn sglang_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
     let command = format!("sglang serve --model-path m {flags}");
@@ -498,6 +538,8 @@ fn sglang_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &s
 }
 
 #[rstest]
+#[case(NEMOTRON, "--tp 4 --ep-size 4")]
+#[case(NEXT, "--tp 4 --ep-size 2")]
 #[case(NEXT, "--tp 4 --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule")]
 #[case(NEXT, "--tp 4 --mamba-radix-cache-strategy extra_buffer_lazy")]
 #[case(LLAMA, "--tp 8 --nnodes 2 --reasoning-parser qwen3 --tool-call-parser llama3 --sampling-backend pytorch")]

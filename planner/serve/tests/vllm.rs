@@ -267,9 +267,22 @@ fn a_sequence_is_no_longer_than_that_of_a_model_that_drafts(
     }
 }
 
+/// Decoding is captured as a whole with drafts too, by kernels that take steps of several tokens.
+#[rstest]
+#[case("", Starts::No)]
+#[case(r#" -sc {"method":"mtp","num_speculative_tokens":2}"#, Starts::No)]
+#[case(" --enforce-eager", Starts::Yes)]
+#[case(r#" --attention-backend FLASHINFER -sc {"method":"mtp","num_speculative_tokens":2}"#, Starts::Yes)]
+fn every_sequence_has_a_block_for_its_state(#[case] flags: &str, #[case] starts: Starts) {
+    let command = launch(&format!("vllm serve m -tp 8 --max-model-len 8192 --max-num-seqs 1024{flags}"));
+    let found = answer(&command, models("Qwen__Qwen3-Next-80B-A3B-Thinking"), &with_bytes("0.33.0", 2)).unwrap();
+    assert_eq!(found.starts, starts, "{:?}", found.reason);
+}
+
 /// The tokens that a window keeps are those of all steps that overlap.
 #[rstest]
 #[case("", r#" -sc {"method":"suffix","num_speculative_tokens":4}"#)]
+#[case("", r#" -sc {"method":"suffix"}"#)]
 #[case("VLLM_USE_V2_MODEL_RUNNER=0 ", " -pp 2")]
 fn steps_of_the_older_runner_do_not_overlap(#[case] variable: &str, #[case] flags: &str) {
     let tokens = |variable: &str, more: &str| {

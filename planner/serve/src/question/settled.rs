@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cacheplan_handlers::{Kind, ResourceHandler};
+use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::{FlagMeaning, Version};
 use cacheplan_planner::logs::failures::FEW_DEVICES;
 use cacheplan_planner::plan::{Certainty, LedgerItem, LedgerLine};
@@ -169,7 +169,14 @@ impl Question {
         let caches = self.caches(model)?;
         let any = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|cache| of(&cache.handler));
         let has_convs = any(|handler| *handler.kind() == Kind::CausalConv);
-        let has_states = any(|handler| handler.is_state() && *handler.kind() != Kind::CausalConv);
+        // Some states have a dtype of their own, whatever is said.
+        let with = |dtype: DType| {
+            let request = PlanRequest::of(model.clone()).for_engine(self.engine);
+            let caches = request.changed(|budget| budget.dtypes.ssm = Some(dtype)).caches().ok()?;
+            Some(caches.iter().map(|cache| cache.handler.clone()).collect::<Vec<_>>())
+        };
+        let [wide, narrow] = [DType::F32, DType::F16].map(with);
+        let has_states = wide.zip(narrow).is_none_or(|(wide, narrow)| wide != narrow);
         let has_pages = any(|handler| !handler.is_state());
         let kept = [("dtypes.kv", has_pages), ("dtypes.ssm", has_states), ("dtypes.conv", has_convs)];
         self.stated.retain(|stated| !kept.iter().any(|(key, has)| stated.key == *key && !has));

@@ -7,6 +7,9 @@ use super::vllm::words;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
+/// The tokens of a tree of suffixes, by default.
+const SUFFIX_DEPTH: u64 = 24;
+
 /// The config, if one is stated.
 pub(super) fn config(question: &Question) -> Result<Option<Value>, ServeError> {
     const FLAG: &str = "--speculative-config";
@@ -22,7 +25,13 @@ pub(super) fn config(question: &Question) -> Result<Option<Value>, ServeError> {
         let number = setting.whole().filter(|_| key == "num_speculative_tokens");
         config.insert(key.to_owned(), number.map_or_else(|| Value::from(setting.value()), Value::from));
     }
-    let config: Map<String, Value> = config.into_iter().map(|(key, value)| (key.replace('-', "_"), value)).collect();
+    let mut config: Map<String, Value> =
+        config.into_iter().map(|(key, value)| (key.replace('-', "_"), value)).collect();
+    // It drafts as far as its tree goes where nobody says how far.
+    if config.get("method").and_then(Value::as_str) == Some("suffix") {
+        let depth = config.get("suffix_decoding_max_tree_depth").cloned().unwrap_or(SUFFIX_DEPTH.into());
+        config.entry("num_speculative_tokens").or_insert(depth);
+    }
     words::speculative(question, &config)?;
     Ok((!config.is_empty()).then_some(Value::Object(config)))
 }
