@@ -537,6 +537,25 @@ fn sglang_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &s
     assert!(found.contains(expected), "{found}");
 }
 
+/// Experts of 768 channels in blocks of 128.
+#[rstest]
+#[case("--tp 2", None)]
+#[case("--tp 4", Some("weight = 192 is not divisible by weight quantization block_n = 128"))]
+#[case("--tp 4 --ep-size 2", None)]
+#[case("--tp 8 --moe-a2a-backend deepep", None)]
+#[case("--tp 8 --dp 8 --enable-dp-attention", Some("weight = 96 is not divisible by"))]
+fn sglang_gives_ranks_whole_blocks_of_weights(#[case] flags: &str, #[case] expected: Option<&str>) {
+    let model = changed("Qwen__Qwen3-30B-A3B", |config| {
+        config["quantization_config"] = serde_json::json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
+    });
+    let options = Options { version: Some("0.5.23".into()), ..on("8xh200") };
+    let found = answer(&launch(&format!("sglang serve --model-path m {flags}")), model, &options);
+    match (found, expected) {
+        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
+    }
+}
+
 #[rstest]
 #[case(NEMOTRON, "--tp 4 --ep-size 4")]
 #[case(NEXT, "--tp 4 --ep-size 2")]

@@ -1,6 +1,7 @@
 //! What a command asks: the engine, the model, and the budget that its flags state.
 
 mod above;
+mod blocks;
 mod calibrated;
 mod connectors;
 mod limits;

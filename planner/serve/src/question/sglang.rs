@@ -58,6 +58,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     let (tp, pp) = (size("--tp-size"), size("--pp-size"));
     let replicas = attention_replicas(question, tp)?;
     heads::divide(question, model, tp, replicas)?;
+    heads::cut(question, model, tp, replicas)?;
     // Replicas of the whole have devices of their own, and of several nodes each has as many devices.
     let size = |name: &str| question.count(name).unwrap_or(1).max(1);
     let whole = if replicas == 1 { size("--dp-size") } else { 1 };

@@ -2,7 +2,6 @@
 
 mod attention;
 mod batch;
-mod blocks;
 mod drafter;
 mod dtype;
 mod fields;
@@ -25,6 +24,7 @@ use cacheplan_planner::engines::Version;
 use cacheplan_planner::engines::vllm::{HYBRIDS_KEEP_PREFIXES, REPORTS_CONCURRENCY};
 use cacheplan_planner::{ModelCaches, Override, PlanRequest};
 
+use super::blocks::{self, Cut};
 use super::rules::{Case, look, look_at_rows};
 use super::{HEADS, Limits, Question, calibrated, connectors, of_config, quantization, speculation};
 use crate::error::ServeError;
@@ -315,6 +315,19 @@ fn experts(question: &mut Question, model: &ModelCaches, tp: u64, dp: u64) -> Re
 }
 
 /// Sizes that divide the model, and the devices that they take.
+/// Ranks that cut blocks of weights are refused from the first version on that was read.
+fn cut(question: &Question, model: &ModelCaches, tp: u64, dp: u64) -> Result<(), ServeError> {
+    const EXPERTS: &str = "--enable-expert-parallel";
+    const READ: Version = Version(0, 22, 0);
+    /// Read in 0.30.0, and not in 0.28.0.
+    const REFINES: Version = Version(0, 30, 0);
+    let version = question.engine.version;
+    let of_expert = if question.is_on(EXPERTS) { 1 } else { tp.saturating_mul(dp) };
+    let whole = Some(Remedy::Set(EXPERTS, String::new()));
+    let cut = Cut { ranks: ("--tensor-parallel-size", tp), of_expert, whole, refines: version >= REFINES };
+    if version < READ { Ok(()) } else { blocks::look(question, model, cut) }
+}
+
 fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let size = |name: &str| question.count(name).unwrap_or(1);
     let (tp, pp, dp) = (size("--tensor-parallel-size"), size("--pipeline-parallel-size"), size("--data-parallel-size"));
@@ -332,7 +345,7 @@ fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeErr
     let padded = words.and_then(|words| words.checked_next_multiple_of(VOCABULARY));
     question.divides(padded, "--tensor-parallel-size", tp, |words| format!("{words} is not divisible by {tp}"))?;
     experts(question, model, tp, dp)?;
-    blocks::look(question, model, tp, dp)?;
+    cut(question, model, tp, dp)?;
     // Of several nodes each has as many devices, and each may run a part of the replicas.
     let local = question.count("--data-parallel-size-local").unwrap_or(dp);
     let nodes = question.count("--nnodes").unwrap_or(1).max(1);

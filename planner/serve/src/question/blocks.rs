@@ -1,31 +1,38 @@
-//! Weights of 8 bits with a scale for each block of them, which ranks must divide into whole blocks (`validate_fp8_block_shape` and
-//! `validate_fp8_block_shape_moe`, read in 0.22.0 to 0.33.0).
+//! Weights of 8 bits with a scale for each block of them, which ranks must divide into whole blocks (vLLM's `validate_fp8_block_shape` and
+//! `validate_fp8_block_shape_moe`, read in 0.22.0 to 0.33.0; SGLang's `fp8.py` of 0.5.23).
 
 use cacheplan_planner::ModelCaches;
-use cacheplan_planner::engines::Version;
 use cacheplan_transforms::Model;
 use cacheplan_transforms::layers::{BlockSpec, FeedForward};
 use serde_json::Value;
 
-use super::super::Question;
+use super::Question;
 use crate::error::ServeError;
 use crate::remedy::Remedy;
 
-const RANKS: &str = "--tensor-parallel-size";
-const EXPERTS: &str = "--enable-expert-parallel";
-const READ: Version = Version(0, 22, 0);
-/// Read in 0.30.0, and not in 0.28.0: the blocks of experts are cut as fine as ranks need them (`refine_fp8_moe_block_shape`), down to this.
-const REFINES: Version = Version(0, 30, 0);
+/// The blocks of experts are cut as fine as ranks need them (`refine_fp8_moe_block_shape`), down to this.
 const FINEST: u64 = 32;
+
+/// Over how many ranks an engine divides weights.
+pub(super) struct Cut {
+    /// The flag that says how many, and their number.
+    pub(super) ranks: (&'static str, u64),
+    /// Those of each expert; one where a rank has whole ones.
+    pub(super) of_expert: u64,
+    /// What leaves experts whole.
+    pub(super) whole: Option<Remedy>,
+    pub(super) refines: bool,
+}
 
 /// The inputs of a matrix, and how the name of a module ends that may be left out.
 type Part = (u64, &'static [&'static str]);
 
 /// Refuses ranks that cut a block.
-pub(super) fn look(question: &Question, model: &ModelCaches, tp: u64, replicas: u64) -> Result<(), ServeError> {
-    let Some(model) = model.model().filter(|_| question.engine.version >= READ) else { return Ok(()) };
+pub(super) fn look(question: &Question, model: &ModelCaches, cut: Cut) -> Result<(), ServeError> {
+    let Some(model) = model.model() else { return Ok(()) };
     let Some(section) = model.stated("quantization_config") else { return Ok(()) };
     let Some([rows, columns]) = block(section) else { return Ok(()) };
+    let Cut { ranks: (flag, tp), of_expert, whole, refines } = cut;
     let skipped: Vec<&str> = ["modules_to_not_convert", "ignored_layers"]
         .into_iter()
         .filter_map(|key| section.get(key)?.as_array())
@@ -35,37 +42,31 @@ pub(super) fn look(question: &Question, model: &ModelCaches, tp: u64, replicas: 
     let is_left_out = |words: &[&str]| skipped.iter().any(|name| words.iter().any(|word| name.ends_with(word)));
     let refused = |said: String, more: Option<Remedy>| {
         let fewer = (1..tp).rev().find(|ranks| tp.is_multiple_of(*ranks));
-        let fewer = fewer.map(|ranks| Remedy::Set(RANKS, ranks.to_string()));
+        let fewer = fewer.map(|ranks| Remedy::Set(flag, ranks.to_string()));
         question.refused(said, more.into_iter().chain(fewer))
     };
-    let holds_whole = question.is_on(EXPERTS);
-    let of_ranks = if holds_whole { 1 } else { tp.saturating_mul(replicas) };
-    for (size, words) in model.layers.iter().flat_map(|layer| &layer.blocks).flat_map(|block| parts(block, holds_whole))
-    {
+    let blocks = model.layers.iter().flat_map(|layer| &layer.blocks);
+    for (size, words) in blocks.flat_map(|block| parts(block, of_expert == 1)) {
         let share = size / tp;
         if tp > 1 && !share.is_multiple_of(columns) && !is_left_out(words) {
-            return Err(refused(
-                format!(
-                    "Weight input_size_per_partition = {share} is not divisible by weight quantization block_k = {columns}."
-                ),
-                None,
-            ));
+            let said = format!(
+                "Weight input_size_per_partition = {share} is not divisible by weight quantization block_k = {columns}."
+            );
+            return Err(refused(said, None));
         }
     }
     for block in experts(model) {
-        let share = block.intermediate_size / of_ranks.max(1);
-        let divides = share.is_multiple_of(rows) && (of_ranks == 1 || share.is_multiple_of(columns));
+        let share = block.intermediate_size / of_expert.max(1);
+        let divides = share.is_multiple_of(rows) && (of_expert == 1 || share.is_multiple_of(columns));
         let sees = block.latent_size.or(model.hidden_size).unwrap_or(rows);
         let finest = [rows, columns, share, sees].into_iter().reduce(common).unwrap_or(0);
-        if divides || is_left_out(&["experts", "mlp"]) || (question.engine.version >= REFINES && finest >= FINEST) {
+        if divides || is_left_out(&["experts", "mlp"]) || (refines && finest >= FINEST) {
             continue;
         }
-        return Err(refused(
-            format!(
-                "The output_size of gate's and up's weight = {share} is not divisible by weight quantization block_n = {rows}."
-            ),
-            (!holds_whole).then(|| Remedy::Set(EXPERTS, String::new())),
-        ));
+        let said = format!(
+            "The output_size of gate's and up's weight = {share} is not divisible by weight quantization block_n = {rows}."
+        );
+        return Err(refused(said, whole.filter(|_| of_expert > 1)));
     }
     Ok(())
 }
