@@ -77,7 +77,17 @@ fn windows_of_requests_have_room_for_the_steps_under_way(#[case] flags: &str, #[
 #[case::other_method("mxfp4", "--quantization fp8", "h100", Some("does not match the quantization method"))]
 #[case::read_by_others("awq", "--quantization awq_marlin", "h100", None)]
 #[case::kept_to_older_kernels("awq", "--quantization awq", "h100", Some("torch.bfloat16 is not supported"))]
-#[case::in_their_dtype("gptq", "--quantization gptq --dtype half", "h100", None)]
+#[case::without_older_kernels(
+    "gptq",
+    "--quantization gptq --dtype half",
+    "h100",
+    Some("Unknown quantization method: gptq")
+)]
+#[case::without_any_kernels("gptq", "", "t4", Some("Unknown quantization method: gptq"))]
+#[case::removed("hqq", "", "h100", Some("Unknown quantization method: hqq"))]
+#[case::of_others("modelopt", "", "mi300x", Some("modelopt quantization is currently not supported in ROCm"))]
+#[case::of_amd("fp8", "", "mi300x", None)]
+#[case::older_kernels_alone("awq", "", "mi300x", Some("torch.bfloat16 is not supported"))]
 #[case::as_the_files_say("gptq", "", "a100-80gb", None)]
 #[case::older_gpu("fp8", "", "t4", Some("Minimum capability: 80"))]
 #[case::newer_gpu("fp8", "", "l4", None)]

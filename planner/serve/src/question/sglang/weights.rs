@@ -39,6 +39,12 @@ const READ_BY: [(&str, &str); 7] = [
     ("bitsandbytes", ""),
     ("modelopt", "modelopt_fp8 modelopt_fp4 modelopt_mixed petit_nvfp4"),
 ];
+/// All that it has on NVIDIA's GPUs, and on AMD's.
+const KNOWN: &str = "fp8 mxfp8 minimax_m3_nvfp4 blockwise_int8 modelopt modelopt_fp8 modelopt_fp4 nvfp4_online modelopt_mixed w8a8_int8 \
+    w8a8_fp8 awq awq_marlin bitsandbytes gguf gptq_marlin moe_wna16 compressed-tensors w4afp8 petit_nvfp4 quark quark_mxfp4 auto-round \
+    auto-round-int8 modelslim quark_int4fp8_moe humming mxfp_w4a8 mxfp4 marlin";
+const ON_AMD: &str = "awq fp8 compressed-tensors w8a8_fp8 petit_nvfp4 quark mxfp4 mxfp8 auto-round auto-round-int8 quark_int4fp8_moe \
+    quark_mxfp4";
 /// What reads files of any method.
 const OF_ANY: &str = "quark_mxfp4 unquant";
 
@@ -58,20 +64,33 @@ pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
             "Quantization method specified in the model config ({stored}) does not match the quantization method specified in the `quantization` argument ({told})."
         ));
     }
-    let method = method(case)?;
-    let (_, least) = METHODS.iter().find(|(known, _)| *known == method)?;
-    let found = super::capability(case.question, case.model)?;
-    let is_amd = case.question.device().is_some_and(|device| device.maker() == Some("AMD"));
-    if found < *least && !is_amd {
+    let method = method(case).filter(|method| !method.is_empty())?;
+    if !lists(KNOWN, &method) {
+        return Some(format!(
+            "Unknown quantization method: {method}. Must be one of {}.",
+            KNOWN.split_whitespace().collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let is_amd = is_amd(case);
+    if is_amd && !lists(ON_AMD, &method) {
+        return Some(format!("{method} quantization is currently not supported in ROCm."));
+    }
+    let least = METHODS.iter().find(|(known, _)| *known == method).map_or(0, |(_, least)| *least);
+    // Schemes of some of its formats need more than it does.
+    let least = match (&*method, of_files("format")) {
+        ("compressed-tensors", "pack-quantized" | "float-quantized") => 80,
+        _ => least,
+    };
+    let found = super::capability(case.question, case.model).or(is_amd.then_some(u32::MAX))?;
+    if found < least {
         return Some(format!(
             "The quantization method {method} is not supported for the current GPU. Minimum capability: {least}. Current capability: {found}."
         ));
     }
-    // The older kernels of both take float16 alone, and are kept to where they are named, or where others do not take the files.
-    let is_lopsided = section.and_then(|section| section.get("sym")).and_then(Value::as_bool) == Some(false);
-    let is_older = lists("awq gptq", &stored) && (told.as_deref() == Some(&*stored) || stored == "gptq" && is_lopsided);
+    // Its older kernels take float16 alone, and are kept to where they are named, or where others do not run.
+    let is_older = stored == "awq" && (told.as_deref() == Some(&*stored) || is_amd);
     let is_brain = dtype(case, found) == DType::Bf16;
-    (is_older && is_brain && !is_amd).then(|| {
+    (is_older && is_brain).then(|| {
         format!("torch.bfloat16 is not supported for quantization method {method}. Supported dtypes: [torch.float16]")
     })
 }
@@ -86,8 +105,28 @@ pub(super) fn method(case: &Case<'_>) -> Option<String> {
         (None, "modelopt", "FP8") => "modelopt_fp8".to_owned(),
         (None, "modelopt", "NVFP4") => "modelopt_fp4".to_owned(),
         (None, "modelopt", "MIXED_PRECISION") => "modelopt_mixed".to_owned(),
+        (None, "gptq", _) if by_marlin(case, section) => "gptq_marlin".to_owned(),
+        (None, "compressed_tensors", _) => "compressed-tensors".to_owned(),
+        (None, "intel/auto-round", _) => "auto-round".to_owned(),
         (None, stored, _) => stored.to_owned(),
     })
+}
+
+/// Whether Marlin's kernels take files of GPTQ (`is_gptq_marlin_compatible`), which no others do on GPUs since.
+fn by_marlin(case: &Case<'_>, section: Option<&Value>) -> bool {
+    let of_files = |key: &str| section.and_then(|section| section.get(key));
+    let bits = of_files("bits").and_then(Value::as_u64);
+    let group = of_files("group_size").and_then(Value::as_i64);
+    let is_even = of_files("sym").and_then(Value::as_bool).unwrap_or(true);
+    bits.is_none_or(|bits| matches!(bits, 4 | 8))
+        && group.is_none_or(|group| matches!(group, -1 | 32 | 64 | 128))
+        && is_even
+        && !is_amd(case)
+        && super::capability(case.question, case.model).is_none_or(|found| found >= 80)
+}
+
+fn is_amd(case: &Case<'_>) -> bool {
+    case.question.device().is_some_and(|device| device.maker() == Some("AMD"))
 }
 
 /// The dtype that the model is run in.
