@@ -24,9 +24,9 @@ pub(crate) fn quoted(word: &str) -> String {
     if word.ends_with(secret::HIDDEN) || (!word.is_empty() && word.bytes().all(plain)) {
         return word.to_owned();
     }
-    // Variables that a script leaves to its shell stay what that fills.
+    // Variables that a script leaves to its shell stay what that fills; what it runs would be run for whoever wrote it as text.
     let is_name =
-        |at: usize| word[at + 1..].starts_with(|next: char| next.is_ascii_alphabetic() || "_{".contains(next));
+        |at: usize| word[at + 1..].starts_with(|next: char| next.is_ascii_alphanumeric() || "_{".contains(next));
     let filled = |byte: u8| plain(byte) || b"$ {}".contains(&byte);
     if word.contains('$') && word.bytes().all(filled) && word.match_indices('$').all(|(at, _)| is_name(at)) {
         return format!("\"{word}\"");
@@ -66,6 +66,7 @@ mod tests {
     #[rstest]
     #[case("a b", "'a b'")]
     #[case("$HOST:80", "\"$HOST:80\"")]
+    #[case("$1", "\"$1\"")]
     #[case("${RANK}", "\"${RANK}\"")]
     #[case("$(hostname)", "'$(hostname)'")]
     #[case("a\"$X", "'a\"$X'")]

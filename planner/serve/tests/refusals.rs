@@ -613,3 +613,15 @@ fn ranks_divide_weights_into_whole_blocks(#[case] version: &str, #[case] flags: 
         (found, expected) => assert_eq!(found.is_err(), expected.is_some(), "{flags}"),
     }
 }
+
+/// Ranks of MPI are those of as many nodes as it takes, where it is said how many GPUs each has.
+#[rstest]
+#[case("", Some("Only 8 GPUs are available, but 16 are required"))]
+#[case(" --gpus_per_node 8", None)]
+fn tensorrt_llm_spans_nodes_whose_gpus_are_said(#[case] flags: &str, #[case] expected: Option<&str>) {
+    let command = format!("trtllm-serve m --tp_size 16 --max_seq_len 4096{flags}");
+    match (answer(&launch(&command), models("Qwen__Qwen3-32B"), &on("8xh100")), expected) {
+        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
+    }
+}

@@ -242,7 +242,10 @@ impl Question {
             return Err(self.refused(format!("{said}{shown}"), []));
         }
         if let Some(there) = there.filter(|there| ranks > *there && !spans) {
-            let said = format!("World size ({ranks}) {FEW_DEVICES} ({there}) in this node{shown}.");
+            let said = match self.engine.engine.name() {
+                "tensorrt-llm" => format!("Only {there} GPUs are available, but {ranks} are required{shown}."),
+                _ => format!("World size ({ranks}) {FEW_DEVICES} ({there}) in this node{shown}."),
+            };
             let fewer = self.engine.engine.ranks_flag().map(|flag| Remedy::Set(flag, there.to_string()));
             return Err(self.refused(said, fewer));
         }
@@ -265,10 +268,13 @@ impl Question {
         Ok(())
     }
 
-    /// Whether its ranks are also those of other nodes, which see GPUs of their own: Ray's, and MPI's where a group of pods has several.
+    /// Whether its ranks are also those of other nodes, which see GPUs of their own: Ray's, and MPI's where a group of pods has several, or
+    /// it is said how many GPUs each node has.
     fn spans_nodes(&self) -> bool {
         let by_itself = self.engine.engine.name() == "tensorrt-llm" || self.is_rays_by_itself();
-        self.value("--distributed-executor-backend") == Some("ray") || self.group().is_some() && by_itself
+        self.value("--distributed-executor-backend") == Some("ray")
+            || self.count("--gpus_per_node").is_some_and(|each| self.gpus().is_none_or(|there| each <= there))
+            || self.group().is_some() && by_itself
     }
 
     /// Whether its ranks are Ray's where they are more than the GPUs of its node.
