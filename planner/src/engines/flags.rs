@@ -127,6 +127,7 @@ pub(crate) static SGLANG: Dialect = Dialect {
             Class::Kv,
             Some("auto"),
             &[
+                (DType::Bf16, "bf16", EVER),
                 (DType::Bf16, "bfloat16", EVER),
                 (DType::F8E4m3, "fp8_e4m3", EVER),
                 (DType::F8E5m2, "fp8_e5m2", EVER),

@@ -179,7 +179,7 @@ fn sglang_gets_tokens_and_slots_for_bytes() {
     // Pages of more than one token are refused beside states.
     assert_eq!(arguments["page-size"], Value::Null);
     assert_eq!(arguments["mamba-ssm-dtype"], "float32");
-    assert_eq!(arguments["kv-cache-dtype"], "bfloat16");
+    assert_eq!(arguments["kv-cache-dtype"], "bf16");
     let windowed = windowed();
     let arguments = self::arguments(target("sglang"), &newest(&windowed, target("sglang")));
     let tokens = |window: Option<u32>| {
