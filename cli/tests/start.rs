@@ -424,6 +424,19 @@ fn configs_of_several_models_are_stated_by_their_names() {
     assert_eq!(plan(&[&config(QWEN), &b]).1, out);
 }
 
+/// What drafts is a model that the command names too.
+#[test]
+fn the_config_of_a_draft_that_is_elsewhere_is_stated_by_its_name() {
+    let (model, draft) = (format!("/srv/a={}", config(QWEN)), format!("/srv/b={}", config("Qwen__Qwen3-0.6B")));
+    let drafts = r#"{"model":"/srv/b","num_speculative_tokens":3}"#;
+    let command = ["--", "vllm", "serve", "/srv/a", "--max-model-len", "4096", "--speculative-config", drafts];
+    let given = ["plan", "--device", "h100", "--model-config", &model, "--model-config", &draft];
+    let (code, out, err) = said(&cacheplan(&[&given[..], &command].concat()));
+    assert!(code == Some(0) && out.contains("GPU KV cache size"), "{out} {err}");
+    let (code, _, err) = said(&cacheplan(&[&given[..5], &command].concat()));
+    assert!(code == Some(1) && err.contains("/srv/b"), "{err}");
+}
+
 #[test]
 fn a_config_map_of_the_same_file_is_read() {
     let folder = tempfile::tempdir().unwrap();

@@ -404,10 +404,13 @@ impl StartArgs {
 
     /// The config that is stated for a model by its name, with or without a revision, else for any.
     fn config_of(&self, model: &str) -> Option<&ModelConfig> {
+        self.named_config_of(model).or_else(|| self.model_config.iter().rev().find(|config| config.of.is_none()))
+    }
+
+    fn named_config_of(&self, model: &str) -> Option<&ModelConfig> {
         let plain = model.split('@').next();
         let is_its = |of: &str| of == model || Some(of) == plain;
-        let named = self.model_config.iter().rev().find(|config| config.of.as_deref().is_some_and(is_its));
-        named.or_else(|| self.model_config.iter().rev().find(|config| config.of.is_none()))
+        self.model_config.iter().rev().find(|config| config.of.as_deref().is_some_and(is_its))
     }
 
     /// One config is not that of several models.
@@ -433,7 +436,12 @@ impl StartArgs {
             open(&path, options, |error| unread(&path, error))
         };
         let draft = beside.draft.map(|draft| draft.to_string_lossy().into_owned()).or_else(|| question.draft.clone());
-        let draft = draft.map(|name| open(&name, &ReadOptions::default())).transpose()?;
+        // A config that names no model is the served one's.
+        let config_of = |name: String| match self.named_config_of(&name) {
+            Some(config) => config.path.to_string_lossy().into_owned(),
+            None => name,
+        };
+        let draft = draft.map(|name| open(&config_of(name), &ReadOptions::default())).transpose()?;
         let given = self.config_of(&question.model);
         if let Some(ModelConfig { of: None, path }) = given {
             // Of several files it may be the config of one.
