@@ -332,6 +332,10 @@ impl Search<'_> {
             tries.push(Remedy::Set(length, (limits.max_seq_len / 2).max(1).to_string()));
         } else {
             tries.extend(self.fewer(length, batch));
+            // Each row of a batch has a slot for its states there, whether it runs or not.
+            let rows = limits.max_batch_size.filter(|_| name == "tensorrt-llm");
+            let halves = std::iter::successors(rows, |rows| (*rows > 1).then_some(rows / 2)).skip(1);
+            tries.extend(halves.map(|rows| Remedy::Set(batch, rows.to_string())));
         }
         let expected = self.options.expected_sequences.unwrap_or(0);
         let most = limits.max_batch_size.unwrap_or(u64::MAX);

@@ -625,3 +625,21 @@ fn tensorrt_llm_spans_nodes_whose_gpus_are_said(#[case] flags: &str, #[case] exp
         (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
     }
 }
+
+#[rstest]
+#[case("awq", Some("Unsupported quantization_config: quant_method awq"))]
+#[case("fp8", None)]
+fn tensorrt_llm_reads_some_methods_of_checkpoints(#[case] method: &str, #[case] expected: Option<&str>) {
+    let model = changed(LLAMA, |config| config["quantization_config"] = serde_json::json!({"quant_method": method}));
+    match (answer(&launch("trtllm-serve m --max_seq_len 4096"), model, &on("h100")), expected) {
+        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
+        (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
+    }
+}
+
+/// States of rows that do not run take memory too, so that fewer rows start.
+#[test]
+fn tensorrt_llm_is_told_fewer_rows_where_their_states_are_too_many() {
+    let found = answer(&launch("trtllm-serve m --max_seq_len 16384"), models(NEMOTRON), &on("h100")).unwrap();
+    assert!(found.changes.iter().any(|change| change.change.contains("--max_batch_size")), "{:?}", found.changes);
+}

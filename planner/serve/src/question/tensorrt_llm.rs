@@ -7,6 +7,7 @@ use cacheplan_planner::engines::tensorrt_llm::{knows_windows, refuses_block, ref
 use cacheplan_planner::engines::{FlagMeaning, Version};
 use cacheplan_planner::{ByteSize, Engine, ModelCaches, Override, PlanRequest};
 
+use super::rules;
 use super::{HEADS, Limits, Question, in_bytes, of_config, overrides};
 use crate::dynamo;
 use crate::error::ServeError;
@@ -68,6 +69,8 @@ const OF_NO_CACHE: [&str; 38] = [
     "torch_compile_config",
 ];
 
+/// Methods of checkpoints that it reads none of (`_update_from_hf_quant_config`): those that no version which was read takes.
+const UNREAD_METHODS: &str = "awq gptq bitsandbytes hqq aqlm eetq fbgemm_fp8 torchao auto-round intel/auto-round";
 const BLOCK: &str = "kv_cache_config.tokens_per_block";
 /// Keys that are looked at with the model.
 const WINDOWS: &str = "kv_cache_config.max_attention_window";
@@ -179,6 +182,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     }
     if let Some(said) = question.device().and_then(refuses_device) {
         return Err(question.refused(said, []));
+    }
+    let section = model.model().and_then(|model| model.stated("quantization_config"));
+    let method = section.and_then(|section| section.get("quant_method")?.as_str()).unwrap_or_default();
+    if rules::lists(UNREAD_METHODS, &method.to_lowercase()) {
+        return Err(question.refused(format!("Unsupported quantization_config: quant_method {method}."), []));
     }
     let block = option(question, BLOCK).and_then(|value| value.parse().ok());
     if let Some(said) = block.and_then(refuses_block) {
