@@ -260,3 +260,66 @@ fn what_is_held_beside_what_the_command_asks_for_is_said_to_be_room() {
     assert!(table.contains("--parallel 4"), "{table}");
     assert!(table.contains(": 4 asked for, and room for "), "{table}");
 }
+
+/// The rows of a command that is asked about itself.
+fn of_command(command: &str, name: &str, device: &str, max_devices: u32) -> Result<Answer, ServeError> {
+    let (launch, models) = (launch(command), models(name));
+    let options = Options { model_is_given: true, ..on(device) };
+    let (engine, request) = request(&launch, &models, &options)?;
+    let context = request.config().budget.max_seq_len.unwrap();
+    let question = FitQuestion { max_devices, ..question(&[device], context, 1) };
+    let asks = Asks::of_command(engine, launch, models, options, "m".into());
+    Ok(asks.fit(&[(&request, question)], &[engine.into()])?.unwrap())
+}
+
+/// A layout that a command says itself is a row, which holds what `plan` says that the command does, and whose command is told it as it
+/// says it.
+#[rstest]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 8, "--tp 8 --dp 8 --enable-dp-attention --context-length 8192", "tp 1 dp 8 ep 8")]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 8, "--tp 8 --dp 4 --enable-dp-attention --context-length 8192", "tp 2 dp 4 ep 8")]
+#[case(
+    "Qwen__Qwen3-30B-A3B",
+    "h100",
+    8,
+    "--tp 8 --dp 8 --enable-dp-attention --ep-size 8 --context-length 8192",
+    "tp 1 dp 8 ep 8"
+)]
+#[case(
+    "deepseek-ai__DeepSeek-V3",
+    "h200",
+    16,
+    "--tp 16 --dp 16 --enable-dp-attention --nnodes 2 --context-length 8192",
+    "tp 1 dp 16 ep 16"
+)]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 4, "--tp 4 --ep-size 2 --context-length 8192", "tp 4 dp 1 ep 2")]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 8, "--tp 4 --ep-size 4 --dp 2 --context-length 8192", "tp 4 dp 2 ep 4")]
+fn what_a_command_says_of_its_layout_is_a_row(
+    #[case] name: &str,
+    #[case] device: &str,
+    #[case] devices: u32,
+    #[case] flags: &str,
+    #[case] expected: &str,
+) {
+    let words = format!("python -m sglang.launch_server --model-path m {flags}");
+    let answer = of_command(&words, name, device, devices).unwrap();
+    let layout = |fit: &Fit| format!("tp {} dp {} ep {}", fit.parallel.tp, fit.parallel.dp, fit.parallel.ep);
+    let best = answer.best().unwrap();
+    assert_eq!(layout(best), expected);
+    let options = on(&format!("{devices}x{device}"));
+    let own = cacheplan_serve::answer(&launch(&words), models(name), &options).unwrap();
+    let engine = best.engine.as_deref().unwrap().parse().unwrap();
+    let told = launch(&words).told(&answer.printed(best, engine), None).unwrap().unwrap();
+    let again = cacheplan_serve::answer(&told, models(name), &options).unwrap();
+    let replicas = u64::from(best.parallel.dp);
+    assert_eq!(again.sequences.unwrap().low * replicas, best.sequences_between.unwrap()[0], "{:?}", told.words);
+    assert!(again.sequences.unwrap().low >= own.sequences.unwrap().low, "{:?}", told.words);
+    assert_eq!(told.words.iter().any(|word| word == "--ep-size"), flags.contains("--ep-size"), "{:?}", told.words);
+}
+
+/// Of experts the command says over how many ranks they are divided.
+#[test]
+fn ranks_that_experts_are_divided_over_are_kept() {
+    let answer =
+        of_command("trtllm-serve m --tp_size 4 --ep_size 2 --max_seq_len 8192", "Qwen__Qwen3-30B-A3B", "h100", 4);
+    assert!(of_engine(&answer.unwrap()).all(|fit| (fit.parallel.tp, fit.parallel.ep) == (4, 2)));
+}
