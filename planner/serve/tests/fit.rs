@@ -7,7 +7,7 @@ use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, Fit, FitQuestion};
 use cacheplan_planner::{Config, EngineSpec, Override, PlanRequest};
 use cacheplan_serve::fit::Asks;
-use cacheplan_serve::{Options, ServeError, Starts, request};
+use cacheplan_serve::{Options, Question, ServeError, Starts, request};
 use common::{as_asked, launch, models, on, question};
 use rstest::rstest;
 
@@ -321,5 +321,43 @@ fn what_a_command_says_of_its_layout_is_a_row(
 fn ranks_that_experts_are_divided_over_are_kept() {
     let answer =
         of_command("trtllm-serve m --tp_size 4 --ep_size 2 --max_seq_len 8192", "Qwen__Qwen3-30B-A3B", "h100", 4);
-    assert!(of_engine(&answer.unwrap()).all(|fit| (fit.parallel.tp, fit.parallel.ep) == (4, 2)));
+    let answer = answer.unwrap();
+    assert!(
+        of_engine(&answer).count() > 0 && of_engine(&answer).all(|fit| (fit.parallel.tp, fit.parallel.ep) == (4, 2))
+    );
+}
+
+/// What a command states of sequences its rows are held to, and the best one's command says it as it was said.
+#[rstest]
+#[case("trtllm-serve m --tp_size 2 --max_seq_len 8192 --max_batch_size 16", "--max_batch_size 16", 16)]
+#[case(
+    "python -m sglang.launch_server --model-path m --context-length 8192 --max-running-requests 6",
+    "--max-running-requests 6",
+    6
+)]
+#[case("vllm serve m --data-parallel-size 2 --max-model-len 8192 --max-num-seqs 8", "--max-num-seqs 8", 16)]
+fn sequences_that_a_command_states_are_kept(#[case] command: &str, #[case] expected: &str, #[case] most: u64) {
+    let answer = of_command(command, "openai__gpt-oss-120b", "h100", 2).unwrap();
+    let best = answer.best().unwrap();
+    assert_eq!(best.sequences_between, Some([most; 2]));
+    let told = launch(command).told(&answer.printed(best, best.engine.as_deref().unwrap().parse().unwrap()), None);
+    let words = told.unwrap().unwrap().words.join(" ");
+    assert!(words.contains(expected), "{words}");
+}
+
+/// Replicas have each as many as the command states, but those of the attention alone.
+#[rstest]
+#[case("python -m sglang.launch_server --model-path m --dp 4 --max-running-requests 64", 256)]
+#[case(
+    "python -m sglang.launch_server --model-path m --tp 4 --dp 4 --enable-dp-attention --max-running-requests 64",
+    64
+)]
+#[case("vllm serve m --data-parallel-size 4 --max-num-seqs 64", 256)]
+fn as_many_may_be_asked_for_as_all_replicas_are_told_of(#[case] command: &str, #[case] most: u64) {
+    let question = Question::of(&launch(command), &on("h200")).unwrap();
+    assert_eq!(question.stated_sequences(), Some(most));
+    let asked = |sequences: u64| question.refuse_beyond(("--context", None), ("--sequences", Some(sequences)));
+    assert!(asked(most).is_ok());
+    let said = asked(most + 1).unwrap_err().to_string();
+    assert!(said.contains("states itself"), "{said}");
 }
