@@ -302,8 +302,13 @@ fn of_command(
     let by = if args.by.is_empty() { vec![By::Engine(sought.engine)] } else { args.by.clone() };
     let sequences = args.sequences.or(sought.sequences).unwrap_or(1);
     if let Some((.., request)) = sought.on.first() {
-        let sizes = request.config().budget.parallel.sizes().into_iter().filter(|(_, size)| *size > 1);
-        let kept: Vec<String> = sizes.map(|(key, size)| format!("{key} {size}")).collect();
+        let parallel = request.config().budget.parallel;
+        // Experts that are divided over all ranks are so over more of them too.
+        let of = |(key, size): (&'static str, u32)| match key {
+            "ep" if size == parallel.tp * parallel.dp => "ep over all ranks".to_owned(),
+            key => format!("{key} {size}"),
+        };
+        let kept: Vec<String> = parallel.sizes().into_iter().filter(|(_, size)| *size > 1).map(of).collect();
         if !kept.is_empty() {
             note(&format!("the command's {} is kept; leave it out there to have others tried", kept.join(", ")));
         }

@@ -103,11 +103,12 @@ impl Cap {
                 Self::Bytes => return "the bytes for caches".to_owned(),
             };
             let value = request.and_then(|request| cap.value(request)).unwrap_or(0);
-            // Of several stages each has as many.
-            let running = matches!(cap, Self::Running(_)).then(|| question.count(cap.flag(question)?)).flatten();
-            let value = running.unwrap_or(value);
+            // Of several stages each has as many, and of replicas of the attention each a part.
+            let is_part = question.attention_replicas() > 1 && matches!(cap, Self::Sequences | Self::Slots);
+            let written = |flag| question.count(flag).filter(|_| is_part || matches!(cap, Self::Running(_)));
             match cap.flag(question) {
-                Some(flag) => format!("{what}, {flag} {value}"),
+                Some(flag) if is_part && written(flag).is_none() => format!("{what}, {value} of each replica"),
+                Some(flag) => format!("{what}, {flag} {}", written(flag).unwrap_or(value)),
                 None => format!("{what}, {value}"),
             }
         };

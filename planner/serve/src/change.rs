@@ -8,12 +8,13 @@ use cacheplan_planner::engines::Layout;
 
 use crate::dynamo;
 use crate::error::ServeError;
-use crate::flags::parse::parse;
+use crate::flags::parse::{Setting, parse};
 use crate::flags::table::{Arity, Flag, flags};
 use crate::launch::Launch;
 use crate::program::Program;
 use crate::question::tensorrt_llm;
 use crate::remedy::Remedy;
+use crate::said::Said;
 use crate::secret;
 
 impl Launch {
@@ -24,8 +25,13 @@ impl Launch {
     pub fn told(&self, layout: &Layout, version: Option<&str>) -> Result<Option<Self>, ServeError> {
         let program = Program::of(self, version)?;
         let Program { engine, start, .. } = program;
-        let Some(told) = engine.flags_of(layout) else { return Ok(None) };
+        let Some(mut told) = engine.flags_of(layout) else { return Ok(None) };
         let known = flags(engine.engine, engine.version);
+        // As many sequences as it says itself; slots of cells are told with these.
+        let batch = engine.engine.sequences_flag();
+        let said = Said::of(self, &program, &known)?.parsed.settings;
+        let is_said = said.get(batch).and_then(Setting::whole).is_some_and(|said| said > 0);
+        told.retain(|(name, _)| *name != batch || !is_said || engine.engine.ranks_flag().is_none());
         // What stands above flags is told by none.
         let above = dynamo::rewritten(&self.words, start, &known)?.options;
         let file = self.config.iter().filter(|_| tensorrt_llm::file_wins(self, &program));

@@ -208,16 +208,17 @@ impl Asks {
         Ok(found)
     }
 
-    /// Why an engine can serve the model in no layout.
+    /// Why an engine can serve the model in no layout: what it says of the request's own.
     fn refused(&self, engine: EngineSpec, request: &PlanRequest, question: &FitQuestion) -> Result<(), ServeError> {
         let dtypes = request.config().budget.dtypes;
         let alone = Layout::alone(question.context, question.sequences, dtypes);
+        let own = Layout { parallel: request.config().budget.parallel, ..alone };
         let weights = match question.weights {
             Some(StatedWeights::Bytes(size)) => Some(size),
             _ => None,
         };
         for (_, device) in &question.devices {
-            if let Some(asked) = self.of_layout(Told { engine, device, layout: &alone, weights })? {
+            if let Some(asked) = self.of_layout(Told { engine, device, layout: &own, weights })? {
                 asked.request.predict(engine)?;
             }
         }

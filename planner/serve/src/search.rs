@@ -122,7 +122,11 @@ impl Search<'_> {
         if !is_stated || !is_capped || remedies.iter().any(|remedy| remedy.flag() == flag) {
             return None;
         }
-        let told = |most: u64| self.outcome(&[remedies.clone(), vec![Remedy::Set(flag, most.to_string())]].concat());
+        let parts = self.parts();
+        let told = |most: u64| {
+            let most = Remedy::Set(flag, most.saturating_mul(parts).to_string());
+            self.outcome(&[remedies.clone(), vec![most]].concat())
+        };
         let held = |most: u64| told(most).and_then(|(_, answer)| answer.sequences).map_or(0, |all| all.low);
         // What is captured for many takes what some of them would be held in: the most of which it holds all lies between.
         let mut holds = most;
@@ -177,7 +181,7 @@ impl Search<'_> {
             let changed = self.outcome(&[Remedy::Set(engine.length_flag(), (steps * STEP).to_string())]);
             changed.filter(|(_, answer)| answer.least() >= expected)
         };
-        if limits.max_batch_size.is_some_and(|most| most < expected) {
+        if limits.max_batch_size.is_some_and(|most| most.saturating_mul(self.answer.replicas) < expected) {
             return None;
         }
         let most = last(limits.max_seq_len.div_ceil(STEP).saturating_sub(1), |steps| told(steps).is_some());
@@ -230,6 +234,11 @@ impl Search<'_> {
         let known = flags(program.engine.engine, program.engine.version);
         let parsed = Said::of(self.launch, &program, &known).ok()?.parsed;
         Some((program, parsed))
+    }
+
+    /// Among how many replicas the sequences are divided that the command states.
+    fn parts(&self) -> u64 {
+        Question::of(self.launch, self.options).map_or(1, |question| question.attention_replicas())
     }
 
     fn engine(&self) -> Option<Engine> {
@@ -296,7 +305,7 @@ impl Search<'_> {
                 // Of all slots together.
                 "--ctx-size" => None,
                 _ if flag == engine.engine.length_flag() => Some(limits.max_seq_len),
-                _ if flag == engine.engine.sequences_flag() => limits.max_batch_size,
+                _ if flag == engine.engine.sequences_flag() => limits.max_batch_size.filter(|_| self.parts() == 1),
                 "--max-num-batched-tokens" => Some(limits.max_num_tokens),
                 _ => None,
             };
@@ -338,9 +347,12 @@ impl Search<'_> {
             tries.extend(halves.map(|rows| Remedy::Set(batch, rows.to_string())));
         }
         let expected = self.options.expected_sequences.unwrap_or(0);
-        let most = limits.max_batch_size.unwrap_or(u64::MAX);
-        if answer.caps.contains(&Cap::Sequences) || most < expected {
-            tries.push(Remedy::Set(batch, most.saturating_mul(2).max(expected).to_string()));
+        // As the flag says them: of replicas of the attention all together, of others each.
+        let parts = self.parts();
+        let most = limits.max_batch_size.unwrap_or(u64::MAX).saturating_mul(parts);
+        let expected_each = expected.div_ceil((answer.replicas / parts).max(1));
+        if answer.caps.contains(&Cap::Sequences) || most < expected_each {
+            tries.push(Remedy::Set(batch, most.saturating_mul(2).max(expected_each).to_string()));
         }
         if let Some(slots) = number("--max-mamba-cache-size").filter(|_| answer.caps.contains(&Cap::Slots)) {
             let more = [slots.saturating_add(8), slots.saturating_add(slots / 4), slots.saturating_mul(2)];

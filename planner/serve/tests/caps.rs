@@ -142,3 +142,24 @@ fn bytes_of_tensorrt_llm_have_no_unit() {
     // The smaller of them and of the share decides.
     assert_eq!(of(1 << 40).facts[&Fact::NumBlocks], of(1 << 41).facts[&Fact::NumBlocks]);
 }
+
+/// Replicas of the attention have each a part of what is stated of all, which is said and raised as it was stated.
+#[rstest]
+#[case("--tp 8 --dp 8", "64", 8)]
+#[case("--tp 8 --dp 2", "5", 2)]
+fn the_cap_of_all_replicas_is_told_and_raised_as_it_is_stated(
+    #[case] sizes: &str,
+    #[case] stated: &str,
+    #[case] each: u64,
+) {
+    let words = format!(
+        "python -m sglang.launch_server --model-path m {sizes} --enable-dp-attention --max-running-requests {stated} --context-length 8192"
+    );
+    let models = models("Qwen__Qwen3-30B-A3B");
+    let found = answer(&launch(&words), models, &on("8xh100")).unwrap();
+    assert_eq!(found.sequences.unwrap(), Logged::exact(each));
+    assert_eq!(found.capped_by, format!("the most sequences, --max-running-requests {stated}"));
+    let more = found.changes.iter().find(|change| change.change.starts_with("--max-running-requests")).unwrap();
+    assert!(more.change.ends_with(&format!(", not {stated}")), "{}", more.change);
+    assert!(more.sequences.unwrap().low >= 2 * each, "{}", more.change);
+}

@@ -7,7 +7,7 @@ use cacheplan_planner::engines::Layout;
 use cacheplan_planner::fit::{Answer, Fit, FitQuestion};
 use cacheplan_planner::{Config, EngineSpec, Override, PlanRequest};
 use cacheplan_serve::fit::Asks;
-use cacheplan_serve::{Options, ServeError, Starts, request};
+use cacheplan_serve::{Options, Question, ServeError, Starts, request};
 use common::{as_asked, launch, models, on, question};
 use rstest::rstest;
 
@@ -268,4 +268,105 @@ fn states_alone_are_held_by_the_device_whose_own_command_starts() {
     let found = answer("state-spaces__mamba2-2.7b", &["h200"], 16384, 16, engine);
     let alone = of_engine(&found).find(|row| row.devices == 1).unwrap();
     assert!(alone.holds && alone.sequences_between.unwrap()[0] >= 16, "{alone:?}");
+}
+
+/// The rows of a command that is asked about itself.
+fn of_command(command: &str, name: &str, device: &str, max_devices: u32) -> Result<Answer, ServeError> {
+    let (launch, models) = (launch(command), models(name));
+    let options = Options { model_is_given: true, ..on(device) };
+    let (engine, request) = request(&launch, &models, &options)?;
+    let context = request.config().budget.max_seq_len.unwrap();
+    let question = FitQuestion { max_devices, ..question(&[device], context, 1) };
+    let asks = Asks::of_command(engine, launch, models, options, "m".into());
+    Ok(asks.fit(&[(&request, question)], &[engine.into()])?.unwrap())
+}
+
+/// A layout that a command says itself is a row, which holds what `plan` says that the command does, and whose command is told it as it
+/// says it.
+#[rstest]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 8, "--tp 8 --dp 8 --enable-dp-attention --context-length 8192", "tp 1 dp 8 ep 8")]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 8, "--tp 8 --dp 4 --enable-dp-attention --context-length 8192", "tp 2 dp 4 ep 8")]
+#[case(
+    "Qwen__Qwen3-30B-A3B",
+    "h100",
+    8,
+    "--tp 8 --dp 8 --enable-dp-attention --ep-size 8 --context-length 8192",
+    "tp 1 dp 8 ep 8"
+)]
+#[case(
+    "deepseek-ai__DeepSeek-V3",
+    "h200",
+    16,
+    "--tp 16 --dp 16 --enable-dp-attention --nnodes 2 --context-length 8192",
+    "tp 1 dp 16 ep 16"
+)]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 4, "--tp 4 --ep-size 2 --context-length 8192", "tp 4 dp 1 ep 2")]
+#[case("Qwen__Qwen3-30B-A3B", "h100", 8, "--tp 4 --ep-size 4 --dp 2 --context-length 8192", "tp 4 dp 2 ep 4")]
+fn what_a_command_says_of_its_layout_is_a_row(
+    #[case] name: &str,
+    #[case] device: &str,
+    #[case] devices: u32,
+    #[case] flags: &str,
+    #[case] expected: &str,
+) {
+    let words = format!("python -m sglang.launch_server --model-path m {flags}");
+    let answer = of_command(&words, name, device, devices).unwrap();
+    let layout = |fit: &Fit| format!("tp {} dp {} ep {}", fit.parallel.tp, fit.parallel.dp, fit.parallel.ep);
+    let best = answer.best().unwrap();
+    assert_eq!(layout(best), expected);
+    let options = on(&format!("{devices}x{device}"));
+    let own = cacheplan_serve::answer(&launch(&words), models(name), &options).unwrap();
+    let engine = best.engine.as_deref().unwrap().parse().unwrap();
+    let told = launch(&words).told(&answer.printed(best, engine), None).unwrap().unwrap();
+    let again = cacheplan_serve::answer(&told, models(name), &options).unwrap();
+    let replicas = u64::from(best.parallel.dp);
+    assert_eq!(again.sequences.unwrap().low * replicas, best.sequences_between.unwrap()[0], "{:?}", told.words);
+    assert!(again.sequences.unwrap().low >= own.sequences.unwrap().low, "{:?}", told.words);
+    assert_eq!(told.words.iter().any(|word| word == "--ep-size"), flags.contains("--ep-size"), "{:?}", told.words);
+}
+
+/// Of experts the command says over how many ranks they are divided.
+#[test]
+fn ranks_that_experts_are_divided_over_are_kept() {
+    let answer =
+        of_command("trtllm-serve m --tp_size 4 --ep_size 2 --max_seq_len 8192", "Qwen__Qwen3-30B-A3B", "h100", 4);
+    let answer = answer.unwrap();
+    assert!(
+        of_engine(&answer).count() > 0 && of_engine(&answer).all(|fit| (fit.parallel.tp, fit.parallel.ep) == (4, 2))
+    );
+}
+
+/// What a command states of sequences its rows are held to, and the best one's command says it as it was said.
+#[rstest]
+#[case("trtllm-serve m --tp_size 2 --max_seq_len 8192 --max_batch_size 16", "--max_batch_size 16", 16)]
+#[case(
+    "python -m sglang.launch_server --model-path m --context-length 8192 --max-running-requests 6",
+    "--max-running-requests 6",
+    6
+)]
+#[case("vllm serve m --data-parallel-size 2 --max-model-len 8192 --max-num-seqs 8", "--max-num-seqs 8", 16)]
+fn sequences_that_a_command_states_are_kept(#[case] command: &str, #[case] expected: &str, #[case] most: u64) {
+    let answer = of_command(command, "openai__gpt-oss-120b", "h100", 2).unwrap();
+    let best = answer.best().unwrap();
+    assert_eq!(best.sequences_between, Some([most; 2]));
+    let told = launch(command).told(&answer.printed(best, best.engine.as_deref().unwrap().parse().unwrap()), None);
+    let words = told.unwrap().unwrap().words.join(" ");
+    assert!(words.contains(expected), "{words}");
+}
+
+/// Replicas have each as many as the command states, but those of the attention alone.
+#[rstest]
+#[case("python -m sglang.launch_server --model-path m --dp 4 --max-running-requests 64", 256)]
+#[case(
+    "python -m sglang.launch_server --model-path m --tp 4 --dp 4 --enable-dp-attention --max-running-requests 64",
+    64
+)]
+#[case("vllm serve m --data-parallel-size 4 --max-num-seqs 64", 256)]
+fn as_many_may_be_asked_for_as_all_replicas_are_told_of(#[case] command: &str, #[case] most: u64) {
+    let question = Question::of(&launch(command), &on("h200")).unwrap();
+    assert_eq!(question.stated_sequences(), Some(most));
+    let asked = |sequences: u64| question.refuse_beyond(("--context", None), ("--sequences", Some(sequences)));
+    assert!(asked(most).is_ok());
+    let said = asked(most + 1).unwrap_err().to_string();
+    assert!(said.contains("states itself"), "{said}");
 }

@@ -32,6 +32,17 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
     "-tp 8 --disable-chunked-mm-input",
     "Chunked MM input is required"
 )]
+#[case::headless_balance(
+    "Qwen__Qwen3-30B-A3B",
+    "-dp 2 --headless --data-parallel-hybrid-lb --data-parallel-size-local 1",
+    "not applicable in headless mode"
+)]
+#[case::headless_alone(
+    "Qwen__Qwen3-30B-A3B",
+    "-dp 2 --headless --data-parallel-size-local 0",
+    "must be > 0 in headless mode"
+)]
+#[case::one_process(LLAMA, "-tp 2 --distributed-executor-backend uni", "waits for others that nobody starts")]
 #[case::level(LLAMA, "-O4", "Input should be 0, 1, 2 or 3 (it is '4')")]
 #[case::part_of_a_level(LLAMA, "-O.cudagraph_mode=NONE", "Input should be 0, 1, 2 or 3")]
 #[case::number_of_compilation(LLAMA, "--compilation-config 3", "instance of CompilationConfig")]

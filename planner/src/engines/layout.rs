@@ -33,7 +33,7 @@ pub type LayoutFlag = (&'static str, Option<String>);
 pub(super) struct Told {
     /// The program, up to the model's name.
     pub(super) program: &'static str,
-    /// The flags that divide a model, that of tensor parallel ranks first.
+    /// The flags that divide a model and are left out where a layout needs them not, that of tensor parallel ranks first.
     pub(super) sizes: &'static [&'static str],
     /// The flag for the tokens of a sequence.
     pub(super) length: &'static str,
@@ -75,25 +75,33 @@ pub(super) static VLLM: Told = Told {
 
 pub(super) static SGLANG: Told = Told {
     program: "python -m sglang.launch_server --model-path",
-    sizes: &["--tp-size", "--pp-size", "--dp-size", "--ep-size"],
+    sizes: &["--tp-size", "--pp-size", "--dp-size", ATTENTION_REPLICAS, "--attn-dp-size"],
     length: "--context-length",
     sequences: "--max-running-requests",
     quantizes: Some(FP8),
     flags: |layout| {
         let Parallel { tp, pp, dp, ep, .. } = layout.parallel;
-        // Its experts are divided over the ranks of one replica.
-        if ep > 1 && (ep != tp || dp > 1) {
+        // Replicas that share experts are those of the attention among all ranks, whose experts a command divides whole or not.
+        let shares = layout.has_attention_replicas();
+        if !shares && !tp.is_multiple_of(ep) {
             return None;
         }
-        let mut told = sizes(SGLANG.sizes, &[tp, pp, dp, ep]);
+        let mut told = sizes(SGLANG.sizes, &[if shares { tp.saturating_mul(dp) } else { tp }, pp, dp]);
+        told.extend(shares.then_some((ATTENTION_REPLICAS, None)));
+        told.extend((ep > 1 && !shares).then(|| ("--ep-size", Some(ep.to_string()))));
         told.extend(quantized(&SGLANG, layout)?);
         let word = |of| move |dtype| flags::SGLANG.word(of, dtype);
         told.extend(told_dtype("--kv-cache-dtype", layout.kv_dtype, word(Class::Kv))?);
         told.extend(told_dtype("--mamba-ssm-dtype", layout.state_dtype, word(Class::Ssm))?);
-        told.extend([count(SGLANG.length, layout.context), count(SGLANG.sequences, layout.of_replica())]);
+        // What is said of them at once each of these replicas has its part of.
+        let sequences = if shares { layout.of_replica().saturating_mul(dp.into()) } else { layout.of_replica() };
+        told.extend([count(SGLANG.length, layout.context), count(SGLANG.sequences, sequences)]);
         Some(told)
     },
 };
+
+/// SGLang's replicas of the attention alone.
+const ATTENTION_REPLICAS: &str = "--enable-dp-attention";
 
 pub(super) static TENSORRT_LLM: Told = Told {
     program: "trtllm-serve",
@@ -140,6 +148,11 @@ impl Layout {
         let parallel = Parallel::default();
         let (kv_dtype, state_dtype) = (stated.kv, stated.ssm);
         Self { parallel, kv_dtype, state_dtype, context, sequences, quantizes: false, experts: false }
+    }
+
+    /// Whether its replicas are of the attention alone, as experts are divided over the ranks of all.
+    fn has_attention_replicas(&self) -> bool {
+        self.parallel.dp > 1 && self.parallel.ep > 1 && self.parallel.shares_experts()
     }
 
     fn of_replica(&self) -> u64 {

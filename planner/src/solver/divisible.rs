@@ -65,7 +65,7 @@ impl Divisible {
 
     /// Layouts that engines can run on up to `most` devices, every number of them up to [`EVERY`]: of each size of a replica
     /// the one with the fewest stages, which wait for each other, so many replicas of it, and experts over all replicas or in
-    /// each. `divides` says of a `tp` whether it divides the caches too.
+    /// each. What is stated of experts is kept: all ranks, or so many. `divides` says of a `tp` whether it divides the caches too.
     pub(crate) fn layouts(&self, most: u32, stated: Parallel, divides: impl Fn(u32) -> bool) -> Vec<Parallel> {
         // What is stated above 1 is kept.
         let is_stated = |stated: u32, size: u32| stated == 1 || stated == size;
@@ -86,14 +86,16 @@ impl Divisible {
                     continue;
                 }
                 let alone = Parallel { dp, ..replica };
-                if stated.ep == 1 {
-                    layouts.push(alone);
-                }
-                let ep = replica.tp * dp;
-                let divides = self.experts.is_some_and(|experts| experts.is_multiple_of(ep.into()));
-                if divides && (dp > 1 || stated.ep > 1) {
-                    layouts.push(Parallel { ep, ..alone });
-                }
+                let all = replica.tp * dp;
+                let divides = |ep: u32| self.experts.is_none_or(|experts| experts.is_multiple_of(ep.into()));
+                let sizes = match stated.ep {
+                    1 => [Some(1), Some(all).filter(|_| dp > 1 && self.experts.is_some())],
+                    // All ranks, however many.
+                    ep if ep == stated.tp * stated.dp => [None, Some(all)],
+                    ep => [None, Some(ep).filter(|ep| all.is_multiple_of(*ep))],
+                };
+                let sizes = sizes.into_iter().flatten().filter(|ep| divides(*ep));
+                layouts.extend(sizes.map(|ep| Parallel { ep, ..alone }));
             }
         }
         layouts

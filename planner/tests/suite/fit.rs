@@ -241,7 +241,7 @@ fn columns_of_prices_say_of_what() {
 /// A layout that an engine cannot be told is not made up.
 #[rstest]
 #[case("llama.cpp", Parallel { tp: 2, ..Parallel::default() })]
-#[case("sglang", Parallel { tp: 2, dp: 2, ep: 4, ..Parallel::default() })]
+#[case("sglang", Parallel { tp: 2, dp: 4, ep: 4, ..Parallel::default() })]
 #[case("tensorrt-llm", Parallel { dp: 2, ..Parallel::default() })]
 fn what_an_engine_cannot_be_told_is_left_out(#[case] engine: EngineSpec, #[case] parallel: Parallel) {
     let layout = Layout {

@@ -341,9 +341,21 @@ impl Question {
         if engine == "sglang" { sglang::MICRO_BATCH } else { vllm::ACTIVE }
     }
 
-    /// The most sequences at once, where the command states them.
+    /// The most sequences of all replicas at once, where the command states them.
     pub fn stated_sequences(&self) -> Option<u64> {
-        self.count(self.engine.engine.sequences_flag())
+        let stated = self.count(self.engine.engine.sequences_flag())?;
+        Some(stated.saturating_mul(self.whole_replicas()))
+    }
+
+    /// Replicas of the attention alone, among which SGLang divides the sequences and states that it is told of; 1 of all others.
+    pub(crate) fn attention_replicas(&self) -> u64 {
+        sglang::stated_attention_replicas(self).1
+    }
+
+    /// Replicas that each have as many sequences as the command states; 1 of those that divide them.
+    pub(crate) fn whole_replicas(&self) -> u64 {
+        let replicas = cacheplan_planner::Config::parallel(&self.stated).map_or(1, |parallel| parallel.dp);
+        if self.attention_replicas() > 1 { 1 } else { replicas.max(1).into() }
     }
 
     /// GPUs that its process sees: those that are named, where nothing else says how many.

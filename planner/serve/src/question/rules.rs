@@ -129,10 +129,7 @@ impl<'a> Case<'a> {
             "keeps-prefixes" => self.question.keeps_prefixes(),
             "sparse" => self.keeps(&Kind::IndexKey),
             "more-than-text" => takes_more_than_text(self.model),
-            "attn-dp" => {
-                let replicas = |flag: &str| self.size(flag) > 1;
-                replicas("--attn-dp-size") || self.is_on("--enable-dp-attention") && replicas("--dp-size")
-            }
+            "attn-dp" => self.question.attention_replicas() > 1,
             "before-blackwell" => self.generation().is_some_and(|generation| generation < 10),
             model => self.model_type() == model,
         }

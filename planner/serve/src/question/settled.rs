@@ -56,11 +56,14 @@ impl Question {
     /// The first that is above the command's own, with the engine's flag for it.
     pub fn refuse_beyond(&self, tokens: (&str, Option<u64>), sequences: (&str, Option<u64>)) -> Result<(), ServeError> {
         let engine = self.engine.engine;
-        for ((flag, asked), own) in [(tokens, engine.length_flag()), (sequences, engine.sequences_flag())] {
+        let of_replicas =
+            [(tokens, engine.length_flag(), 1), (sequences, engine.sequences_flag(), self.whole_replicas())];
+        for ((flag, asked), own, replicas) in of_replicas {
             if let (Some(asked), Some(stated)) = (asked, self.count(own).filter(|stated| *stated > 0))
-                && asked > stated
+                && asked > stated.saturating_mul(replicas)
             {
-                let why = format!("{asked} is above what the command states itself: {own} {stated}");
+                let each = if replicas > 1 { format!(" on each of {replicas} replicas") } else { String::new() };
+                let why = format!("{asked} is above what the command states itself: {own} {stated}{each}");
                 return Err(ServeError::Unconsumed { flag: flag.to_owned(), why });
             }
         }

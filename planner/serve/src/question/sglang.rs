@@ -251,18 +251,14 @@ fn request(question: &Question, model: &ModelCaches) -> Option<PlanRequest> {
 /// Replicas of the attention among the ranks (`handle_data_parallelism`): each serves sequences of its own, and experts are divided over
 /// all ranks. `--dp-size` counts them beside the older flag.
 fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeError> {
-    const FLAG: &str = "--attn-dp-size";
-    const OLD: &str = "--enable-dp-attention";
-    let (stated, replicas) =
-        (question.count(FLAG).unwrap_or(1).max(1), question.count("--dp-size").unwrap_or(1).max(1));
-    let old = question.is_on(OLD);
-    let (flag, count) = if stated == 1 && old { ("--dp-size", replicas) } else { (FLAG, stated) };
+    let (flag, count) = stated_attention_replicas(question);
     if count == 1 {
         return Ok(1);
     }
-    if flag == FLAG && replicas > 1 && !old {
+    let replicas = question.count("--dp-size").unwrap_or(1);
+    if flag == ATTENTION && replicas > 1 && !question.is_on(OF_ATTENTION) {
         let said = format!("--dp-size {replicas} with --attn-dp-size {count}");
-        return Err(question.refused(said, [Remedy::Remove("--dp-size"), Remedy::Remove(FLAG)]));
+        return Err(question.refused(said, [Remedy::Remove("--dp-size"), Remedy::Remove(ATTENTION)]));
     }
     if !tp.is_multiple_of(count) {
         let said = "tp_size must be divisible by attn_dp_size * attn_cp_size";
@@ -272,6 +268,18 @@ fn attention_replicas(question: &mut Question, tp: u64) -> Result<u64, ServeErro
     question.put("parallel.dp", count);
     question.put("parallel.ep", tp);
     Ok(count)
+}
+
+const ATTENTION: &str = "--attn-dp-size";
+const OF_ATTENTION: &str = "--enable-dp-attention";
+
+/// How many of these a command states, and by which flag.
+pub(super) fn stated_attention_replicas(question: &Question) -> (&'static str, u64) {
+    let count = |flag: &'static str| (flag, question.count(flag).unwrap_or(1).max(1));
+    match count(ATTENTION) {
+        (_, 1) if question.is_on(OF_ATTENTION) => count("--dp-size"),
+        stated => stated,
+    }
 }
 
 pub(super) const RUNNING: &str = "--max-running-requests";

@@ -75,7 +75,7 @@ fn look(question: &Question, model: &ModelCaches, word: &str) -> Result<(), Serv
         Err(question.refused(said, stated.map(Remedy::Remove)))
     };
     let size = |flag: &str| question.count(flag).unwrap_or(1);
-    let replicas = size("--attn-dp-size") > 1 || question.is_on("--enable-dp-attention") && size("--dp-size") > 1;
+    let replicas = question.attention_replicas() > 1;
     let prefills = question.value(super::ROLE) == Some("prefill");
     let sparse = question.caches(model)?.iter().any(|cache| *cache.handler.kind() == Kind::IndexKey);
     let settled = question.stated.iter().rev().find(|stated| stated.key == "engine.block_size");

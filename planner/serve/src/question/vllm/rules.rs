@@ -286,6 +286,21 @@ pub(super) const RULES: &[Rule] = &[
             "--api-server-count={servers} cannot be used with --headless (no API servers are started in headless mode)."
         ))
     }),
+    since(READ, &["--headless", "--data-parallel-hybrid-lb", "--data-parallel-size-local"], |case| match () {
+        () if !case.is_on("--headless") => None,
+        () if case.is_on("--data-parallel-hybrid-lb") => {
+            Some("data_parallel_hybrid_lb is not applicable in headless mode".into())
+        }
+        () if case.question.count("--data-parallel-size-local") == Some(0) => {
+            Some("data_parallel_size_local must be > 0 in headless mode".into())
+        }
+        () => None,
+    }),
+    since(READ, &[EXECUTOR], |case| {
+        let ranks = case.size("--tensor-parallel-size").saturating_mul(case.size("--pipeline-parallel-size"));
+        (case.word(EXECUTOR) == Some("uni") && ranks > 1)
+            .then(|| format!("one process of {ranks} ranks waits for others that nobody starts"))
+    }),
     // From there on kernels are asked for all that they take.
     within(EARLIER..READ, &[BACKEND, attention::FLAG], |case| {
         // Kernels of DeepSeek-V4 have names of their own.
