@@ -12,9 +12,18 @@ pub(crate) fn assignment(word: &str) -> Option<(&str, &str)> {
     is_name.then_some((name, value))
 }
 
-/// Writes words as a shell reads them.
+/// Writes words as a shell reads them. Variables that a script leaves to its shell stay what that fills.
 pub fn line(words: &[String]) -> String {
-    words.iter().map(|word| quoted(word)).collect::<Vec<String>>().join(" ")
+    words.iter().map(|word| filled(word).unwrap_or_else(|| quoted(word))).collect::<Vec<String>>().join(" ")
+}
+
+/// A word with variables alone that a shell fills; not with commands, which it would run for whoever wrote them as text.
+fn filled(word: &str) -> Option<String> {
+    let is_name =
+        |at: usize| word[at + 1..].starts_with(|next: char| next.is_ascii_alphanumeric() || "_{".contains(next));
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+$ {}".contains(&byte);
+    let fills = word.contains('$') && word.match_indices('$').all(|(at, _)| is_name(at));
+    (fills && word.bytes().all(plain)).then(|| format!("\"{word}\""))
 }
 
 /// A word as a shell reads it.
@@ -23,13 +32,6 @@ pub(crate) fn quoted(word: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte);
     if word.ends_with(secret::HIDDEN) || (!word.is_empty() && word.bytes().all(plain)) {
         return word.to_owned();
-    }
-    // Variables that a script leaves to its shell stay what that fills; what it runs would be run for whoever wrote it as text.
-    let is_name =
-        |at: usize| word[at + 1..].starts_with(|next: char| next.is_ascii_alphanumeric() || "_{".contains(next));
-    let filled = |byte: u8| plain(byte) || b"$ {}".contains(&byte);
-    if word.contains('$') && word.bytes().all(filled) && word.match_indices('$').all(|(at, _)| is_name(at)) {
-        return format!("\"{word}\"");
     }
     // Only a word with a zero byte has no quoted form.
     shlex::try_quote(word).map_or_else(|_| word.replace('\0', ""), std::borrow::Cow::into_owned)
@@ -72,6 +74,6 @@ mod tests {
     #[case("a\"$X", "'a\"$X'")]
     #[case("5$", "'5$'")]
     fn a_word_is_written_as_a_shell_reads_it(#[case] word: &str, #[case] expected: &str) {
-        assert_eq!(quoted(word), expected);
+        assert_eq!(line(&[word.to_owned()]), expected);
     }
 }

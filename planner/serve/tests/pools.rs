@@ -130,7 +130,8 @@ const ENCODERS: [&str; 12] = [
 ];
 
 /// Models whose pools are otherwise, and why.
-const OTHERWISE: [(&str, &str); 6] = [
+const OTHERWISE: [(&str, &str); 7] = [
+    ("../published/b_bitnet", "it refuses how the weights are quantised, which its pools are not asked"),
     ("state-spaces__mamba2-2.7b", "a file of another library, of which it reads nothing"),
     ("transformers__zaya", ZAYA),
     ("../published/zaya1_8b", ZAYA),

@@ -42,6 +42,19 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
     "-dp 2 --headless --data-parallel-size-local 0",
     "must be > 0 in headless mode"
 )]
+#[case::nodes_by_ray(LLAMA, "-tp 8 --nnodes 2 --distributed-executor-backend ray", "nnodes > 1 can only be set when")]
+#[case::follows(LLAMA, "-tp 8 --nnodes 2 --node-rank 1", "should not be called on follower node")]
+#[case::ports(
+    "Qwen__Qwen3-30B-A3B",
+    "-dp 4 --data-parallel-multi-port-external-lb",
+    "requires --data-parallel-size-local >= 2"
+)]
+#[case::profiled(LLAMA, "--profiler-config {\"profiler\":\"torch\"}", "torch_profiler_dir must be set")]
+#[case::processors(
+    LLAMA,
+    "--logits-processors x:Y --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":2}",
+    "Custom logits processors are not supported"
+)]
 #[case::one_process(LLAMA, "-tp 2 --distributed-executor-backend uni", "waits for others that nobody starts")]
 #[case::level(LLAMA, "-O4", "Input should be 0, 1, 2 or 3 (it is '4')")]
 #[case::part_of_a_level(LLAMA, "-O.cudagraph_mode=NONE", "Input should be 0, 1, 2 or 3")]

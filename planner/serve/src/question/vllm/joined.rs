@@ -34,6 +34,8 @@ const TOKENS: &str = "--spec-tokens";
 const METRICS: &str = "--per-request-spec-decode-metrics";
 const ROUTED: &str = "--enable-return-routed-experts";
 const ELASTIC: &str = "--enable-elastic-ep";
+const LOCAL: &str = "--data-parallel-size-local";
+const SERVERS: &str = "--api-server-count";
 const MANY_PORTS: &str = "--data-parallel-multi-port-external-lb";
 const KERNEL: &str = "--mamba-backend";
 const ALGORITHM: &str = "--mamba-ssu-algorithm";
@@ -311,9 +313,42 @@ pub(super) const RULES: &[Rule] = &[
         (case.is_on(ELASTIC) && !case.is_on(BALANCE))
             .then(|| "Elastic EP is only supported with enable_eplb=True.".into())
     }),
-    since(READ, &[MANY_PORTS], |case| {
-        (case.is_on(MANY_PORTS) && case.size(REPLICAS) <= 1)
-            .then(|| format!("Error: {MANY_PORTS} requires {REPLICAS} > 1"))
+    // One server supervises a replica behind each port.
+    since(READ, &[MANY_PORTS, REPLICAS, LOCAL, SERVERS], |case| {
+        let (replicas, local) = (case.size(REPLICAS), case.question.count(LOCAL).unwrap_or(0));
+        let first = case.question.count("--data-parallel-start-rank").unwrap_or(0);
+        let servers = case.question.count(SERVERS).filter(|servers| *servers != 1);
+        let said = match () {
+            () if !case.is_on(MANY_PORTS) => return None,
+            () if case.is_stated("--uds") => format!("{MANY_PORTS} does not support --uds"),
+            () if case.is_stated("--ssl-keyfile") != case.is_stated("--ssl-certfile") => {
+                "--ssl-keyfile and --ssl-certfile must be provided together".to_owned()
+            }
+            () if servers.is_some() => format!("{MANY_PORTS} currently requires {SERVERS}=1"),
+            () if replicas < 2 => format!("{MANY_PORTS} requires {REPLICAS} > 1"),
+            () if local < 2 => format!("{MANY_PORTS} requires {LOCAL} >= 2"),
+            () if local > replicas => format!("{LOCAL} cannot exceed {REPLICAS}"),
+            () if !replicas.is_multiple_of(local) => format!("{REPLICAS} must be divisible by {LOCAL}"),
+            () if first.saturating_add(local) > replicas => {
+                format!("multi-port supervised ranks would exceed {REPLICAS}")
+            }
+            () => return None,
+        };
+        Some(format!("Error: {said}"))
+    }),
+    since(READ, &["--profiler-config"], |case| {
+        let config = case.object("--profiler-config");
+        let torch = config.get("profiler").and_then(Value::as_str) == Some("torch");
+        let folder = config.get("torch_profiler_dir").and_then(Value::as_str).is_some_and(|folder| !folder.is_empty());
+        match (torch, folder) {
+            (true, false) => Some("torch_profiler_dir must be set when profiler is 'torch'".into()),
+            (false, true) => Some("torch_profiler_dir is only applicable when profiler is set to 'torch'".into()),
+            _ => None,
+        }
+    }),
+    since(READ, &["--logits-processors", SPECULATIVE], |case| {
+        (case.is_stated("--logits-processors") && case.is_stated(SPECULATIVE))
+            .then(|| "Custom logits processors are not supported when speculative decoding is enabled.".into())
     }),
     since(READ, &[], |case| {
         let level = case.question.env.get("VLLM_LOGGING_LEVEL")?.to_uppercase();

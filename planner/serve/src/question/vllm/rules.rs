@@ -296,9 +296,23 @@ pub(super) const RULES: &[Rule] = &[
         }
         () => None,
     }),
+    since(READ, &[NODES, EXECUTOR], |case| {
+        (case.size(NODES) > 1 && case.word(EXECUTOR) == Some("ray")).then(|| {
+            "nnodes > 1 can only be set when distributed executor backend is mp, uni or external_launcher.".into()
+        })
+    }),
+    since(READ, &[NODES, "--node-rank", "--headless"], |case| {
+        let follows = case.size(NODES) > 1 && case.question.count("--node-rank").is_some_and(|rank| rank > 0);
+        let serves = case.size(REPLICAS) <= 1 && !case.is_on("--headless");
+        (follows && serves).then(|| "collective_rpc should not be called on follower node".into())
+    }),
+    since(READ, &[FAULTS, SERVERS], |case| {
+        let servers = case.question.count(SERVERS).filter(|servers| *servers > 1 && case.is_on(FAULTS))?;
+        Some(format!("Fault tolerance requires a single API server process (--api-server-count=1), but got {servers}."))
+    }),
     since(READ, &[EXECUTOR], |case| {
-        let ranks = case.size("--tensor-parallel-size").saturating_mul(case.size("--pipeline-parallel-size"));
-        (case.word(EXECUTOR) == Some("uni") && ranks > 1)
+        let ranks = case.size("--tensor-parallel-size");
+        (case.word(EXECUTOR) == Some("uni") && ranks > 1 && case.size(STAGES) == 1)
             .then(|| format!("one process of {ranks} ranks waits for others that nobody starts"))
     }),
     // From there on kernels are asked for all that they take.
