@@ -43,7 +43,6 @@ fn said(command: &str, model: &str, version: &str) -> Option<String> {
     "must be > 0 in headless mode"
 )]
 #[case::nodes_by_ray(LLAMA, "-tp 8 --nnodes 2 --distributed-executor-backend ray", "nnodes > 1 can only be set when")]
-#[case::follows(LLAMA, "-tp 8 --nnodes 2 --node-rank 1", "should not be called on follower node")]
 #[case::ports(
     "Qwen__Qwen3-30B-A3B",
     "-dp 4 --data-parallel-multi-port-external-lb",

@@ -301,11 +301,6 @@ pub(super) const RULES: &[Rule] = &[
             "nnodes > 1 can only be set when distributed executor backend is mp, uni or external_launcher.".into()
         })
     }),
-    since(READ, &[NODES, "--node-rank", "--headless"], |case| {
-        let follows = case.size(NODES) > 1 && case.question.count("--node-rank").is_some_and(|rank| rank > 0);
-        let serves = case.size(REPLICAS) <= 1 && !case.is_on("--headless");
-        (follows && serves).then(|| "collective_rpc should not be called on follower node".into())
-    }),
     since(READ, &[FAULTS, SERVERS], |case| {
         let servers = case.question.count(SERVERS).filter(|servers| *servers > 1 && case.is_on(FAULTS))?;
         Some(format!("Fault tolerance requires a single API server process (--api-server-count=1), but got {servers}."))
