@@ -714,6 +714,11 @@ test('words say what they mean by keyboard, within the page', async ({ address }
   for (const width of [1280, 390]) {
     await open(address, '', async (page) => {
       await settled(page);
+      // Engines answer later, one and then all, and are drawn anew.
+      await page.waitForFunction(
+        () => /Other engines hold/.test(document.querySelector('#summary').textContent) && !document.querySelector('#summary.waits'),
+        { timeout: 30000 },
+      );
       const count = await page.$$eval('#summary .term', (terms) => terms.length);
       assert.ok(count >= 4);
       for (let at = 0; at < count; at += 1) {
@@ -722,7 +727,7 @@ test('words say what they mean by keyboard, within the page', async ({ address }
           const { left, right } = all[at].querySelector('.tip').getBoundingClientRect();
           return [right > left, left >= 0 && right <= document.documentElement.clientWidth];
         }, at);
-        assert.ok(shown && within, `${at} at ${width}`);
+        assert.ok(shown && within, `${at} at ${width}: shown ${shown}, within ${within}`);
         await page.keyboard.press('Escape');
         assert.equal(await page.$$eval('#summary .tip', (tips, at) => tips[at].checkVisibility(), at), false);
       }
