@@ -56,6 +56,14 @@ const KEPT: usize = 128;
 /// A key that nothing takes, and its flag.
 pub(crate) type Untaken = (&'static str, &'static str);
 
+/// Keys of dtypes with their flags, what a budget states of each, and what sets it.
+type DTypeKey = (Untaken, fn(&Budget) -> Option<DType>, fn(&mut Budget, DType));
+const DTYPES: [DTypeKey; 3] = [
+    (("dtypes.kv", "--kv-dtype"), |budget| budget.dtypes.kv, |budget, dtype| budget.dtypes.kv = Some(dtype)),
+    (("dtypes.ssm", "--ssm-dtype"), |budget| budget.dtypes.ssm, |budget, dtype| budget.dtypes.ssm = Some(dtype)),
+    (("dtypes.conv", "--conv-dtype"), |budget| budget.dtypes.conv, |budget, dtype| budget.dtypes.conv = Some(dtype)),
+];
+
 impl ModelCaches {
     /// What is known of the model besides its caches.
     pub fn info(&self) -> &ModelInfo {
@@ -167,24 +175,22 @@ impl ModelCaches {
         if models.iter().any(|model| model.model().is_none()) {
             return None;
         }
-        // A dtype is taken where another would make other caches; what cannot be made with one is not known.
-        let is_taken = |model: &&&Self, set: fn(&mut Budget, DType)| {
-            let [wide, narrow] = [DType::F32, DType::F16].map(|dtype| {
-                let mut budget = budget.clone();
-                set(&mut budget, dtype);
-                model.collect(&budget, engine)
-            });
-            let handlers = |caches: &Resources| caches.iter().map(|cache| cache.handler.clone()).collect::<Vec<_>>();
-            wide.ok().zip(narrow.ok()).is_none_or(|(wide, narrow)| handlers(&wide) != handlers(&narrow))
-        };
-        type Set = fn(&mut Budget, DType);
-        let stated: [(Untaken, Option<DType>, Set); 3] = [
-            (("dtypes.kv", "--kv-dtype"), budget.dtypes.kv, |budget, dtype| budget.dtypes.kv = Some(dtype)),
-            (("dtypes.ssm", "--ssm-dtype"), budget.dtypes.ssm, |budget, dtype| budget.dtypes.ssm = Some(dtype)),
-            (("dtypes.conv", "--conv-dtype"), budget.dtypes.conv, |budget, dtype| budget.dtypes.conv = Some(dtype)),
-        ];
-        let untaken = |set: Set| !models.iter().any(|model| is_taken(&model, set));
-        stated.into_iter().find(|(_, dtype, set)| dtype.is_some() && untaken(*set)).map(|(key, ..)| key)
+        let is_untaken = |key: &str| !models.iter().any(|model| model.takes_dtype(key, budget, engine));
+        let stated = DTYPES.iter().filter(|(_, stated, _)| stated(budget).is_some());
+        stated.map(|(key, ..)| *key).find(|(key, _)| is_untaken(key))
+    }
+
+    /// Whether a cache takes the dtype that a key of the budget states, `dtypes.kv` and its like: with another it would be another cache.
+    /// True also where caches cannot be made with one, of which nobody knows.
+    pub fn takes_dtype(&self, key: &str, budget: &Budget, engine: Option<EngineSpec>) -> bool {
+        let Some((.., set)) = DTYPES.iter().find(|((known, _), ..)| *known == key) else { return false };
+        let [wide, narrow] = [DType::F32, DType::F16].map(|dtype| {
+            let mut budget = budget.clone();
+            set(&mut budget, dtype);
+            self.collect(&budget, engine)
+        });
+        let handlers = |caches: &Resources| caches.iter().map(|cache| cache.handler.clone()).collect::<Vec<_>>();
+        wide.ok().zip(narrow.ok()).is_none_or(|(wide, narrow)| handlers(&wide) != handlers(&narrow))
     }
 
     /// The largest live set of a step, where the layers tell it.

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use cacheplan_handlers::{DType, Kind, ResourceHandler};
 use cacheplan_planner::engines::{FlagMeaning, Version};
 use cacheplan_planner::logs::failures::FEW_DEVICES;
 use cacheplan_planner::plan::{Certainty, LedgerItem, LedgerLine};
-use cacheplan_planner::{Config, Devices, Memory, ModelCaches, PlanError, PlanRequest, Stated};
+use cacheplan_planner::{Budget, Config, Devices, Memory, ModelCaches, PlanError, PlanRequest, Stated};
 use cacheplan_transforms::Resources;
 
 use super::placed::{self, Placed};
@@ -89,7 +88,7 @@ impl Question {
         let above = self.above.clone();
         let placed = if engine == "llama.cpp" { Some(placed::placed(&mut self, model)?) } else { None };
         let outside = if engine == "sglang" { sglang::beside_share(&mut self)? } else { Memory::default() };
-        self.leave_out_dtypes(model)?;
+        self.leave_out_dtypes(model);
         self.refuse_layout()?;
         let mut config = Config::resolve(None, &self.stated, &self.above)?;
         // What an engine that divides no bytes has taken out of its question is stated all the same.
@@ -167,23 +166,11 @@ impl Question {
         Ok(PlanRequest::of(model.clone()).for_engine(self.engine).caches()?)
     }
 
-    /// An engine takes a dtype for states from whoever has none of them; what is asked of the planner leaves it out.
-    fn leave_out_dtypes(&mut self, model: &ModelCaches) -> Result<(), ServeError> {
-        let caches = self.caches(model)?;
-        let any = |of: fn(&ResourceHandler) -> bool| caches.iter().any(|cache| of(&cache.handler));
-        let has_convs = any(|handler| *handler.kind() == Kind::CausalConv);
-        // Some states have a dtype of their own, whatever is said.
-        let with = |dtype: DType| {
-            let request = PlanRequest::of(model.clone()).for_engine(self.engine);
-            let caches = request.changed(|budget| budget.dtypes.ssm = Some(dtype)).caches().ok()?;
-            Some(caches.iter().map(|cache| cache.handler.clone()).collect::<Vec<_>>())
-        };
-        let [wide, narrow] = [DType::F32, DType::F16].map(with);
-        let has_states = wide.zip(narrow).is_none_or(|(wide, narrow)| wide != narrow);
-        let has_pages = any(|handler| !handler.is_state());
-        let kept = [("dtypes.kv", has_pages), ("dtypes.ssm", has_states), ("dtypes.conv", has_convs)];
-        self.stated.retain(|stated| !kept.iter().any(|(key, has)| stated.key == *key && !has));
-        Ok(())
+    /// An engine takes dtypes from whoever has no caches of them; what is asked of the planner leaves those out.
+    fn leave_out_dtypes(&mut self, model: &ModelCaches) {
+        let engine = self.engine;
+        let is_taken = |key: &str| model.takes_dtype(key, &Budget::default(), Some(engine));
+        self.stated.retain(|stated| !stated.key.starts_with("dtypes.") || is_taken(&stated.key));
     }
 
     /// What the engine says of a count that is stated too small, with the flags of counts as what may be left out.
