@@ -13,6 +13,8 @@ fn told(command: &str, model: &str, options: &Options) -> Answer {
     answer(&launch(command), models(model), options).unwrap()
 }
 
+const NEXT: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
+
 fn with_bytes(version: &str, gib: u64) -> Options {
     Options { version: Some(version.into()), cache_bytes: Some(Logged::exact(gib << 30)), ..Options::default() }
 }
@@ -269,13 +271,14 @@ fn a_sequence_is_no_longer_than_that_of_a_model_that_drafts(
 
 /// Decoding is captured as a whole with drafts too, by kernels that take steps of several tokens.
 #[rstest]
-#[case("", Starts::No)]
-#[case(r#" -sc {"method":"mtp","num_speculative_tokens":2}"#, Starts::No)]
-#[case(" --enforce-eager", Starts::Yes)]
-#[case(r#" --attention-backend FLASHINFER -sc {"method":"mtp","num_speculative_tokens":2}"#, Starts::Yes)]
-fn every_sequence_has_a_block_for_its_state(#[case] flags: &str, #[case] starts: Starts) {
+#[case(NEXT, "", Starts::No)]
+#[case(NEXT, r#" -sc {"method":"mtp","num_speculative_tokens":2}"#, Starts::No)]
+#[case(NEXT, " --enforce-eager", Starts::Yes)]
+#[case(NEXT, r#" --attention-backend FLASHINFER -sc {"method":"mtp","num_speculative_tokens":2}"#, Starts::Yes)]
+#[case("../published/ling_2_6_1t", r#" -sc {"method":"ngram","num_speculative_tokens":2}"#, Starts::No)]
+fn every_sequence_has_a_block_for_its_state(#[case] model: &str, #[case] flags: &str, #[case] starts: Starts) {
     let command = launch(&format!("vllm serve m -tp 8 --max-model-len 8192 --max-num-seqs 1024{flags}"));
-    let found = answer(&command, models("Qwen__Qwen3-Next-80B-A3B-Thinking"), &with_bytes("0.33.0", 2)).unwrap();
+    let found = answer(&command, models(model), &with_bytes("0.33.0", 2)).unwrap();
     assert_eq!(found.starts, starts, "{:?}", found.reason);
 }
 

@@ -1,29 +1,11 @@
-//! What engines refuse at start of words that their parsers take, in their own words.
-
-mod common;
+//! What vLLM refuses.
 
 use cacheplan_planner::logs::Logged;
-use cacheplan_serve::{Options, ServeError, answer};
+use cacheplan_serve::{Options, answer};
 use rstest::rstest;
 
-use common::{changed, launch, models, on};
-
-const LLAMA: &str = "meta-llama__Llama-3.1-8B-Instruct";
-const DEEPSEEK: &str = "deepseek-ai__DeepSeek-V3";
-const OSS: &str = "openai__gpt-oss-120b";
-const NEXT: &str = "Qwen__Qwen3-Next-80B-A3B-Thinking";
-const NEMOTRON: &str = "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16";
-const GEMMA: &str = "google__gemma-4-26B-A4B";
-const KIMI: &str = "moonshotai__Kimi-Linear-48B-A3B-Instruct";
-
-fn said(command: &str, model: &str, version: &str) -> Option<String> {
-    let options = Options { version: Some(version.into()), ..on("8xh200") };
-    match answer(&launch(command), models(model), &options) {
-        Err(error @ (ServeError::Engine { .. } | ServeError::Parser { .. })) => Some(error.to_string()),
-        Err(error) => panic!("{command}: {error}"),
-        Ok(_) => None,
-    }
-}
+use super::common::{changed, launch, models, on};
+use super::{DEEPSEEK, GEMMA, KIMI, LLAMA, NEMOTRON, NEXT, OSS, said};
 
 /// Of the newest version, flags behind the model that it starts without.
 #[rstest]
@@ -440,24 +422,29 @@ fn vllm_refuses_under_a_variable(#[case] variable: &str, #[case] flags: &str, #[
     assert_eq!(said(format!("vllm serve m {}", flags.replace("--async-scheduling", "")).trim(), LLAMA, "0.33.0"), None);
 }
 
-/// A method of files is known by its name and by what it makes of weights.
+/// A method of files is known by its name and by what it makes of weights, and asked as what a flag says.
 #[rstest]
-#[case::removed("h100", "hqq", "", Some("Unknown quantization method: hqq"))]
-#[case::known("h100", "awq", "", None)]
-#[case::written_otherwise("h100", "compressed_tensors", "", None)]
-#[case::eight_bits_on_an_old_gpu("t4", "modelopt", "FP8", Some("Minimum capability: 80. Current capability: 75"))]
-#[case::four_bits_on_an_old_gpu("t4", "modelopt", "NVFP4", None)]
+#[case::removed("h100", "hqq", "", "", Some("Unknown quantization method: hqq"))]
+#[case::removed_before("h100", "bitsandbytes", "", "", Some("Unknown quantization method: bitsandbytes"))]
+#[case::deprecated("h100", "fbgemm_fp8", "", "", Some("is deprecated"))]
+#[case::taken_all_the_same("h100", "fbgemm_fp8", "", " --allow-deprecated-quantization", None)]
+#[case::known("h100", "awq", "", "", None)]
+#[case::known_in_eight_bits("h100", "fp8", "", "", None)]
+#[case::written_otherwise("h100", "compressed_tensors", "", "", None)]
+#[case::eight_bits_on_an_old_gpu("t4", "modelopt", "FP8", "", Some("Minimum capability: 80. Current capability: 75"))]
+#[case::four_bits_on_an_old_gpu("t4", "modelopt", "NVFP4", "", None)]
 fn vllm_knows_methods_of_files(
     #[case] device: &str,
     #[case] method: &str,
     #[case] algorithm: &str,
+    #[case] flags: &str,
     #[case] expected: Option<&str>,
 ) {
     let model = changed(LLAMA, |config| {
         config["quantization_config"] = serde_json::json!({"quant_method": method, "quant_algo": algorithm});
     });
     let options = Options { version: Some("0.33.0".into()), cache_bytes: Some(Logged::exact(4 << 30)), ..on(device) };
-    let found = answer(&launch("vllm serve m --max-model-len 4096"), model, &options);
+    let found = answer(&launch(&format!("vllm serve m --max-model-len 4096{flags}")), model, &options);
     match (found, expected) {
         (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
         (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
@@ -508,118 +495,6 @@ fn amds_variables_show_some_of_the_devices(
     assert!(!only_hip || ask("8xh200").is_ok(), "{command}");
 }
 
-#[rstest]
-#[case::hierarchy(LLAMA, "--enable-hierarchical-cache --disable-radix-cache", "are mutually exclusive")]
-#[case::nodes(LLAMA, "--nnodes 3 --tp 8", "tp_size must be divisible by number of nodes")]
-#[case::replicas_on_nodes(LLAMA, "--nnodes 2 --tp 2 --dp 2", "multi-node data-parallel replicas are not supported")]
-#[case::stages(
-    LLAMA,
-    "--pp-size 2 --speculative-algorithm NGRAM --speculative-num-draft-tokens 8",
-    "Pipeline parallelism currently only supports EAGLE"
-)]
-#[case::padding(
-    LLAMA,
-    "--enable-torch-compile --disable-cuda-graph-padding",
-    "is incompatible with --enable-torch-compile"
-)]
-#[case::first_gpu(LLAMA, "--base-gpu-id -1", "base_gpu_id must be non-negative")]
-#[case::overlap(NEXT, "--tp 4 --mamba-radix-cache-strategy no_buffer", "no_buffer do not support overlap schedule")]
-#[case::pages(
-    NEXT,
-    "--tp 4 --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule --page-size 64",
-    "no_buffer only supports page_size=1"
-)]
-#[case::lazy(
-    NEXT,
-    "--tp 4 --mamba-radix-cache-strategy extra_buffer_lazy --disable-overlap-schedule",
-    "Lazy extra buffer requires overlap schedule"
-)]
-#[case::no_states(LLAMA, "--mamba-radix-cache-strategy extra_buffer", "extra_buffer needs mamba state")]
-#[case::drafts(
-    LLAMA,
-    "--speculative-algorithm BOGUS --speculative-num-draft-tokens 4",
-    "Unknown speculative algorithm name: BOGUS"
-)]
-#[case::no_states(NEXT, "--tp 4 --mamba-max-states-per-path 0", "must be -1 (unlimited) or a positive integer")]
-#[case::rounding(NEXT, "--tp 4 --enable-mamba-cache-stochastic-rounding", "requires --mamba-ssm-dtype float16")]
-#[case::rounding_here(
-    NEXT,
-    "--tp 4 --enable-mamba-cache-stochastic-rounding --mamba-ssm-dtype float16",
-    "requires SM100 with CUDA >= 12.8"
-)]
-#[case::some_ranks_of_experts(NEMOTRON, "--tp 4 --ep-size 2", "must be 1 or the same as the tensor parallel size")]
-#[case::some_ranks_of_experts_as_told(
-    NEXT,
-    "--tp 4 --ep-size 2 --moe-runner-backend flashinfer_cutlass",
-    "must be 1 or the same as the tensor parallel size"
-)]
-#[case::captured(LLAMA, "--enable-return-aux-hidden-states", "to name the capture convention")]
-fn sglang_refuses(#[case] model: &str, #[case] flags: &str, #[case] expected: &str) {
-    let command = format!("sglang serve --model-path m {flags}");
-    let found = said(&command, model, "0.5.23").unwrap_or_else(|| panic!("{flags}: starts"));
-    assert!(found.contains(expected), "{found}");
-}
-
-/// Experts of 768 channels in blocks of 128.
-#[rstest]
-#[case("--tp 2", None)]
-#[case("--tp 4", Some("weight = 192 is not divisible by weight quantization block_n = 128"))]
-#[case("--tp 4 --ep-size 2", None)]
-#[case("--tp 8 --moe-a2a-backend deepep", None)]
-#[case("--tp 8 --dp 8 --enable-dp-attention", Some("weight = 96 is not divisible by"))]
-fn sglang_gives_ranks_whole_blocks_of_weights(#[case] flags: &str, #[case] expected: Option<&str>) {
-    let model = changed("Qwen__Qwen3-30B-A3B", |config| {
-        config["quantization_config"] = serde_json::json!({"quant_method": "fp8", "weight_block_size": [128, 128]});
-    });
-    let options = Options { version: Some("0.5.23".into()), ..on("8xh200") };
-    let found = answer(&launch(&format!("sglang serve --model-path m {flags}")), model, &options);
-    match (found, expected) {
-        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
-        (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
-    }
-}
-
-#[rstest]
-#[case(NEMOTRON, "--tp 4 --ep-size 4")]
-#[case(NEXT, "--tp 4 --ep-size 2")]
-#[case(NEXT, "--tp 4 --mamba-radix-cache-strategy no_buffer --disable-overlap-schedule")]
-#[case(NEXT, "--tp 4 --mamba-radix-cache-strategy extra_buffer_lazy")]
-#[case(LLAMA, "--tp 8 --nnodes 2 --reasoning-parser qwen3 --tool-call-parser llama3 --sampling-backend pytorch")]
-#[case(LLAMA, "--speculative-algorithm ngram --speculative-num-draft-tokens 8")]
-fn sglang_takes(#[case] model: &str, #[case] flags: &str) {
-    assert_eq!(said(&format!("sglang serve --model-path m {flags}"), model, "0.5.23"), None);
-}
-
-/// It runs on NVIDIA's GPUs alone, in blocks of powers of two.
-#[rstest]
-#[case("mi300x")]
-#[case("gaudi-3")]
-#[case("m4-max-128gb")]
-fn tensorrt_llm_refuses_other_makers(#[case] device: &str) {
-    let ask =
-        |device: &str| answer(&launch("trtllm-serve m --max_seq_len 4096"), models("Qwen__Qwen3-8B"), &on(device));
-    assert!(ask(device).unwrap_err().to_string().contains("No CUDA GPUs are available"));
-    ask("h100").unwrap();
-}
-
-/// What a checkpoint was quantised by is asked as what a flag says.
-#[rstest]
-#[case("bitsandbytes", "", Some("Unknown quantization method: bitsandbytes"))]
-#[case("fbgemm_fp8", "", Some("is deprecated"))]
-#[case("fbgemm_fp8", " --allow-deprecated-quantization", None)]
-#[case("fp8", "", None)]
-fn vllm_refuses_what_files_are_quantised_by(#[case] method: &str, #[case] flags: &str, #[case] refused: Option<&str>) {
-    let model = common::changed(LLAMA, |config| {
-        config["quantization_config"] = serde_json::json!({"quant_method": method});
-    });
-    let found = answer(&launch(&format!("vllm serve m --max-model-len 8192{flags}")), model, &on("h100"));
-    match (found.map_err(|error| error.to_string()), refused) {
-        (Ok(_), None) => {}
-        (Err(said), Some(expected)) => assert!(said.contains(expected), "{said}"),
-        (found, _) => panic!("{:?}", found.map(drop)),
-    }
-}
-
 /// Ranks that cut blocks of weights: of DeepSeek-V3's 18,432 channels 64 ranks have 288, of its experts' 2048 channels 32 have 64.
 #[rstest]
 #[case("0.33.0", "-tp 64", Some("input_size_per_partition = 288 is not divisible"))]
@@ -635,34 +510,4 @@ fn ranks_divide_weights_into_whole_blocks(#[case] version: &str, #[case] flags: 
         (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
         (found, expected) => assert_eq!(found.is_err(), expected.is_some(), "{flags}"),
     }
-}
-
-/// Ranks of MPI are those of as many nodes as it takes, where it is said how many GPUs each has.
-#[rstest]
-#[case("", Some("Only 8 GPUs are available, but 16 are required"))]
-#[case(" --gpus_per_node 8", None)]
-fn tensorrt_llm_spans_nodes_whose_gpus_are_said(#[case] flags: &str, #[case] expected: Option<&str>) {
-    let command = format!("trtllm-serve m --tp_size 16 --max_seq_len 4096{flags}");
-    match (answer(&launch(&command), models("Qwen__Qwen3-32B"), &on("8xh100")), expected) {
-        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
-        (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
-    }
-}
-
-#[rstest]
-#[case("awq", Some("Unsupported quantization_config: quant_method awq"))]
-#[case("fp8", None)]
-fn tensorrt_llm_reads_some_methods_of_checkpoints(#[case] method: &str, #[case] expected: Option<&str>) {
-    let model = changed(LLAMA, |config| config["quantization_config"] = serde_json::json!({"quant_method": method}));
-    match (answer(&launch("trtllm-serve m --max_seq_len 4096"), model, &on("h100")), expected) {
-        (Err(error), Some(expected)) => assert!(error.to_string().contains(expected), "{error}"),
-        (found, expected) => assert!(found.is_ok() && expected.is_none(), "{found:?}"),
-    }
-}
-
-/// States of rows that do not run take memory too, so that fewer rows start.
-#[test]
-fn tensorrt_llm_is_told_fewer_rows_where_their_states_are_too_many() {
-    let found = answer(&launch("trtllm-serve m --max_seq_len 16384"), models(NEMOTRON), &on("h100")).unwrap();
-    assert!(found.changes.iter().any(|change| change.change.contains("--max_batch_size")), "{:?}", found.changes);
 }
