@@ -225,7 +225,7 @@ impl PlanError {
     }
 
     /// The exit code of a command that ends with this error: 2 where it names what there is not, 3 where the budget is too
-    /// small or an engine would not start, 4 where what was not read or an engine lacks is asked, else 1.
+    /// small or an engine would not start, 4 where a model or an engine has not, or nobody read, what is asked, else 1.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::DoesNotFit(_) | Self::TooMany { .. } | Self::SmallStep { .. } | Self::TooFew { .. } => 3,

@@ -31,6 +31,8 @@ pub struct Refusal {
     pub error: ServeError,
     /// The nearest command that starts, where one was found.
     pub change: Option<Change>,
+    /// What that leaves out of what was said.
+    without: Option<String>,
 }
 
 impl Asked {
@@ -43,37 +45,36 @@ impl Asked {
     }
 }
 
-const NEAREST: &str = "the nearest command that starts";
-
 /// The words that the changed command leaves out, if it has fewer.
-fn without(launch: &Launch, changed: &Launch) -> String {
+fn without(launch: &Launch, changed: &Launch) -> Option<String> {
     let (words, left) = (launch.shown(), changed.shown());
     let lost: Vec<String> = words.iter().filter(|word| !left.contains(word)).cloned().collect();
-    if lost.is_empty() || left.len() >= words.len() { String::new() } else { format!(", without {}", line(&lost)) }
+    (!lost.is_empty() && left.len() < words.len()).then(|| format!("without {}", line(&lost)))
 }
 
 impl Refusal {
     /// Looks for the nearest command that starts, where the models are known.
     pub fn of(error: ServeError, launch: &Launch, models: Option<&Models>, options: &Options) -> Self {
-        let change = models.and_then(|models| repaired(launch, models, options)).map(|(changed, answer)| Change {
-            change: format!("{NEAREST}{}", without(launch, &changed)),
+        let found = models.and_then(|models| repaired(launch, models, options));
+        let without = found.as_ref().and_then(|(changed, _)| without(launch, changed));
+        let nearest = ["the nearest command that starts"].into_iter().chain(without.as_deref());
+        let nearest = nearest.collect::<Vec<_>>().join(", ");
+        let change = found.map(|(_, answer)| Change {
+            change: nearest,
             tokens_each: Some(answer.length()),
             command: answer.command,
             starts: answer.starts,
             saves: None,
             sequences: answer.sequences,
         });
-        Self { error, change }
+        Self { error, change, without }
     }
 
     /// Says why, and what to try.
     pub fn text(&self) -> String {
-        let tried = self.change.as_ref().map(|Change { change, command, .. }| {
-            let without = change.strip_prefix(NEAREST).and_then(|more| more.strip_prefix(", "));
-            let without = without.map(|without| format!("\n({without})")).unwrap_or_default();
-            format!("\ntry {}{without}", line(command))
-        });
-        format!("{}{}", self.error, tried.unwrap_or_default())
+        let tried = self.change.as_ref().map(|change| format!("\ntry {}", line(&change.command)));
+        let without = self.without.as_ref().map(|without| format!("\n({without})"));
+        format!("{}{}{}", self.error, tried.unwrap_or_default(), without.unwrap_or_default())
     }
 }
 

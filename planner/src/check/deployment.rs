@@ -80,15 +80,17 @@ pub(super) fn on_rank(
     let mut classes = if stages == 1 {
         vec![("dense", of(dense), tp), ("embeddings", of(embeddings), tp), ("replicated", rest, 1)]
     } else {
-        let tokens = of(embeddings) - of(head);
+        let tokens = of(embeddings).saturating_sub(of(head));
         let of_stage = [
             (stage == 0, "embeddings", tokens, tp),
             (stage == 0, "towers", of(tower), tp),
             (stage == 0, "whole towers", of(whole_tower), 1),
             (stage + 1 == stages, "embeddings", if of(head) == 0 { tokens } else { of(head) }, tp),
         ];
-        let of_layers =
-            [("dense", of(dense) - of(tower), over(tp)), ("replicated", rest - of(whole_tower).min(rest), over(1))];
+        let of_layers = [
+            ("dense", of(dense).saturating_sub(of(tower)), over(tp)),
+            ("replicated", rest.saturating_sub(of(whole_tower)), over(1)),
+        ];
         let of_stage = of_stage.into_iter().filter(|(is_here, ..)| *is_here);
         of_layers.into_iter().chain(of_stage.map(|(_, class, bytes, ranks)| (class, bytes, ranks))).collect()
     };

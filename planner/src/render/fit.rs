@@ -239,7 +239,8 @@ impl Answer {
     fn screen(&self, best: &Fit) -> Option<&'static str> {
         let device: DeviceInfo = best.device.parse().ok()?;
         let is_stated = self.stated.iter().any(|word| word == "--reserve");
-        (device.has_outputs() && !is_stated).then_some("what a screen takes of it --reserve says, such as 1GiB")
+        (device.has_outputs() && !is_stated)
+            .then_some("if it drives a screen too, state what that takes: --reserve 1GiB")
     }
 
     /// What an hour costs, also for each sequence.

@@ -11,8 +11,8 @@ const SHARES: [&str; 2] = ["--gpu-memory-utilization", "--mem-fraction-static"];
 
 /// The flag among `own` by which `engine` is told what another engine is told by the flag `written`.
 pub(super) fn elsewhere(engine: Engine, own: &[&'static Flag], written: &str) -> Option<&'static str> {
-    let others = Engine::all().iter().filter(|other| **other != engine);
-    others.into_iter().find_map(|&other| {
+    let mut others = Engine::all().iter().filter(|other| **other != engine);
+    others.find_map(|&other| {
         let flag = flags(other, other.newest()).into_iter().find(|flag| flag.names().any(|name| name == written))?;
         let told = told(other, flag)?;
         own.iter().find(|flag| self::told(engine, flag).as_ref() == Some(&told)).map(|flag| flag.name)

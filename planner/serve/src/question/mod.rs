@@ -347,6 +347,10 @@ impl Question {
         Some(stated.saturating_mul(self.whole_replicas()))
     }
 
+    pub(crate) fn is_on_amd(&self) -> bool {
+        self.device().is_some_and(|device| device.maker() == Some("AMD"))
+    }
+
     /// Replicas of the attention alone, among which SGLang divides the sequences and states that it is told of; 1 of all others.
     pub(crate) fn attention_replicas(&self) -> u64 {
         sglang::stated_attention_replicas(self).1

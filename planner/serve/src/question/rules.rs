@@ -230,6 +230,11 @@ pub(super) fn lists(list: &str, word: &str) -> bool {
     list.split_whitespace().any(|known| known == word)
 }
 
+/// The words of a list as engines print them.
+pub(super) fn listed(list: &str) -> String {
+    list.split_whitespace().collect::<Vec<_>>().join(", ")
+}
+
 fn is_none(value: &Value) -> bool {
     matches!(value, Value::Null | Value::Bool(false))
         || value.as_f64() == Some(0.0)

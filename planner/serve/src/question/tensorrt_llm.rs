@@ -7,7 +7,7 @@ use cacheplan_planner::engines::tensorrt_llm::{knows_windows, refuses_block, ref
 use cacheplan_planner::engines::{FlagMeaning, Version};
 use cacheplan_planner::{ByteSize, Engine, ModelCaches, Override, PlanRequest};
 
-use super::rules;
+use super::rules::lists;
 use super::{HEADS, Limits, Question, in_bytes, of_config, overrides};
 use crate::dynamo;
 use crate::error::ServeError;
@@ -185,7 +185,7 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(Li
     }
     let section = model.model().and_then(|model| model.stated("quantization_config"));
     let method = section.and_then(|section| section.get("quant_method")?.as_str()).unwrap_or_default();
-    if rules::lists(UNREAD_METHODS, &method.to_lowercase()) {
+    if lists(UNREAD_METHODS, &method.to_lowercase()) {
         return Err(question.refused(format!("Unsupported quantization_config: quant_method {method}."), []));
     }
     let block = option(question, BLOCK).and_then(|value| value.parse().ok());

@@ -314,7 +314,6 @@ fn experts(question: &mut Question, model: &ModelCaches, tp: u64, dp: u64) -> Re
     }
 }
 
-/// Sizes that divide the model, and the devices that they take.
 /// Ranks that cut blocks of weights are refused from the first version on that was read.
 fn cut(question: &Question, model: &ModelCaches, tp: u64, dp: u64) -> Result<(), ServeError> {
     const EXPERTS: &str = "--enable-expert-parallel";
@@ -328,6 +327,7 @@ fn cut(question: &Question, model: &ModelCaches, tp: u64, dp: u64) -> Result<(),
     if version < READ { Ok(()) } else { blocks::look(question, model, cut) }
 }
 
+/// Sizes that divide the model, and the devices that they take.
 fn parallel(question: &mut Question, model: &ModelCaches) -> Result<(), ServeError> {
     let size = |name: &str| question.count(name).unwrap_or(1);
     let (tp, pp, dp) = (size("--tensor-parallel-size"), size("--pipeline-parallel-size"), size("--data-parallel-size"));

@@ -40,6 +40,5 @@ pub(super) fn cut(question: &Question, model: &ModelCaches, tp: u64, replicas: u
         whole: Some(Remedy::Set(EXPERTS, tp.to_string())),
         refines: false,
     };
-    let is_amd = question.device().is_some_and(|device| device.maker() == Some("AMD"));
-    if is_amd { Ok(()) } else { blocks::look(question, model, cut) }
+    if question.is_on_amd() { Ok(()) } else { blocks::look(question, model, cut) }
 }

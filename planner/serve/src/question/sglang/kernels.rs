@@ -65,7 +65,7 @@ pub(super) fn usual(question: &Question, model: &ModelCaches) -> Result<Option<&
     let caches = question.caches(model)?;
     let keeps = |kind: &Kind| caches.iter().any(|cache| cache.handler.kind() == kind);
     let latents = keeps(&Kind::MlaPaged) || keeps(&Kind::CompressedLatent);
-    if question.device().is_some_and(|device| device.maker() == Some("AMD")) {
+    if question.is_on_amd() {
         let heads =
             of_config(model, "num_key_value_heads").unwrap_or(0) / question.count("--tp-size").unwrap_or(1).max(1);
         let takes =
@@ -255,7 +255,7 @@ pub(super) fn refuses_four_bits(case: &Case<'_>) -> Option<String> {
 /// Whether AMD's kernels have a part of the share for themselves.
 pub(super) fn takes_of_share(question: &Question, model: &ModelCaches, longest: u64) -> Result<bool, ServeError> {
     const LONG: u64 = 8192;
-    let on_amd = question.device().is_some_and(|device| device.maker() == Some("AMD"));
+    let on_amd = question.is_on_amd();
     let kept =
         question.flag("--mem-fraction-static").is_some() && question.has_on("SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION");
     if longest <= LONG || !on_amd || kept {

@@ -343,8 +343,7 @@ const RULES: &[Rule] = &[
         const RUNNERS: &str =
             "flashinfer_cutlass flashinfer_cutedsl flashinfer_trtllm flashinfer_trtllm_routed deep_gemm";
         let sends = case.word(SENDS)?;
-        let old = if case.is_on("--enable-dp-attention") { case.size("--dp-size") } else { 1 };
-        let replicas = case.size("--attn-dp-size").max(old);
+        let replicas = case.question.attention_replicas();
         let of_all = replicas > 1 && replicas == case.size("--tp-size");
         let whole =
             case.whole(super::CHUNK).is_some_and(|tokens| tokens <= 0) && case.word(super::ROLE) != Some("decode");

@@ -86,7 +86,7 @@ fn is_v4(case: &Case<'_>) -> bool {
 }
 
 fn is_amd(case: &Case<'_>) -> bool {
-    case.question.device().is_some_and(|device| device.maker() == Some("AMD"))
+    case.question.is_on_amd()
 }
 
 fn by_share(case: &Case<'_>) -> bool {

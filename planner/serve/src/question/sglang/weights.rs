@@ -5,20 +5,19 @@ use cacheplan_handlers::DType;
 use serde_json::Value;
 
 use super::super::dtype_named;
-use super::super::rules::{Case, lists};
+use super::super::rules::{Case, listed, lists};
 use super::BRAIN_FLOAT;
 
 pub(super) const FLAG: &str = "--quantization";
 
 /// Methods, and the compute capability, times ten, from which on their kernels run.
-const METHODS: [(&str, u32); 16] = [
+const METHODS: [(&str, u32); 15] = [
     ("awq", 75),
     ("awq_marlin", 80),
     ("bitsandbytes", 70),
     ("blockwise_int8", 80),
     ("compressed-tensors", 70),
     ("fp8", 80),
-    ("gptq", 60),
     ("gptq_marlin", 80),
     ("modelopt_fp4", 80),
     ("modelopt_fp8", 89),
@@ -66,20 +65,16 @@ pub(super) fn refuses(case: &Case<'_>) -> Option<String> {
     }
     let method = method(case).filter(|method| !method.is_empty())?;
     if !lists(KNOWN, &method) {
-        return Some(format!(
-            "Unknown quantization method: {method}. Must be one of {}.",
-            KNOWN.split_whitespace().collect::<Vec<_>>().join(", ")
-        ));
+        return Some(format!("Unknown quantization method: {method}. Must be one of {}.", listed(KNOWN)));
     }
-    let is_amd = is_amd(case);
+    let is_amd = case.question.is_on_amd();
     if is_amd && !lists(ON_AMD, &method) {
         return Some(format!("{method} quantization is currently not supported in ROCm."));
     }
-    let least = METHODS.iter().find(|(known, _)| *known == method).map_or(0, |(_, least)| *least);
     // Schemes of some of its formats need more than it does.
     let least = match (&*method, of_files("format")) {
         ("compressed-tensors", "pack-quantized" | "float-quantized") => 80,
-        _ => least,
+        _ => METHODS.iter().find(|(known, _)| *known == method).map_or(0, |(_, least)| *least),
     };
     let found = super::capability(case.question, case.model).or(is_amd.then_some(u32::MAX))?;
     if found < least {
@@ -121,12 +116,8 @@ fn by_marlin(case: &Case<'_>, section: Option<&Value>) -> bool {
     bits.is_none_or(|bits| matches!(bits, 4 | 8))
         && group.is_none_or(|group| matches!(group, -1 | 32 | 64 | 128))
         && is_even
-        && !is_amd(case)
+        && !case.question.is_on_amd()
         && super::capability(case.question, case.model).is_none_or(|found| found >= 80)
-}
-
-fn is_amd(case: &Case<'_>) -> bool {
-    case.question.device().is_some_and(|device| device.maker() == Some("AMD"))
 }
 
 /// The dtype that the model is run in.

@@ -5,10 +5,10 @@ use cacheplan_handlers::Kind;
 use cacheplan_planner::engines::Version;
 use serde_json::Value;
 
-use super::super::rules::{Case, Row, Rule, lists, since, takes_more_than_text};
+use super::super::rules::{Case, Row, Rule, listed, lists, since, takes_more_than_text};
 use super::super::{of_config, speculative};
 use super::graphs::Graphs;
-use super::names::WITHOUT_ADAPTERS;
+use super::names::{QUANTIZATIONS, WITHOUT_ADAPTERS};
 use super::{attention, dtype};
 use crate::visible::{OF_HIP, VARIABLE};
 
@@ -115,11 +115,6 @@ const METHODS: [(&str, u32, &str); 10] = [
     ("torchao", 75, "float32 float16 bfloat16"),
 ];
 
-/// All that it has.
-const KNOWN: &str = "awq auto_awq fp8 fbgemm_fp8 fp_quant modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed auto_gptq gptq \
-    gptq_marlin awq_marlin humming compressed-tensors experts_int8 quark moe_wna16 torchao inc mxfp4 gpt_oss_mxfp4 deepseek_v4_fp8 \
-    online fp8_per_tensor fp8_per_block fp8_per_channel int8_per_channel_weight_only nvfp4_per_token mxfp8";
-
 /// How the files of a model were quantised, by its name for that.
 fn of_files(case: &Case<'_>) -> Option<String> {
     let section = case.model.model()?.stated("quantization_config")?;
@@ -182,7 +177,7 @@ pub(super) const RULES: &[Rule] = &[
     }),
     since(READ, &[], |case| {
         let [of_hip, of_cuda] = [OF_HIP, VARIABLE].map(|name| case.question.env.get(name).filter(|it| !it.is_empty()));
-        let is_amd = case.question.device().is_some_and(|device| device.maker() == Some("AMD"));
+        let is_amd = case.question.is_on_amd();
         let (of_hip, of_cuda) = of_hip.zip(of_cuda).filter(|(of_hip, of_cuda)| is_amd && of_hip != of_cuda)?;
         Some(format!(
             "Inconsistent GPU visibility env vars: {OF_HIP}='{of_hip}' vs {VARIABLE}='{of_cuda}'. Please set only one, or ensure they match."
@@ -318,22 +313,18 @@ pub(super) const RULES: &[Rule] = &[
         let (replicas, local) = (case.size(REPLICAS), case.question.count(LOCAL).unwrap_or(0));
         let first = case.question.count("--data-parallel-start-rank").unwrap_or(0);
         let servers = case.question.count(SERVERS).filter(|servers| *servers != 1);
-        let said = match () {
-            () if !case.is_on(MANY_PORTS) => return None,
-            () if case.is_stated("--uds") => format!("{MANY_PORTS} does not support --uds"),
-            () if case.is_stated("--ssl-keyfile") != case.is_stated("--ssl-certfile") => {
-                "--ssl-keyfile and --ssl-certfile must be provided together".to_owned()
-            }
-            () if servers.is_some() => format!("{MANY_PORTS} currently requires {SERVERS}=1"),
-            () if replicas < 2 => format!("{MANY_PORTS} requires {REPLICAS} > 1"),
-            () if local < 2 => format!("{MANY_PORTS} requires {LOCAL} >= 2"),
-            () if local > replicas => format!("{LOCAL} cannot exceed {REPLICAS}"),
-            () if !replicas.is_multiple_of(local) => format!("{REPLICAS} must be divisible by {LOCAL}"),
-            () if first.saturating_add(local) > replicas => {
-                format!("multi-port supervised ranks would exceed {REPLICAS}")
-            }
-            () => return None,
-        };
+        let keys = case.is_stated("--ssl-keyfile") != case.is_stated("--ssl-certfile");
+        let refused = [
+            (case.is_stated("--uds"), format!("{MANY_PORTS} does not support --uds")),
+            (keys, "--ssl-keyfile and --ssl-certfile must be provided together".to_owned()),
+            (servers.is_some(), format!("{MANY_PORTS} currently requires {SERVERS}=1")),
+            (replicas < 2, format!("{MANY_PORTS} requires {REPLICAS} > 1")),
+            (local < 2, format!("{MANY_PORTS} requires {LOCAL} >= 2")),
+            (local > replicas, format!("{LOCAL} cannot exceed {REPLICAS}")),
+            (!replicas.is_multiple_of(local), format!("{REPLICAS} must be divisible by {LOCAL}")),
+            (first.saturating_add(local) > replicas, format!("multi-port supervised ranks would exceed {REPLICAS}")),
+        ];
+        let (_, said) = refused.into_iter().find(|(is, _)| *is && case.is_on(MANY_PORTS))?;
         Some(format!("Error: {said}"))
     }),
     since(READ, &["--profiler-config"], |case| {
@@ -470,8 +461,8 @@ pub(super) const RULES: &[Rule] = &[
         const DEPRECATED: &str = "fbgemm_fp8";
         let word = case.word(QUANTIZATION).map(str::to_lowercase).or_else(|| of_files(case))?;
         match &*word {
-            unknown if !unknown.is_empty() && !lists(KNOWN, unknown) => {
-                Some(format!("Unknown quantization method: {unknown}. Must be one of {}.", KNOWN.replace(' ', ", ")))
+            unknown if !unknown.is_empty() && !lists(QUANTIZATIONS, unknown) => {
+                Some(format!("Unknown quantization method: {unknown}. Must be one of {}.", listed(QUANTIZATIONS)))
             }
             DEPRECATED if !case.is_on("--allow-deprecated-quantization") => Some(format!(
                 "The quantization method {word} is deprecated and will be removed in future versions of vLLM. To bypass, set `--allow-deprecated-quantization`."

@@ -84,7 +84,7 @@ fn cpu_space(question: &Question) -> Option<u64> {
 /// Blocks that there are at least where it starts: one for the state of each sequence whose decoding is captured as a whole. With drafts
 /// kernels that capture steps of one token alone leave that out (`_cudagraph_support`).
 pub(in super::super) fn least_blocks(question: &Question, request: &PlanRequest, limits: &Limits) -> u64 {
-    const OF_ONE_TOKEN: &str = "minimax minimax_text_01 minimax_m1 bailing_moe_linear bailing_hybrid";
+    const OF_ONE_TOKEN: &str = "minimax minimax_text_01 minimax_m1";
     let by_type = lists(OF_ONE_TOKEN, &request.model().info().model_type);
     let by_kernel = attention::named(question).is_some_and(|kernel| lists("FLASHINFER HPC_ATTN", &kernel));
     let drafts = question.flag("--speculative-config").is_some() && (by_type || by_kernel);

@@ -5,11 +5,11 @@ use cacheplan_planner::engines::{Version, vllm};
 use cacheplan_planner::logs::failures::NOTHING_LEFT;
 use serde_json::Value;
 
-use super::super::rules::{Case, Rule, lists, since, within};
+use super::super::rules::{Case, Rule, listed, lists, since, within};
 use super::super::{speculation, speculative};
 use super::attention;
 use super::graphs::Graphs;
-use super::names::{BACKENDS_OF_0_11, FORMATS, QUANTIZATIONS, REASONING, TOOLS};
+use super::names::{BACKENDS_OF_0_11, FORMATS, REASONING, TOOLS};
 
 const READ: Version = Version(0, 33, 0);
 /// Read in 0.27.1 too, where a variable says what the flag says since.
@@ -286,15 +286,13 @@ pub(super) const RULES: &[Rule] = &[
             "--api-server-count={servers} cannot be used with --headless (no API servers are started in headless mode)."
         ))
     }),
-    since(READ, &["--headless", "--data-parallel-hybrid-lb", "--data-parallel-size-local"], |case| match () {
-        () if !case.is_on("--headless") => None,
-        () if case.is_on("--data-parallel-hybrid-lb") => {
-            Some("data_parallel_hybrid_lb is not applicable in headless mode".into())
-        }
-        () if case.question.count("--data-parallel-size-local") == Some(0) => {
-            Some("data_parallel_size_local must be > 0 in headless mode".into())
-        }
-        () => None,
+    since(READ, &["--headless", HYBRID], |case| {
+        (case.is_on("--headless") && case.is_on(HYBRID))
+            .then(|| "data_parallel_hybrid_lb is not applicable in headless mode".into())
+    }),
+    since(READ, &["--headless", LOCAL], |case| {
+        (case.is_on("--headless") && case.question.count(LOCAL) == Some(0))
+            .then(|| "data_parallel_size_local must be > 0 in headless mode".into())
     }),
     since(READ, &[NODES, EXECUTOR], |case| {
         (case.size(NODES) > 1 && case.word(EXECUTOR) == Some("ray")).then(|| {
@@ -373,11 +371,6 @@ pub(super) const RULES: &[Rule] = &[
         let word = case.word("--load-format")?.to_lowercase();
         (!lists(FORMATS, &word)).then(|| format!("Load format `{word}` is not supported"))
     }),
-    since(READ, &["--quantization"], |case| {
-        let word = case.word("--quantization")?.to_lowercase();
-        (!lists(QUANTIZATIONS, &word))
-            .then(|| format!("Unknown quantization method: {word}. Must be one of {}.", listed(QUANTIZATIONS)))
-    }),
     since(READ, &[ACTIVE, "--max-num-seqs"], |case| {
         let (active, most) = (case.question.count(ACTIVE)?, case.limits.max_batch_size?);
         (active > most).then(|| format!("max_num_active_seqs ({active}) cannot be greater than max_num_seqs ({most})."))
@@ -441,8 +434,4 @@ fn ranks(case: &Case<'_>) -> u64 {
 fn drafts(case: &Case<'_>, is_it: fn(&str) -> bool) -> Option<Value> {
     let config = speculative::config(case.question).ok()??;
     config.get("method").and_then(Value::as_str).is_some_and(is_it).then_some(config)
-}
-
-fn listed(list: &str) -> String {
-    list.split_whitespace().collect::<Vec<_>>().join(", ")
 }

@@ -62,9 +62,13 @@ fn settle_earlier(question: &mut Question, model: &ModelCaches) -> Result<(), Se
     Ok(())
 }
 
+fn has_states(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
+    Ok(question.caches(model)?.iter().any(|cache| ResourceHandler::is_state(&cache.handler)))
+}
+
 /// Whether a model took the newer runner before all did (`_is_default_v2_model_runner_model`).
 fn takes_newer(question: &Question, model: &ModelCaches) -> Result<bool, ServeError> {
-    let has_states = question.caches(model)?.iter().any(|cache| ResourceHandler::is_state(&cache.handler));
+    let has_states = has_states(question, model)?;
     let Some(model) = model.model() else { return Ok(!has_states) };
     let class = model.stated("architectures").and_then(|classes| classes.get(0)?.as_str()).unwrap_or_default();
     let is_listed = LISTED.iter().any(|(since, classes)| question.engine.version >= *since && lists(classes, class));
@@ -80,14 +84,11 @@ pub(super) fn settle(question: &mut Question, model: &ModelCaches) -> Result<(),
         return Ok(());
     }
     let config = speculative::config(question)?;
-    let lacks = newer_lacks(question, config.as_ref()).or_else(|| {
-        let has_states = question
-            .caches(model)
-            .is_ok_and(|caches| caches.iter().any(|cache| ResourceHandler::is_state(&cache.handler)));
-        let of_model = [("hybrid models", has_states), ("multimodal models", takes_more_than_text(model))];
-        let (what, _) = of_model.into_iter().find(|(_, is)| *is && halves(question))?;
-        Some(format!("{HALVES} with {what}"))
-    });
+    let of_model =
+        [("hybrid models", has_states(question, model)?), ("multimodal models", takes_more_than_text(model))];
+    let of_model = of_model.into_iter().find(|(_, is)| *is && halves(question));
+    let lacks = newer_lacks(question, config.as_ref());
+    let lacks = lacks.or_else(|| Some(format!("{HALVES} with {}", of_model?.0)));
     match (is_on(question, VARIABLE), lacks) {
         (Some(true), Some(lacks)) => {
             let flags = [SPECULATIVE].into_iter().filter(|flag| question.flag(flag).is_some()).map(Remedy::Remove);
