@@ -79,8 +79,16 @@ export class AnswerCard {
 
   private draw(...nodes: Node[]): void {
     const { title, map } = this.asked!.card;
+    // What somebody reads of the answer stays open when more of it comes.
+    const terms = () => [...this.at.querySelectorAll<HTMLElement>('.term')];
+    const read = terms().find((term) => term === document.activeElement)?.textContent;
+    const told = () => this.at.querySelector<HTMLDetailsElement>('details.of-engines');
+    const isOpen = told()?.open ?? false;
     this.at.classList.remove('waits');
     this.at.replaceChildren(...(title === undefined ? [] : [h('p', { class: 'card-title' }, title)]), ...nodes, ...(map ? [map] : []));
+    terms().find((term) => term.textContent === read)?.focus();
+    const after = told();
+    if (after) after.open = isOpen;
   }
 }
 
